@@ -88,7 +88,7 @@ def _address(name: str) -> str:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether a program answers there."""
+    """Return whether a program answers there."""
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError:

@@ -241,7 +241,7 @@ def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vp
 
 
 def _network(names: Names, vpc_id: str) -> list[Statement]:
-    """What the stack's network needs beside its own tagged resources: its default security group, or a person's VPC."""
+    """Statements for resources without the stack's tag: the network's default security group, or a person's VPC."""
     if vpc_id:
         return [allow("InVpc", "ec2:CreateSecurityGroup", names.arn("ec2", f"vpc/{vpc_id}"))]
     # EC2 makes a VPC's default security group without tags; the program adopts and closes it.

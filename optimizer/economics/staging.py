@@ -102,7 +102,7 @@ def _nvme_writes() -> dict[str, dict[str, str]]:
 
 @cache
 def _least_iops_per_gb() -> float:
-    """Of g6.12xlarge and g6e.12xlarge: 125,000 for 3,760 and 3,800 GB."""
+    """Least write rate per GB in the table, of g6.12xlarge and g6e.12xlarge: 125,000 for 3,760 and 3,800 GB."""
     return min(float(_nvme_writes()[name]["random_write_iops"]) / gb for name, gb in _SPARSEST.items())
 
 

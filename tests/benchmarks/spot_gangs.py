@@ -8,7 +8,6 @@ optimizer/economics/interruption.py.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.economics.simulation.traces import Trace, read_trace
-from tests.benchmarks.spot_zones import RESULTS, heading
+from tests.benchmarks.spot_zones import heading, write_results
 
 # (family, traces, gangs): the largest gang of a pool gives its exponent.
 FAMILIES = (
@@ -98,12 +97,7 @@ def main(folder: str) -> None:
             lines.append(f"| {' | '.join(map(str, cells))} | {within} of {len(judged)} |")
     lines += heading("Pools", list(rows[0]))
     lines += [f"| {' | '.join(map(str, row.values()))} |" for row in rows]
-    stem = RESULTS / f"spot_gangs_{datetime.now(UTC):%Y%m}"
-    stem.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_results("spot_gangs", lines, rows)
 
 
 if __name__ == "__main__":

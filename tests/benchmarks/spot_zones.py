@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -120,6 +120,16 @@ def heading(title: str, columns: Sequence[str]) -> list[str]:
     return ["", f"## {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
 
 
+def write_results(name: str, lines: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Write the page and the raw rows, with this month in their names."""
+    stem = RESULTS / f"{name}_{datetime.now(UTC):%Y%m}"
+    stem.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main(folder: str) -> None:
     """Write the results."""
     patterns = dict.fromkeys([pattern for _, pattern, _ in (*FITTED, *JUDGED)])
@@ -161,12 +171,7 @@ def main(folder: str) -> None:
         print(lines[-1], flush=True)
         for result in results:
             rows.append({"pools": name, "gang": gang, "deadline_over_work": slack, **asdict(result)})
-    stem = RESULTS / f"spot_zones_{datetime.now(UTC):%Y%m}"
-    stem.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_results("spot_zones", lines, rows)
 
 
 if __name__ == "__main__":
