@@ -30,7 +30,7 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
         made["GPUFLEET_CHECKPOINT_URI"] = f"s3://{settings.bucket}/{settings.checkpoint_prefix}"
     if rendezvous is not None:
         made |= _interfaces(rendezvous, given)
-    # As in the shell, an empty variable is none.
+    # An empty variable counts as unset, as in a shell's ${NAME:-default}.
     made |= {name: value for name, value in given.items() if value or name not in made}
     made |= {
         **AWS_ENVIRONMENT,

@@ -28,7 +28,7 @@ class Node:
         self.notices = NoticeFiles(settings.run_dir / "drain")
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         if settings.train_user:
-            # As /tmp: the training writes its own files here, and cannot take away or redirect the agent's
+            # Sticky, as /tmp is: the training writes files of its own, and cannot remove or redirect the agent's
             # (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
             settings.run_dir.chmod(0o1777)
         # Left by an earlier start.

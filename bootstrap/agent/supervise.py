@@ -76,7 +76,7 @@ def _train(node: Node) -> int:
             try:
                 torchrun = Torchrun(node, rendezvous)
             except OSError as error:
-                # As a shell says of a program that cannot be run.
+                # A shell's status for a program that cannot be run.
                 status = 126
                 log(f"torchrun does not start: {error}")
             else:

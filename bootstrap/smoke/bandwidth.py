@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from bootstrap.contract.expected import Band
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, progress
+from bootstrap.smoke.report import Result, band_limits, find_low, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -104,20 +104,18 @@ def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> l
     scale = size_mib * 2**20 * bus_factor("all_reduce", per_node) / 1e9
     rates = [scale / max(answers[members[0] : members[-1] + 1]) for members in nodes]
     lowest = rates.index(min(rates))
-    bounds = (expected.warn_below, expected.fail_below or 0.0) if expected else (0.0, 0.0)
-    bound = bounds[1] if rates[lowest] < bounds[1] else bounds[0]
+    low = find_low(rates, warn=expected.warn_below, fail=expected.fail_below or 0.0) if expected else []
     return [
         Result(
             name="inside_node_bus_bandwidth",
             value=rates[lowest],
             unit="GB/s",
-            limit=expected.fail_below if expected else None,
-            warn=expected.warn_below if expected else None,
             must_be="at_least",
             note=f"{names[lowest]} at {size_mib} MiB"
             + (f", the plan expects {expected.value:.4g}" if expected else ""),
-            hosts=tuple(name for name, rate in zip(names, rates, strict=True) if rate < bound),
+            hosts=tuple(names[node] for node in low),
             details={"gb_per_s": dict(zip(names, rates, strict=True))},
+            **band_limits(expected),
         )
     ]
 

@@ -11,10 +11,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from bootstrap.contract.expected import Band
+
 SCHEMA_VERSION = 2
 
 Verdict = Literal["pass", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+def find_low(values: Sequence[float], *, warn: float, fail: float) -> list[int]:
+    """Indices of the values below ``fail``, or below ``warn`` where none fails."""
+    low = [index for index, value in enumerate(values) if value < fail]
+    return low or [index for index, value in enumerate(values) if value < warn]
+
+
+def band_limits(band: Band | None) -> dict[str, Any]:
+    """Limits of a result that a plan expects; none without a band."""
+    return {"limit": band.fail_below, "warn": band.warn_below} if band else {}
 
 
 @dataclass(frozen=True, kw_only=True)

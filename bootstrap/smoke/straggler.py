@@ -13,7 +13,7 @@ import torch
 
 from bootstrap.contract.expected import Band
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result
+from bootstrap.smoke.report import Result, band_limits, find_low
 from bootstrap.smoke.timing import seconds_each
 
 SIDE = {"cuda": 8192, "cpu": 384}
@@ -33,8 +33,7 @@ def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s
     answers = ranks.gather("products", _measure(ranks, budget_s))
     rates = [answer["tflop_per_s"] for answer in answers]
     median = statistics.median(rates)
-    slow = [rank for rank, rate in enumerate(rates) if rate < FAIL * median]
-    slow = slow or [rank for rank, rate in enumerate(rates) if rate < WARN * median]
+    slow = find_low(rates, warn=WARN * median, fail=FAIL * median)
     lowest = min(range(len(rates)), key=rates.__getitem__)
     throttled = [rank for rank, answer in enumerate(answers) if answer["gpu"] and answer["gpu"]["slowed_by"]]
     band = expected if ranks.device.type == "cuda" else None
@@ -54,10 +53,9 @@ def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s
             name="median_rank_products",
             value=median,
             unit="TFLOP/s",
-            limit=band.fail_below if band else None,
-            warn=band.warn_below if band else None,
             must_be="at_least",
             note=f"the plan expects {band.value:.4g}" if band else "",
+            **band_limits(band),
         ),
         Result(
             name="throttled_gpus",
@@ -78,7 +76,7 @@ def _hosts(ranks: Sequence[int], hosts: Sequence[str]) -> tuple[str, ...]:
 def _measure(ranks: Ranks, budget_s: float) -> dict[str, Any]:
     device, on_gpu = ranks.device, ranks.device.type == "cuda"
     side = SIDE[device.type]
-    # As optimizer/performance/expected.py chooses.
+    # The precision that optimizer/performance/expected.py has the expected rate of.
     narrow = torch.bfloat16 if on_gpu and torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     a, b = (torch.randn(side, side, device=device).to(narrow if on_gpu else torch.float32) for _ in range(2))
     out = torch.empty_like(a)

@@ -23,8 +23,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.staging import CONNECTIONS, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
+from bootstrap.training.ledger.writer import boot_id
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
 
 if TYPE_CHECKING:
@@ -44,8 +46,6 @@ COMPLETE = ".staged"
 BY_NODE = "node"
 # Folder that the set-up copied to (contract/node_env.py).
 DATA_VARIABLE = "GPUFLEET_DATA_DIR"
-# EX_CONFIG (sysexits.h): no other node would do better.
-UNUSABLE = 78
 
 # Name relative to the folder → size and ETag.
 Objects = dict[str, tuple[int, str]]
@@ -213,13 +213,9 @@ def _complete_files(folder: Path) -> Objects:
             done, later, boot = done | later, {}, entry["boot"]
         else:
             later[entry[0]] = (entry[1], entry[2])
-    if boot == _boot():
+    if boot == boot_id():
         done |= later
     return {name: entry for name, entry in done.items() if _size(folder / name) == entry[0]}
-
-
-def _boot() -> str:
-    return _read(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def _size(path: Path) -> int | None:
@@ -293,7 +289,7 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
         def seal() -> None:
             os.sync()
             # The line break comes first: it ends a line that a killed process left torn.
-            journal.write("\n" + json.dumps({"boot": _boot()}))
+            journal.write("\n" + json.dumps({"boot": boot_id()}))
             journal.flush()
 
         seal()
@@ -400,7 +396,7 @@ def main() -> int:
         sys.stdout.write(f"{stage_for_node(sys.argv[1])}\n")
     except TrainingError as error:
         logger.error("FAIL %s", error)
-        return UNUSABLE if isinstance(error, ConfigurationError) else 1
+        return EXIT_AT_FAULT if isinstance(error, ConfigurationError) else 1
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from bootstrap.contract.codec import time_text
 from optimizer.commands import complete
 from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, write_rows
@@ -129,8 +130,8 @@ def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
         "region": search.region,
         "zone": one.zone,
         "nodes": one.nodes,
-        "start": _iso(one.times.start),
-        "end": _iso(one.times.end),
+        "start": time_text(one.times.start),
+        "end": time_text(one.times.end),
         "hours": round(one.hours, 2),
         "upfront_usd": float(one.price),
         "usd_per_node_hour": round(one.usd_per_node_hour, 4),
@@ -247,7 +248,7 @@ def _search(
     if begin and begin <= datetime.now(UTC):
         begin = None
     if end and end <= (begin or datetime.now(UTC)):
-        raise click.UsageError(f"--until {_iso(end)} is not after the earliest start")
+        raise click.UsageError(f"--until {time_text(end)} is not after the earliest start")
     return blocks.Search(instance_type=instance_type, region=region, nodes=nodes, hours=length, start=begin, until=end)
 
 
@@ -262,7 +263,7 @@ def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
         *words,
         "--region",
         search.region,
-        *(word for name, day in dates.items() if day for word in (name, _iso(day))),
+        *(word for name, day in dates.items() if day for word in (name, time_text(day))),
     ]
 
 
@@ -327,8 +328,8 @@ def _describe(offering: Offering, search: Search) -> str:
     lines = [
         f"offering: {offering.id}",
         f"nodes: {offering.nodes} x {offering.instance_type} in {offering.zone} ({search.region})",
-        f"from {_iso(offering.times.start)} to {_iso(offering.times.end)}, {offering.hours:.1f} h; AWS ends the "
-        "instances 30 minutes before",
+        f"from {time_text(offering.times.start)} to {time_text(offering.times.end)}, {offering.hours:.1f} h; "
+        "AWS ends the instances 30 minutes before",
         f"price: {offering.price} USD upfront, {offering.usd_per_node_hour:,.2f} USD a node and hour",
     ]
     if surplus:
@@ -421,14 +422,10 @@ constraints:
       count: {offering.nodes}
       capacity_reservation_id: {id_}
       capacity_block:
-        start: {_iso(start)}
-        end: {_iso(end)}
+        start: {time_text(start)}
+        end: {time_text(end)}
 and run
   gpufleet recommend REQUEST.yaml --format json > plans.json
   gpufleet preflight plans.json
   gpufleet stack set plans.json --stack NAME
   pulumi config set gpufleet:zoneId {zone} --stack NAME"""
-
-
-def _iso(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

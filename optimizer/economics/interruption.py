@@ -20,7 +20,7 @@ TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 FAILURE_SOURCE = "failures: arXiv:2407.21783 table 5 (419 in 54 days on 16384 GPUs), 2024-07"
 
-# Of these 419, a software bug: the node stays, with the data on its disk. Every other is counted as a new node.
+# Software bugs among these 419: the node stays, with the data on its disk. Every other failure counts as a new node.
 KEPT_NODE_SHARE = 54 / 419
 
 # Launch, bootstrap and checkpoint load: the change-over delay of "Can't Be Late" (NSDI'24).

@@ -119,7 +119,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         restart_hours = RESTART_HOURS + np.where(staging > 0, copies / count, 0.0)
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
         loss_square = (restart_hours + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
-        # How often a gang breaks and how long it waits is as unsure as the pools differ.
+        # Spread of reclaims and waits from pool to pool, as one standard deviation of the hours.
         worse = sum(
             run(
                 failures + fleets.spot_rate * gang_reclaims(fleets.spot_nodes, p95=True),

@@ -27,8 +27,10 @@ CLIENT_S_PER_FILE = 0.0052
 S_PER_FILE = max(CLIENT_S_PER_FILE, S3_LATENCY_S / THREADS)
 # Instance stores are rated by random writes of 4 KiB; longer writes are not slower.
 NVME_BLOCK_BYTES = 4096
-# Of a root volume without NVMe beside it: image and packages (optimizer.plan.Volumes.root_gib has it as its least).
+# Space that image and packages take of a root volume (least of optimizer.plan.Volumes.root_gib), on types without NVMe.
 IMAGE_GIB = 75
+# NVMe space, GB, of the types whose disks write least for their size.
+_SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}
 
 
 class Machine(Protocol):
@@ -102,8 +104,5 @@ def _nvme_writes() -> dict[str, dict[str, str]]:
 
 @cache
 def _least_iops_per_gb() -> float:
-    """Least write rate per GB in the table, of g6.12xlarge and g6e.12xlarge: 125,000 for 3,760 and 3,800 GB."""
+    """Least write rate per GB in the table."""
     return min(float(_nvme_writes()[name]["random_write_iops"]) / gb for name, gb in _SPARSEST.items())
-
-
-_SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}

@@ -24,6 +24,11 @@ NETWORK_HOP_S = 14e-6
 NODES_AT_HALF_BANDWIDTH = 200.0
 
 
+def ring_slowdown(nodes: Number) -> Number:
+    """Network bandwidth of two nodes over that of a ring through ``nodes``."""
+    return 1.0 + np.maximum(0.0, nodes - 2.0) / NODES_AT_HALF_BANDWIDTH
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communicator:
     """Ranks that communicate: all, of one node (``members``), and nodes (``spans``).
@@ -106,7 +111,7 @@ def communicator(
     members = np.maximum(1.0, np.minimum(ranks, local / inner))
     spans = np.ceil(ranks / members)
     outside = spans > 1
-    shared = network * members / local / (1.0 + (spans - 2.0) / NODES_AT_HALF_BANDWIDTH)
+    shared = network * members / local / ring_slowdown(spans)
     across = np.minimum(x.link_byte_per_s, shared)
     return Communicator(
         ranks=ranks,

@@ -6,7 +6,7 @@ from bootstrap.contract.expected import Band, Expected
 from optimizer.hardware import Precision
 from optimizer.performance import kernels
 from optimizer.performance.calibration import POOLED, Calibration
-from optimizer.performance.collectives import NODES_AT_HALF_BANDWIDTH
+from optimizer.performance.collectives import ring_slowdown
 from optimizer.performance.rates import link_rate, network_rate
 from optimizer.performance.types import Hardware, Recipe
 
@@ -27,8 +27,7 @@ def expected_rates(hardware: Hardware, nodes: int, calibration: Calibration) -> 
     """Compute what a gang's collectives and products should reach."""
     link_byte_per_s, _ = link_rate(hardware)
     network_byte_per_s, _ = network_rate(hardware)
-    # As in collectives.communicator, of all ranks.
-    network_byte_per_s /= 1.0 + max(0, nodes - 2) / NODES_AT_HALF_BANDWIDTH
+    network_byte_per_s /= float(ring_slowdown(nodes))
     if hardware.gpus_per_node > 1:
         network_byte_per_s = min(network_byte_per_s, link_byte_per_s)
     link, network = None, None

@@ -30,7 +30,6 @@ from optimizer.search.plan_builder import (
 )
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
-from optimizer.search.tables import take_rows
 from optimizer.units import rounded
 
 # Alternates of a plan at most; the plan is read by people, too.
@@ -74,10 +73,7 @@ def with_alternates(
 
 def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPlan) -> Iterator[_Move]:
     fastest, limits = table.fastest, problem.request.constraints
-    rows = slice(int(table.configuration[row]), int(table.configuration[row]) + 1)
-    arrays = ("sharding", "checkpointing", "relative_error", "train_hours")
-    own: dict[str, Any] = {name: getattr(fastest, name)[rows] for name in arrays}
-    own["layouts"] = take_rows(fastest.layouts, rows)
+    own = fastest.only(int(table.configuration[row]))
     # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
     old = table.purchases[int(table.purchase[row])].stale
     for instance in problem.instance_types:
@@ -96,7 +92,7 @@ def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPl
         is_own = instance.name == plan.instance_type
         yield _Move(
             plan=plan,
-            fastest=replace(fastest, instance=instance, **own),
+            fastest=replace(own, instance=instance),
             purchases=purchases,
             speed=None if is_own else describe_speed(problem, instance, plan.node_count, plan.parallelism),
         )

@@ -26,6 +26,8 @@ from optimizer.search.tables import take_rows
 
 # Largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
 _LARGE_BYTES = 32 * 2**20 - 2**16
+# Arrays over the configurations beside the layouts.
+_ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,12 @@ class Fastest:
     configurations: int
     evaluated: int
     gradient_compression: str = "none"
+
+    def only(self, index: int) -> Fastest:
+        """Return the one configuration of an index."""
+        rows = slice(index, index + 1)
+        arrays = {name: getattr(self, name)[rows] for name in _ARRAYS}
+        return replace(self, layouts=take_rows(self.layouts, rows), **arrays)
 
     @property
     def nodes(self) -> Ints:

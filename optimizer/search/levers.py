@@ -15,7 +15,6 @@ from optimizer.search.nearest import find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
-from optimizer.search.tables import take_rows
 from optimizer.units import HOURS_PER_YEAR
 
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
@@ -79,14 +78,8 @@ def describe_reclaims(problem: Problem, table: CandidateTable, row: int) -> list
     on_demand, spot = by_option.get("on-demand"), by_option.get("spot")
     if on_demand is None or spot is None or spot.hazard is None:
         return []
-    fastest, configuration = table.fastest, [int(table.configuration[row])]
-    nodes = int(fastest.nodes[configuration[0]])
-    one = replace(
-        fastest,
-        layouts=take_rows(fastest.layouts, configuration),
-        **{name: getattr(fastest, name)[configuration] for name in ("sharding", "checkpointing")},
-        **{name: getattr(fastest, name)[configuration] for name in ("relative_error", "train_hours")},
-    )
+    one = table.fastest.only(int(table.configuration[row]))
+    nodes = int(one.nodes[0])
     pools = [replace(spot, hazard=replace(spot.hazard, rate_per_node_hour=float(rate))) for rate in _RATES]
     (priced,) = build_tables(problem, [(one, [on_demand, *pools])])
     cheaper = priced.cost.expected[1:] < priced.cost.expected[0]

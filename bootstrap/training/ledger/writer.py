@@ -26,7 +26,7 @@ PROGRESS_VARIABLE = "GPUFLEET_LEDGER_INTERVAL_S"
 APPEND_LIMIT_S = 0.02
 # S3 cannot append: one object a minute.
 SEGMENT_INTERVAL_S = 60.0
-# Of a process that stood by (standby.py): Unix seconds at which it got its command.
+# Start of a process that stood by (standby.py): Unix seconds at which it got its command.
 STARTED_VARIABLE = "GPUFLEET_STARTED_AT"
 
 

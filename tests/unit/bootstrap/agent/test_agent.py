@@ -28,7 +28,7 @@ BOOTSTRAP = AGENT.parent
     ],
 )  # fmt: skip
 def test_a_command_is_split_as_xargs_splits_it(command: str) -> None:
-    """As `xargs printf` did, word for word: nothing of a stack's command may change its meaning."""
+    """The words are those of `xargs printf`: nothing of a stack's command may change its meaning."""
     done = subprocess.run(["xargs", "printf", r"%s\0"], input=command.encode(), capture_output=True, check=False)
     words = split_command(command)
     assert words == (done.stdout.decode().split("\0")[:-1] if done.returncode == 0 else None)

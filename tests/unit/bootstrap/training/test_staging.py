@@ -16,6 +16,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import staging
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.staging import stage
@@ -137,14 +138,14 @@ def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
     (on_disk,) = (line for line in lines if "a/b.bin" in line)
     (late,) = (line for line in lines if "train.bin" in line)
     (folder / staging.JOURNAL).write_text("\n".join([on_disk, lines[-1], late]))
-    monkeypatch.setattr(staging, "_boot", lambda: "another boot")
+    monkeypatch.setattr(staging, "boot_id", lambda: "another boot")
     before = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
     stage(URI)
     changed = {path.name for path in folder.rglob("*.bin") if path.stat().st_ino != before[path]}
     assert changed == {"train.bin"}
 
     monkeypatch.setattr(sys, "argv", ["staging", f"s3://{BUCKET}/nothing"])
-    assert staging.main() == staging.UNUSABLE
+    assert staging.main() == EXIT_AT_FAULT
     monkeypatch.setattr(sys, "argv", ["staging", f"s3://{BUCKET}/corpus"])
     monkeypatch.setattr(staging, "_client", lambda: unreachable())
     assert staging.main() == 1

@@ -42,7 +42,7 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
     monkeypatch.setenv("GPUFLEET_STANDBY", "1")
     monkeypatch.setenv("GPUFLEET_STANDBY_DELAY_S", "0.05")
     monkeypatch.setattr(standby, "MODULES", ("told", "no_such_module"))
-    # What main() sets, so that it is set back.
+    # main() replaces these two; monkeypatch sets them back.
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", torchrun.api.LocalElasticAgent)
     monkeypatch.setattr(torchrun.handlers, "SubprocessHandler", torchrun.handlers.SubprocessHandler)
     command = [str(tmp_path / "work.py"), str(tmp_path), "b c"]
