@@ -34,6 +34,7 @@ REAP_S = 1.0
 # A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); the rest is the training's.
 FREE_BYTES = 4 * 2**30
 READY = "is ready to take a worker's place"
+TAKES = "takes the place of rank"
 TRAINER = "bootstrap.trainer"
 # An optimizer's constructor imports torch._dynamo, and that sympy: together as long as torch itself.
 MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp", "bootstrap.training.run")
@@ -83,6 +84,7 @@ class Standby:
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
                     if one.process.poll() is None:
+                        logger.info("standby: process %d %s %s", one.process.pid, TAKES, environment.get("RANK", "?"))
                         return one.process
         return None
 

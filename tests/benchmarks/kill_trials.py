@@ -26,12 +26,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bootstrap.training.standby import TAKES
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
 
 SHARDINGS = ("ddp", "fsdp2")
-# A node's victims, by weight; a worker's death is the most frequent.
-VICTIMS = {"worker": 3, "torchrun": 1, "node": 1}
+# A node's victims, by weight; a worker's death is the most frequent. A standby process waits for a command.
+VICTIMS = {"worker": 3, "torchrun": 1, "node": 1, "standby": 1}
 # Moments to wait for before a kill, then a random part of a second.
 MOMENTS = {"any": 0.0, "load": 0.15, "save": 0.02, "steps": 1.0}
 POLL_S = 0.005
@@ -162,7 +163,8 @@ class KilledRun:
     def _processes(self) -> dict[str, list[int]]:
         """Processes of this node by role, found by a variable that they all inherit."""
         mark = f"GPUFLEET_CHECKPOINT_URI={self.node.store}\0".encode()
-        roles: dict[str, list[int]] = {"worker": [], "torchrun": [], "node": []}
+        roles: dict[str, list[int]] = {name: [] for name in VICTIMS}
+        ranks = {path.read_text() for path in self.node.out.glob("rank-*.pid")}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -174,6 +176,8 @@ class KilledRun:
                 roles["node"].append(int(entry.name))
                 if b"bootstrap.training.torchrun" in command:
                     roles["torchrun"].append(int(entry.name))
+                elif b"bootstrap.training.standby" in command:
+                    roles["worker" if entry.name in ranks else "standby"].append(int(entry.name))
                 elif b"\0LOCAL_RANK=" in variables and b"examples.tiny_gpt" in command:
                     roles["worker"].append(int(entry.name))
         return roles
@@ -183,7 +187,7 @@ class KilledRun:
         phase, done = self.phase(), self.node.steps_done()
         roles = self._processes()
         wanted = self.dice.choices(list(VICTIMS), weights=list(VICTIMS.values()))[0]
-        victim = wanted if roles[wanted] else "node"
+        victim = wanted if roles[wanted] else "worker" if roles["worker"] else "node"
         pids = roles["node"] if victim == "node" else [self.dice.choice(roles[victim])]
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -226,6 +230,8 @@ def make_node(folder: Path, imds: LocalImds, sharding: str, options: argparse.Na
         "GPUFLEET_MAX_LAUNCHES": "100000",
         "GPUFLEET_RELAUNCH_DELAY_S": "1",
         "OMP_NUM_THREADS": "1",
+        "GPUFLEET_STANDBY": str(int(options.standby)),
+        "GPUFLEET_STANDBY_DELAY_S": "1",
     }
     return node
 
@@ -242,6 +248,7 @@ def main() -> int:
     parser.add_argument("--cycle-s", type=float, default=6.0, help="longest random wait between two kills")
     parser.add_argument("--hang-s", type=float, default=120.0, help="a run without a step for so long hangs")
     parser.add_argument("--time-s", type=float, default=480.0, help="no kill after this time")
+    parser.add_argument("--standby", action="store_true", help="processes stand by, and are killed as well")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="of the runs; default: a temporary one, removed")
     parser.add_argument("--out", type=Path, default=Path("kills.jsonl"))
@@ -279,9 +286,11 @@ def run_trials(trials: Trials, folder: Path, imds: LocalImds) -> int:
                 is_equal = (node.losses(), node.parameters_sha256()) == references[sharding]
                 result = "equal" if is_equal else "DIFFERENT"
             results.update([result.split(":")[0]])
+            log = node.log.read_text(errors="replace")
             row = {"run": run.name, "sharding": sharding, "kills": run.kills, "result": result}
+            row["places_taken"] = log.count(TAKES)
             if result != "equal":
-                row["log"] = node.log.read_text(errors="replace")[-20_000:]
+                row["log"] = log[-20_000:]
             trials.write("run", row)
 
     with ThreadPoolExecutor(options.jobs) as threads:
