@@ -1,4 +1,4 @@
-"""Entry point of gpufleet-metrics.service: samples the GPUs every five seconds, publishes once a minute."""
+"""Entry point of gpufleet-metrics.service: samples the GPUs every five seconds, sends and serves once a minute."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bootstrap.contract.gpus import STREAMS
+from bootstrap.logs.upload import LogStream
 from bootstrap.metrics.gpus import GpuReader, GpuSample
+from bootstrap.metrics.minute import MinuteLog, node_minute
+from bootstrap.metrics.prometheus import Exporter
 from bootstrap.metrics.publish import Publisher, points
 from bootstrap.metrics.throughput import Throughput
+from bootstrap.metrics.traffic import TrafficReader
 from bootstrap.service import REGION_VARIABLE, log_to_journal, make_client
+from bootstrap.training.imds import Imds
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_INTERVAL_S = 5.0
 WINDOW_S = 60.0
 NAMESPACE_VARIABLE = "GPUFLEET_METRIC_NAMESPACE"
+GROUP_VARIABLE = "GPUFLEET_LOG_GROUP"
 PROGRESS_VARIABLE = "GPUFLEET_PROGRESS_FILE"
 
 
@@ -42,13 +49,23 @@ def main() -> int:
     if not namespace:
         logger.info("no metrics: %s is empty", NAMESPACE_VARIABLE)
         return 0
+    region, group = os.environ[REGION_VARIABLE], os.environ.get(GROUP_VARIABLE, "")
     # Calls end before the next minute's.
-    client = make_client("cloudwatch", os.environ[REGION_VARIABLE], connect_timeout_s=5, read_timeout_s=10, attempts=3)
-    publisher = Publisher(client, namespace)
-    reader = GpuReader()
+    cloudwatch, logs = (
+        make_client(name, region, connect_timeout_s=5, read_timeout_s=10, attempts=3) for name in ("cloudwatch", "logs")
+    )
+    publisher = Publisher(cloudwatch, namespace)
+    minutes = MinuteLog(lambda: LogStream(logs, group, f"{STREAMS}{Imds().get('instance-id')}"))
+    reader, traffic, exporter = GpuReader(), TrafficReader(), Exporter()
     throughput = Throughput(Path(os.environ[PROGRESS_VARIABLE]))
     while True:
-        publisher.send(points(sample_window(reader), throughput.tokens_per_second(), datetime.now(UTC)))
+        samples = sample_window(reader)
+        now, tokens_per_second = datetime.now(UTC), throughput.tokens_per_second()
+        minute = node_minute(samples, traffic.read(), now)
+        exporter.show(minute, tokens_per_second)
+        publisher.send(points(samples, tokens_per_second, now))
+        if group:
+            minutes.send(minute)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Utilisation and memory of this node's GPUs, from nvidia-smi.
+"""This node's GPUs, from nvidia-smi, which comes with the driver; NVML's Python package and DCGM do not.
 
 Utilisation covers the last 1/6 to 1 s (https://docs.nvidia.com/deploy/nvidia-smi/index.html), so take many samples.
 """
@@ -6,15 +6,19 @@ Utilisation covers the last 1/6 to 1 s (https://docs.nvidia.com/deploy/nvidia-sm
 from __future__ import annotations
 
 import logging
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.contract.gpus import slowed_by
+from bootstrap.metrics.program import TIMEOUT_S, Program
+
 logger = logging.getLogger(__name__)
 
-QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
-# nvidia-smi answers within 1 s, or never where a GPU fell off the bus.
-TIMEOUT_S = 10.0
+FIELDS = (
+    "index", "utilization.gpu", "memory.used", "memory.total", "power.draw", "temperature.gpu", "clocks.sm",
+    "clocks_event_reasons.active", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 MIB_PER_GIB = 1024
 
 
@@ -22,24 +26,31 @@ MIB_PER_GIB = 1024
 class GpuSample:
     """One GPU at one moment; None for a value that the GPU (a slice) does not report."""
 
-    utilization_percent: float | None
-    memory_used_gib: float | None
+    index: int
+    utilization_percent: float | None = None
+    memory_used_gib: float | None = None
+    memory_total_gib: float | None = None
+    power_w: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_mhz: float | None = None
+    slowed_by: tuple[str, ...] | None = None
+    ecc_corrected: float | None = None
+    ecc_uncorrected: float | None = None
 
 
 class GpuReader:
-    """Runs ``query``, and never waits for more than ``timeout_s``."""
+    """Asks ``query``, and never waits for more than ``timeout_s``."""
 
     def __init__(self, query: Sequence[str] = QUERY, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._query = list(query)
-        self._timeout_s = timeout_s
-        self._stuck: subprocess.Popen[str] | None = None
+        self._program = Program(query, timeout_s=timeout_s)
         self._problem = ""
 
     def read(self) -> list[GpuSample]:
         """Samples of the GPUs that answer; none where nvidia-smi fails, which is logged once a cause."""
         samples: list[GpuSample] = []
         try:
-            samples = [parsed for line in self._answer().splitlines() if (parsed := parse(line)) is not None]
+            output = self._program.output()
+            samples = [parsed for line in output.splitlines() if (parsed := parse(line)) is not None]
             problem = "" if samples else "nvidia-smi lists no GPU"
         except (OSError, RuntimeError) as error:
             problem = str(error)
@@ -48,39 +59,39 @@ class GpuReader:
             self._problem = problem
         return samples
 
-    def _answer(self) -> str:
-        # A killed process may stay in the driver; a second one would only join it.
-        if self._stuck is not None and self._stuck.poll() is None:
-            raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s")
-        self._stuck = None
-        process = subprocess.Popen(self._query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            output, _ = process.communicate(timeout=self._timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            self._stuck = process
-            raise RuntimeError(f"nvidia-smi has not answered for more than {self._timeout_s:g} s") from None
-        # A lost GPU sets the status; the other GPUs' lines still count.
-        if process.returncode and not output.strip():
-            raise RuntimeError(f"nvidia-smi ended with {process.returncode}")
-        return output
-
 
 def parse(line: str) -> GpuSample | None:
-    """Parse one line; None without a GPU ("Unable to determine the device handle ...")."""
+    """Parse one line; None without a GPU ("Unable to determine the device handle ...") and of a lost one."""
     fields = [field.strip() for field in line.split(",")]
-    if len(fields) != 2:
+    if len(fields) != len(FIELDS) or not fields[0].isdecimal():
         return None
-    utilization, memory_mib = (_number(field) for field in fields)
-    if utilization is None and memory_mib is None:
+    busy, used_mib, total_mib, power, temperature, clock = (_number(field) for field in fields[1:7])
+    if busy is None and used_mib is None:
         return None
-    memory_gib = None if memory_mib is None else memory_mib / MIB_PER_GIB
-    return GpuSample(utilization_percent=utilization, memory_used_gib=memory_gib)
+    return GpuSample(
+        index=int(fields[0]),
+        utilization_percent=busy,
+        memory_used_gib=None if used_mib is None else used_mib / MIB_PER_GIB,
+        memory_total_gib=None if total_mib is None else total_mib / MIB_PER_GIB,
+        power_w=power,
+        temperature_celsius=temperature,
+        sm_clock_mhz=clock,
+        slowed_by=_reasons(fields[7]),
+        ecc_corrected=_number(fields[8]),
+        ecc_uncorrected=_number(fields[9]),
+    )
 
 
 def _number(text: str) -> float | None:
     """None for "[N/A]", "[GPU is lost]" and the like."""
     try:
         return float(text)
+    except ValueError:
+        return None
+
+
+def _reasons(text: str) -> tuple[str, ...] | None:
+    try:
+        return tuple(slowed_by(int(text, 16)))
     except ValueError:
         return None

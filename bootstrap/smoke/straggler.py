@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bootstrap.contract.expected import Band
+from bootstrap.contract.gpus import slowed_by
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import Result, band_limits, find_low
 from bootstrap.smoke.timing import seconds_each
@@ -21,9 +22,6 @@ SIDE = {"cuda": 8192, "cpu": 384}
 # healthy clusters (https://arxiv.org/abs/2208.11035); a machine that was 10% slower slowed a whole run
 # (https://arxiv.org/abs/2402.15627).
 WARN, FAIL = 0.9, 0.75
-# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html, without the software's power cap, under
-# which large products run on every healthy GPU (tests/benchmarks/results/h200_ops_202611.md).
-THROTTLING = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 QUERY = ("temperature.gpu", "clocks.sm", "power.draw", "clocks_event_reasons.active")
 
 
@@ -122,4 +120,4 @@ def parse_gpu(line: str) -> dict[str, Any] | None:
         figures = {"temperature_celsius": float(temperature), "clock_mhz": float(clock), "power_w": float(power)}
     except ValueError:
         return None
-    return {**figures, "slowed_by": [name for bit, name in THROTTLING.items() if active & bit]}
+    return {**figures, "slowed_by": slowed_by(active)}

@@ -18,6 +18,7 @@ from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.stack.file import IMAGE_KEY, StackFile, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
+from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
 from optimizer.commands.status.reading import Reading, read
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -64,9 +65,9 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
     """Show what a stack does now: phase, money, nodes, failed launches, speed; predicted against actual.
 
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
-    Scaling group, EC2 and CloudWatch. A run slower than the plan's p95, late or above its ceiling gets a notice with
-    its end and its cost. What cannot be read is named with the reason, and the rest is shown. CSV has predicted against
-    actual.
+    Scaling group, EC2, CloudWatch and the nodes' log group. A run slower than the plan's p95, late or above its ceiling
+    gets a notice with its end and its cost; so does a node whose GPUs are throttled, idle or have errors. What cannot
+    be read is named with the reason, and the rest is shown. CSV has predicted against actual.
     Exit status 4: the stack is not deployed.
     """
     file = read_stack(stack, directory)
@@ -81,13 +82,13 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
         reading = read(names, datetime.now(UTC), image_id(file))
         ahead = forecast(file.plan, reading)
         measures = compare(file.plan, reading, ahead)
-        slow = [*notices(file.plan, ahead, stack), *image_notices(reading, file)]
+        told = [*notices(file.plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]
         if output_format == "json":
-            write_json(as_json(names, file.plan, reading, measures, ahead) | {"notices": slow})
+            write_json(as_json(names, file.plan, reading, measures, ahead) | {"notices": told})
         elif output_format == "csv":
             write_csv(measures, list(MEASURES))
         else:
-            _write_tables(file.plan, reading, measures, slow)
+            _write_tables(file.plan, reading, measures, told)
         for part, reason in reading.unread.items():
             click.echo(f"note: {part} cannot be read: {reason}", err=True)
         if watch_s is None:
@@ -143,6 +144,7 @@ def as_json(
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": progress and asdict(progress),
         "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
+        "gpus": {node: to_json(minutes[-1]) for node, minutes in reading.gpus.items()},
         "image": reading.image and asdict(reading.image),
         "measured_run": reading.measured and to_json(reading.measured),
         "forecast": ahead and asdict(ahead) | {"slow": ahead.slow, "late": ahead.late},
@@ -157,16 +159,19 @@ def _state_as_json(state: ControllerState) -> dict[str, Any]:
     return {name: data[name] for name in STATE_KEYS} | {"instances": instances}
 
 
-def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], slow: list[str]) -> None:
-    write_text("\n".join([*headline(plan, reading), *slow]) + "\n")
+def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], told: list[str]) -> None:
+    write_text("\n".join([*headline(plan, reading), *told]) + "\n")
     write_table(measures, MEASURES)
     if reading.group is not None and reading.group.nodes:
         click.echo("")
         rows = [
-            asdict(node) | {"protected": "yes" if node.protected else "no", "launched_at": utc(node.launched_at)}
+            asdict(node)
+            | {"protected": "yes" if node.protected else "no", "launched_at": utc(node.launched_at)}
+            | gpu_columns(reading.gpus.get(node.instance_id, ()))
             for node in reading.group.nodes
         ]
-        write_table(rows, NODE_COLUMNS, spare=("protected", "health", "launched_at"))
+        columns = NODE_COLUMNS | (GPU_COLUMNS if reading.gpus else {})
+        write_table(rows, columns, spare=("protected", "health", "launched_at"))
     for failure in reading.failures:
         write_text(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
 

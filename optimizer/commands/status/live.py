@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.commands.output import LEAST_WIDTH, output_width
 from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
+from optimizer.commands.status.gpus import gpu_notices, gpu_summary
 from optimizer.commands.status.reading import Reading
 from optimizer.plan import FleetPlan
 
@@ -48,7 +49,8 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
         table.add_row(name, Text(value))
     title = f"{stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region}"
     parts: list[RenderableType] = [Panel(table, title=Text(title), title_align="left")]
-    parts += [Text(line, style="yellow") for line in notices(plan, forecast(plan, reading), stack)]
+    told = [*notices(plan, forecast(plan, reading), stack), *gpu_notices(reading, stack)]
+    parts += [Text(line, style="yellow") for line in told]
     parts += [Text(f"{part} cannot be read: {reason}", style="red") for part, reason in reading.unread.items()]
     parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
     parts.append(Text(f"read at {utc(reading.at)}, again every {every_s:g} s; Ctrl-C ends the page, not the run"))
@@ -56,7 +58,7 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
 
 
 def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
-    """Describe a run: phase, decision, nodes, steps, speed, loss, dollars, end."""
+    """Describe a run: phase, decision, nodes, GPUs, steps, speed, loss, dollars, end."""
     state, group, progress = reading.state, reading.group, current_progress(reading)
     ahead, job = forecast(plan, reading), plan.job
     shown = {"job": job.model}
@@ -75,6 +77,8 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
         shown["nodes"] = f"{serving} of {group.wanted} wanted in service"
         kinds = sorted({f"{node.lifecycle} in {node.zone}" for node in group.nodes if node.lifecycle})
         shown["nodes"] += f" ({', '.join(kinds)})" if kinds else ""
+    if summary := gpu_summary(reading):
+        shown["GPUs"] = summary
     if progress is not None:
         saved = "no checkpoint yet" if progress.saved_step is None else f"saved up to {progress.saved_step:,}"
         shown["steps"] = f"{_bar(progress.step / job.steps)} {progress.step:,} of {job.steps:,}, {saved}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
+    from bootstrap.contract.gpus import NodeMinute
     from bootstrap.contract.measured import MeasuredRow
     from bootstrap.contract.request import PersonRequest
     from bootstrap.contract.state import ControllerState
@@ -37,6 +38,7 @@ class Reading:
     measured: MeasuredRow | None = None  # newest of the present run
     image: ImageAge | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
     loss: Loss | None = None  # only where it is asked for
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -61,6 +63,7 @@ def read(names: Names, now: datetime, image_id: str = "", *, with_loss: bool = F
     ``image_id`` is the configured image; by default the image of a node.
     """
     from optimizer.aws import actuals, clients, control
+    from optimizer.aws.gpus import read_gpus
     from optimizer.aws.images import read_age
     from optimizer.aws.progress import read_progress
 
@@ -94,10 +97,12 @@ def read(names: Names, now: datetime, image_id: str = "", *, with_loss: bool = F
         lambda: actuals.read_metrics(clients.cloudwatch(region), names.metric_namespace, actuals.NODE_METRICS, now),
         {},
     )
+    logs = clients.logs(region)
+    reading.gpus = reading.attempt("GPUs", lambda: read_gpus(logs, names.log_group, now), {})
     if with_loss:
         from optimizer.aws.loss import read_loss
 
-        reading.loss = reading.attempt("loss", lambda: read_loss(clients.logs(region), names.log_group, now), None)
+        reading.loss = reading.attempt("loss", lambda: read_loss(logs, names.log_group, now), None)
     return reading
 
 

@@ -132,6 +132,52 @@ def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: Depl
     assert "0123456789ab-torn.json is not JSON" in err
 
 
+def write_gpus(deployed: DeployedStack, *minutes: tuple[str, int, dict[str, Any]]) -> None:
+    """Lines of the nodes' streams: node, minutes ago, the line's further fields."""
+    logs, group = boto3.client("logs", region_name="us-east-1"), deployed.names.log_group
+    logs.create_log_group(logGroupName=group)
+    for node in dict.fromkeys(node for node, _, _ in minutes):
+        logs.create_log_stream(logGroupName=group, logStreamName=f"gpus/{node}")
+    for node, back, fields in minutes:
+        text = json.dumps({"schema_version": 1, "at": ago(minutes=back), **fields})
+        at_ms = int((time.time() - 60 * back) * 1000)
+        logs.put_log_events(
+            logGroupName=group, logStreamName=f"gpus/{node}", logEvents=[{"timestamp": at_ms, "message": text}]
+        )
+
+
+def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    deployed.write_state()
+    first, second = (node.instance_id for node in deployed.group.nodes)
+    hot = {"busy_percent": 96.0, "memory_used_gib": 61.25, "throttled": {"hardware thermal": 0.75}, "sm_clock_mhz": 900}
+    briefly = {"busy_percent": 98.0, "memory_used_gib": 60.0, "throttled": {"power brake": 0.08}, "ecc_uncorrected": 2}
+    idle = {"gpus": {"0": {"busy_percent": 0.0, "memory_used_gib": 3.0}}}
+    write_gpus(
+        deployed,
+        (first, 1, {"gpus": {"0": hot, "1": briefly}, "xids": {"94": 3}, "of_a_newer_version": 1}),
+        *((second, back, idle) for back in (3, 2, 1)),
+        (second, 6, {"gpus": {"0": {"busy_percent": 90.0}}}),
+        ("i-gone", 2, idle),
+    )
+    _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
+    answer = json.loads(out)
+    assert err == "" and answer["gpus"][first]["gpus"]["0"]["busy_percent"] == 96
+    throttled, errors, waste = answer["notices"]
+    assert throttled.startswith(f"THROTTLED: {first} GPU 0 by hardware thermal 75% of the time (900 MHz)")
+    assert "GPU 1" not in throttled
+    assert errors.startswith(f"GPU ERRORS: {first} Xid 94 x 3, 2 uncorrected ECC on GPU 1")
+    assert waste.startswith(f"IDLE: the GPUs of {second} were below 5% for 3 minutes")
+    _, out, _ = gpufleet("status", *deployed.arguments)
+    row = next(line for line in out.splitlines() if line.startswith(first))
+    assert "97" in row and "61.25" in row and "Xid 94 x 3" in row
+    page_text = " ".join(live_page(deployed, 120).replace("│", " ").split())
+    assert "48% busy, least busy node 0%, 1 throttled, errors on 1 of 2 nodes" in page_text
+    # Before training and after it, nobody wants the GPUs busy.
+    deployed.write_state(phase="starting")
+    _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
+    assert not any("IDLE" in line for line in json.loads(out)["notices"])
+
+
 @pytest.mark.parametrize(("days", "said"), [(59, False), (60, True)])
 def test_an_image_of_two_months_gets_a_notice(
     deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, days: int, said: bool

@@ -1,0 +1,106 @@
+"""GPUs of a stack's nodes: columns of the table of nodes, and notices of nodes that waste what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bootstrap.contract.gpus import GpuMinute, NodeMinute
+    from optimizer.commands.status.reading import Reading
+
+# Share of a minute; a short slowdown costs less than looking at it.
+THROTTLED_SHARE = 0.5
+# Minutes in a row; a checkpoint or a restart is shorter.
+IDLE_MINUTES = 3
+GPU_COLUMNS = {"gpu_busy": "GPU %", "gpu_memory": "GPU GiB", "gpu_throttled": "throttled", "gpu_errors": "errors"}
+
+
+def gpu_columns(minutes: Sequence[NodeMinute]) -> dict[str, float | str | None]:
+    """Describe a node's newest minute: mean use, fullest GPU, throttled GPUs, errors."""
+    if not minutes or not minutes[-1].gpus:
+        return dict.fromkeys(GPU_COLUMNS)
+    gpus, busy = minutes[-1].gpus.values(), mean_busy_percent(minutes[-1])
+    fullest = max((gpu.memory_used_gib for gpu in gpus if gpu.memory_used_gib is not None), default=None)
+    return {
+        "gpu_busy": busy,
+        "gpu_memory": fullest,
+        "gpu_throttled": sum(_is_throttled(gpu) for gpu in gpus),
+        "gpu_errors": ", ".join(errors(minutes[-1])) or "none",
+    }
+
+
+def mean_busy_percent(minute: NodeMinute) -> float | None:
+    """Return the mean of the GPUs that report their use."""
+    found = [gpu.busy_percent for gpu in minute.gpus.values() if gpu.busy_percent is not None]
+    return fmean(found) if found else None
+
+
+def errors(minute: NodeMinute) -> list[str]:
+    """Name what the driver and the kernel report: Xid messages, uncorrected memory errors."""
+    found = [f"Xid {number}" + (f" x {count}" if count > 1 else "") for number, count in minute.xids.items()]
+    uncorrected = {gpu: one.ecc_uncorrected for gpu, one in minute.gpus.items() if one.ecc_uncorrected}
+    return found + [f"{count} uncorrected ECC on GPU {gpu}" for gpu, count in uncorrected.items()]
+
+
+def gpu_notices(reading: Reading, stack: str) -> list[str]:
+    """Say which nodes' GPUs are throttled, have errors, or are idle while the run should train."""
+    from infra.alarms import IDLE_GPU_PERCENT
+
+    trains = reading.state is not None and reading.state.phase == "running"
+    lines = []
+    for node, minutes in _serving(reading).items():
+        slow = {gpu: one for gpu, one in minutes[-1].gpus.items() if _is_throttled(one)}
+        if slow:
+            told = "; ".join(f"GPU {gpu} by {_reasons(one)}" for gpu, one in slow.items())
+            lines.append(
+                f"THROTTLED: {node} {told}: all nodes wait for the slowest; where it stays, have the node replaced: "
+                f"aws autoscaling set-instance-health --instance-id {node} --health-status Unhealthy"
+            )
+        if found := errors(minutes[-1]):
+            lines.append(
+                f"GPU ERRORS: {node} {', '.join(found)}; the node replaces itself after a fatal one: "
+                f"gpufleet logs --stack {stack} --node {node}"
+            )
+        uses = [busy for minute in minutes[-IDLE_MINUTES:] if (busy := mean_busy_percent(minute)) is not None]
+        if trains and len(uses) == IDLE_MINUTES and max(uses) < IDLE_GPU_PERCENT:
+            lines.append(
+                f"IDLE: the GPUs of {node} were below {IDLE_GPU_PERCENT}% for {IDLE_MINUTES} minutes of a run that "
+                f"should train: gpufleet logs --stack {stack} --node {node}"
+            )
+    return lines
+
+
+def gpu_summary(reading: Reading) -> str:
+    """Describe the GPUs of the nodes in service in a line; empty without a report."""
+    newest = [minutes[-1] for minutes in _serving(reading).values() if minutes[-1].gpus]
+    uses = [busy for minute in newest if (busy := mean_busy_percent(minute)) is not None]
+    if not uses:
+        return ""
+    throttled = sum(_is_throttled(gpu) for minute in newest for gpu in minute.gpus.values())
+    faulty = sum(bool(errors(minute)) for minute in newest)
+    return (
+        f"{fmean(uses):.0f}% busy, least busy node {min(uses):.0f}%, {throttled} throttled, "
+        f"errors on {faulty} of {len(newest)} nodes"
+    )
+
+
+def _serving(reading: Reading) -> dict[str, Sequence[NodeMinute]]:
+    nodes = reading.group.nodes if reading.group else ()
+    serving = [node.instance_id for node in nodes if node.lifecycle_state == "InService"]
+    return {node: reading.gpus[node] for node in serving if node in reading.gpus}
+
+
+def _is_throttled(gpu: GpuMinute) -> bool:
+    return any(share >= THROTTLED_SHARE for share in gpu.throttled.values())
+
+
+def _reasons(gpu: GpuMinute) -> str:
+    told = ", ".join(f"{reason} {share:.0%} of the time" for reason, share in gpu.throttled.items())
+    figures = [
+        f"{value:,.0f} {unit}"
+        for value, unit in ((gpu.temperature_celsius, "°C"), (gpu.power_w, "W"), (gpu.sm_clock_mhz, "MHz"))
+        if value is not None
+    ]
+    return f"{told} ({', '.join(figures)})" if figures else told
