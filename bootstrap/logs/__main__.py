@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from bootstrap.logs.journal import read_journal
+from bootstrap.logs.ranks import Ranks
 from bootstrap.logs.upload import BATCH_EVENTS, LogStream, batches
 from bootstrap.service import REGION_VARIABLE, Failures, log_to_journal, make_client
 from bootstrap.training.imds import Imds, ImdsError
@@ -27,7 +29,7 @@ class Sender:
     """Sends a unit's lines to a stream, and remembers in a file how far it came."""
 
     def __init__(self, stream: LogStream, cursor: Path) -> None:
-        self._stream, self._cursor = stream, cursor
+        self._stream, self._cursor, self._ranks = stream, cursor, Ranks()
         self._failures = Failures(
             logger,
             failing="the training's output is not sent; the journal keeps it",
@@ -38,7 +40,8 @@ class Sender:
         """Send all lines after the last ones; failures are logged once a cause, and the lines stay in the journal."""
         with self._failures.caught():
             while lines := read_journal(UNIT, after=self._read_cursor(), limit=BATCH_EVENTS):
-                for batch in batches(lines):
+                told = [replace(line, text=self._ranks.prefixed(line.text, line.process)) for line in lines]
+                for batch in batches(told):
                     self._stream.put(batch)
                 self._write_cursor(lines[-1].cursor)
 

@@ -16,6 +16,7 @@ class Line:
     text: str
     at_ms: int  # since 1970, UTC
     cursor: str  # the line's place in the journal
+    process: str = ""  # id of the process that wrote it
 
 
 def read_journal(unit: str, *, after: str, limit: int) -> list[Line]:
@@ -24,7 +25,7 @@ def read_journal(unit: str, *, after: str, limit: int) -> list[Line]:
     Raises:
         OSError: there is no journalctl, or it failed.
     """
-    command = ["journalctl", f"--unit={unit}", "--output=json", "--output-fields=MESSAGE", "--no-pager", "--quiet"]
+    command = ["journalctl", f"--unit={unit}", "--output=json", "--output-fields=MESSAGE,_PID", "--no-pager", "--quiet"]
     if after:
         command.append(f"--after-cursor={after}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
@@ -40,8 +41,11 @@ def read_journal(unit: str, *, after: str, limit: int) -> list[Line]:
 def parse(entry: dict[str, Any]) -> Line:
     """Parse one entry; a message that is no UTF-8 is a list of bytes.
 
+    Workers share torchrun's stream, and journald begins a new line where another process writes ("pid-change"):
+    https://www.freedesktop.org/software/systemd/man/latest/systemd.journal-fields.html
     https://systemd.io/JOURNAL_EXPORT_FORMATS/#journal-json-format
     """
     message = entry.get("MESSAGE") or ""
     text = message if isinstance(message, str) else bytes(message).decode(errors="replace")
-    return Line(text=text, at_ms=int(entry["__REALTIME_TIMESTAMP"]) // 1000, cursor=entry["__CURSOR"])
+    at_ms = int(entry["__REALTIME_TIMESTAMP"]) // 1000
+    return Line(text=text, at_ms=at_ms, cursor=entry["__CURSOR"], process=entry.get("_PID", ""))

@@ -1,7 +1,9 @@
-"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds two things.
+"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds three things.
 
-A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. And processes that have
-done the imports already take a failed worker's place (standby.py).
+A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. Processes that have
+done the imports already take a failed worker's place (standby.py). And the process of each rank is logged, so that the
+node's log stream tells their lines apart (../logs/ranks.py): torchrun's own --tee passes the output through files,
+which fill the disk and which no standby process has.
 """
 
 from __future__ import annotations
@@ -37,16 +39,19 @@ class FleetAgent(LocalElasticAgent):
         return result
 
 
-def with_standby(standby: Standby) -> type[SubprocessHandler]:
-    """Make the class that starts torchrun's workers from the processes that stand by, where one is ready."""
+def worker_handler(standby: Standby | None) -> type[SubprocessHandler]:
+    """Make the class that starts torchrun's workers, from the processes that stand by where one is ready."""
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
-            waiting = None
-            if self._stdout is None and self._stderr is None:
-                waiting = standby.take(args, env)
-            standby.started(int(env["LOCAL_WORLD_SIZE"]))
-            return waiting or super()._popen(args, env)
+            process = None
+            if standby is not None:
+                if self._stdout is None and self._stderr is None:
+                    process = standby.take(args, env)
+                standby.started(int(env["LOCAL_WORLD_SIZE"]))
+            process = process or super()._popen(args, env)
+            logger.info("rank %s is process %d", env["RANK"], process.pid)
+            return process
 
     return Handler
 
@@ -60,8 +65,7 @@ def main() -> None:
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
     standby = Standby.from_environment(sys.argv[1:])
-    if standby is not None:
-        handlers.SubprocessHandler = with_standby(standby)
+    handlers.SubprocessHandler = worker_handler(standby)
     try:
         run.main()
     except ChildFailedError as error:

@@ -34,6 +34,7 @@ class LogReader:
     group: str
     node: str  # instance id; empty for all
     since: datetime
+    rank: int | None = None  # of a GPU; None: all lines
     _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
 
     def read(self) -> Iterator[LogLine]:
@@ -44,13 +45,19 @@ class LogReader:
         start_ms = int(self.since.timestamp() * 1000)
         if self._seen:
             start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
+        # As bootstrap/logs/ranks.py writes it; the pattern finds it anywhere in a line:
+        # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
+        start = "" if self.rank is None else f"[rank {self.rank}] "
         pages = self.client.get_paginator("filter_log_events").paginate(
-            logGroupName=self.group, logStreamNamePrefix=f"{STREAMS}{self.node}", startTime=start_ms
+            logGroupName=self.group,
+            logStreamNamePrefix=f"{STREAMS}{self.node}",
+            startTime=start_ms,
+            **({"filterPattern": f'"{start.strip()}"'} if start else {}),
         )
         self._seen = {event: at for event, at in self._seen.items() if at >= start_ms}
         for page in pages:
             for event in page["events"]:
-                if event["eventId"] in self._seen:
+                if event["eventId"] in self._seen or not event["message"].startswith(start):
                     continue
                 self._seen[event["eventId"]] = event["timestamp"]
                 node = event["logStreamName"].removeprefix(STREAMS)

@@ -21,18 +21,20 @@ POLL_S = 5
 Example:
   gpufleet logs -f
   gpufleet logs --rank 0 --since 30min --stack dev
-  gpufleet logs --rank i-0123456789abcdef0 --since 2d
+  gpufleet logs --node i-0123456789abcdef0 --since 2d
 """
 )
 @one_stack_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--rank", metavar="RANK", help="One node: its rank, or its instance id where it is gone.")
+@click.option("--rank", type=click.IntRange(min=0), help="One process of the training: its GPU's rank (RANK).")
+@click.option("--node", metavar="NODE", help="One node: its rank, or its instance id where it is gone.")
 @click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back (30min, 2h, 3d).")
-def command(stack: str | None, directory: Path, follow: bool, rank: str | None, since: str) -> None:
+def command(stack: str | None, directory: Path, follow: bool, rank: int | None, node: str | None, since: str) -> None:
     """Print what the training command writes, as the nodes stream it to CloudWatch Logs.
 
-    Each line has its node's rank, or the id of a node that is not in service any more, and the time (UTC). Lines come
-    about ten seconds late, are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
+    Each line has its node's rank, or the id of a node that is not in service any more, the time (UTC), and the rank of
+    the process that wrote it; without one it is torchrun's or the node's agent's. Lines come about ten seconds late,
+    are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group. On platform eks, kubectl logs has the output.
     """
     from optimizer.aws import clients, errors
@@ -46,15 +48,16 @@ def command(stack: str | None, directory: Path, follow: bool, rank: str | None, 
     reader = LogReader(
         client=clients.logs(names.region),
         group=names.log_group,
-        node=node_id(names, rank) if rank else "",
+        node=node_id(names, node) if node else "",
         since=datetime.now(UTC) - back,
+        rank=rank,
     )
-    ranks = {node: str(number) for number, node in enumerate(node_ids(names))}
+    ranks = {one: str(number) for number, one in enumerate(node_ids(names))}
     try:
         while True:
             for line in reader.read():
                 if follow and line.node not in ranks:  # a replacement came
-                    ranks |= {node: str(number) for number, node in enumerate(node_ids(names))}
+                    ranks |= {one: str(number) for number, one in enumerate(node_ids(names))}
                     ranks.setdefault(line.node, line.node)
                 at = datetime.fromtimestamp(line.at_ms / 1000, UTC)
                 click.echo(f"[{ranks.get(line.node, line.node)}] {at:%H:%M:%S} {line.text}")

@@ -18,6 +18,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from bootstrap.logs.journal import Line, parse
+from bootstrap.logs.ranks import Ranks
 from bootstrap.logs.upload import BATCH_BYTES, BATCH_EVENTS, BATCH_SPAN_MS, EVENT_OVERHEAD_BYTES, batches
 from examples.local_imds import LocalImds
 
@@ -67,12 +68,17 @@ class Journal:
         program.write_text(JOURNALCTL.format(journal=self._file))
         program.chmod(0o755)
 
-    def write(self, *texts: str) -> None:
+    def write(self, *texts: str, process: int = 1) -> None:
         with self._file.open("a") as file:
             for text in texts:
                 self._count += 1
                 at_us = str((NOW_MS + self._count) * 1000)
-                entry = {"__CURSOR": str(self._count), "__REALTIME_TIMESTAMP": at_us, "MESSAGE": text}
+                entry = {
+                    "__CURSOR": str(self._count),
+                    "__REALTIME_TIMESTAMP": at_us,
+                    "MESSAGE": text,
+                    "_PID": str(process),
+                }
                 file.write(json.dumps(entry) + "\n")
 
 
@@ -127,12 +133,28 @@ def test_output_is_sent_as_it_is_written_and_to_the_last_line(tmp_path: Path, en
             _, said = running.communicate(timeout=30)
             assert (running.returncode, said) == (0, "the training's output is sent again\n")
         with service(tmp_path, endpoint, imds) as again:
-            journal.write("after the restart")
-            assert sent(client, 5) == ["step 1", " ", "step 2", "the last words", "after the restart"]
+            # The rank of a process that is there is in its environment; of one that is gone, in torchrun's line.
+            with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "RANK": "3"}) as worker:
+                journal.write("after the restart", process=worker.pid)
+                assert sent(client, 5)[2:] == ["step 2", "the last words", "[rank 3] after the restart"]
+                worker.kill()
+            started = "2026-11-21 16:00:00,123 torchrun rank 11 is process 4194304"
+            journal.write(started)
+            journal.write("Traceback", process=4_194_304)
+            assert sent(client, 7)[5:] == [started, "[rank 11] Traceback"]
             again.terminate()
             again.communicate(timeout=30)
         (stream,) = client.describe_log_streams(logGroupName=GROUP)["logStreams"]
     assert stream["logStreamName"] == f"train/{imds.values['instance-id']}"
+
+
+def test_a_process_id_that_is_used_again_has_its_new_rank(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    assert ranks.prefixed("agent: starting torchrun", "7") == "agent: starting torchrun"
+    ranks.prefixed("2026 torchrun rank 0 is process 7", "1")
+    assert ranks.prefixed("step 1", "7") == "[rank 0] step 1"
+    ranks.prefixed("2026 torchrun rank 5 is process 7", "1")
+    assert ranks.prefixed("step 1", "7") == "[rank 5] step 1"
 
 
 def test_without_a_log_group_it_ends_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.logs.ranks import Ranks
 from bootstrap.training import standby, torchrun
 
 # Dies without a word at its first start, and finds its settings at fault at its second.
@@ -22,7 +23,7 @@ from bootstrap.training.ledger.writer import process_started_at
 here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 row = {"argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "path": sys.path[0], "parent": os.getppid(),
        "session": os.getsid(0) == os.getpid(), "imported": "told" in sys.modules, "rank": os.environ["RANK"],
-       "started_at": process_started_at()}
+       "pid": os.getpid(), "started_at": process_started_at()}
 with (here / "starts.jsonl").open("a") as file:
     file.write(json.dumps(row) + "\\n")
 while not restarts and not (here / "go").exists():
@@ -68,6 +69,11 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
         assert row["argv"] == command and row["orig_argv"] == [sys.executable, "-u", *command]
         assert row["name"] == "__main__" and row["path"] == str(tmp_path) and row["rank"] == "0"
         assert row["parent"] == os.getpid() and row["session"]
+        # The log stream's lines get their rank by what torchrun logs, in main()'s format.
+        ranks = Ranks(tmp_path)
+        for message in caplog.messages:
+            ranks.prefixed(f"2026-11-21 16:00:00,123 torchrun {message}", "1")
+        assert ranks.prefixed("step 1", str(row["pid"])) == "[rank 0] step 1"
 
 
 def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

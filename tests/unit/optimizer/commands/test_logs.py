@@ -55,21 +55,23 @@ def test_lines_of_all_nodes_have_rank_and_time(
     deployed: DeployedStack, gpufleet: Gpufleet, output: Output, nodes: list[str]
 ) -> None:
     output.write(GONE, "lost its instance", after_s=0)
-    output.write(nodes[1], "step 1 of rank 1", after_s=1)
-    output.write(nodes[0], "step 1 of rank 0", after_s=2)
+    output.write(nodes[1], "[rank 1] step 1 of rank 1", after_s=1)
+    output.write(nodes[0], "[rank 10] step 1 of [rank 1] ", after_s=2)
     output.write(nodes[0], "node set-up failed", stream="node-init")
     output.write(nodes[0], "yesterday's", after_s=-86_400)
     code, out, err = gpufleet("logs", *deployed.arguments)
     assert (code, err) == (0, "")
     assert [line.split(" ", 2)[::2] for line in out.splitlines()] == [
         [f"[{GONE}]", "lost its instance"],
-        ["[1]", "step 1 of rank 1"],
-        ["[0]", "step 1 of rank 0"],
+        ["[1]", "[rank 1] step 1 of rank 1"],
+        ["[0]", "[rank 10] step 1 of [rank 1] "],
     ]
-    _, out, _ = gpufleet("logs", *deployed.arguments, "--rank", "1")
-    assert out.splitlines()[0].endswith("step 1 of rank 1") and len(out.splitlines()) == 1
-    _, out, _ = gpufleet("logs", *deployed.arguments, "--rank", nodes[0], "--since", "2d")
-    assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["yesterday's", "step 1 of rank 0"]
+    for option, value in (("--rank", "1"), ("--node", "1")):
+        _, out, _ = gpufleet("logs", *deployed.arguments, option, value)
+        assert out.splitlines()[0].endswith("step 1 of rank 1") and len(out.splitlines()) == 1
+    assert gpufleet("logs", *deployed.arguments, "--rank", "2")[:2] == (0, "")
+    _, out, _ = gpufleet("logs", *deployed.arguments, "--node", nodes[0], "--since", "2d")
+    assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["yesterday's", "[rank 10] step 1 of [rank 1] "]
 
 
 def test_following_prints_each_line_once_also_late_ones(
@@ -114,7 +116,7 @@ def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("logs", "--rank", "2"), 2, "0 to 1"),
+        (("logs", "--node", "2"), 2, "0 to 1"),
         (("ssh", "first"), 2, "a rank"),
         (("logs", "--since", "soon"), 2, "soon"),
         (("logs",), 4, "no log group"),
