@@ -121,6 +121,7 @@ def control_settings(
         block=BlockTimes(start=block.start, end=block.end) if block else None,
         deadline_hours=plan.job.deadline_hours,
         places=found,
+        zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
     )
     while len(VARIABLE) + len(variable_text(control)) >= VARIABLES_LIMIT and len(control.places) > 1:
         # The last in the plan's order of trying goes first, and the fallback stays.

@@ -76,6 +76,7 @@ class ControllerSettings:
     deadline_hours: float | None = None  # since the run's start
     # By name, the plan's own first: a refused gang goes to the next. Empty: the group stays where `pulumi up` put it.
     places: dict[str, Place] = field(default_factory=dict)
+    zones: dict[str, str] = field(default_factory=dict)  # zone id by subnet id
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:

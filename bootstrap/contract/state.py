@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
+from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json, to_json
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.report import ReportState
@@ -119,6 +120,7 @@ class ControllerState:
     desired_seen: int = 0  # the group's size at the last tick that wanted nodes
     request: PersonRequest | None = None  # the last obeyed
     instances: dict[str, MeteredInstance] = field(default_factory=dict)
+    capacity: dict[str, PoolEvents] = field(default_factory=dict)  # by PoolName, of all runs
 
     def to_text(self) -> str:
         """Format the object."""

@@ -21,10 +21,13 @@ MAX_ACTIVITIES = 5000
 # group with one purchase option, where EC2 has no capacity, the reservation is full or the account's quota is reached:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-NO_CAPACITY = re.compile(
-    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|ReservationCapacityExceeded"
+POOL_EMPTY = re.compile(
+    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity"
+    r"|do not have sufficient .*capacity|no Spot capacity available"
+)
+NO_ROOM = re.compile(
+    r"ReservationCapacityExceeded|sufficient compatible and available capacity"
     r"|MaxSpotInstanceCountExceeded|VcpuLimitExceeded|InstanceLimitExceeded"
-    r"|do not have sufficient .*capacity|no Spot capacity available|sufficient compatible and available capacity"
     r"|more vCPU capacity than your current vCPU limit|Max spot instance count exceeded"
 )
 # Longest time from a launch's begin to its instance in EC2's answers.
@@ -61,10 +64,23 @@ def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> t
         is_launch = activity.get("Description", "").startswith("Launching")
         if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
             message = activity.get("StatusMessage", "")
-            no_capacity = NO_CAPACITY.search(message) is not None
-            began_at = to_seconds(activity["StartTime"])
-            failures.append(FailedLaunch(at=at, message=message, no_capacity=no_capacity, began_at=began_at))
+            empty = POOL_EMPTY.search(message) is not None
+            failure = FailedLaunch(
+                at=at,
+                message=message,
+                no_capacity=empty or NO_ROOM.search(message) is not None,
+                began_at=to_seconds(activity["StartTime"]),
+                subnet=_subnet(activity) if empty else "",
+            )
+            failures.append(failure)
     return tuple(sorted(failures, key=lambda failure: failure.at))
+
+
+def _subnet(activity: Any) -> str:
+    # "Details": "{\"Subnet ID\":\"subnet-5ea0c127\",\"Availability Zone\":\"us-west-2a\"}":
+    # https://docs.aws.amazon.com/cli/latest/reference/autoscaling/describe-scaling-activities.html
+    match = re.search(r'"Subnet ID"\s*:\s*"(subnet-[0-9a-f]+)"', activity.get("Details") or "")
+    return match[1] if match else ""
 
 
 def find_missed_machines(

@@ -11,6 +11,7 @@ from datetime import datetime
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.controller.actions import Action, choose_actions
+from bootstrap.controller.capacity import count_events
 from bootstrap.controller.instances import count_nodes, update_instances
 from bootstrap.controller.observation import Observation, Tick
 from bootstrap.controller.phases import next_phase
@@ -31,7 +32,8 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = change_run(tick, count_progress(tick, before or first_state(tick)))
-    state = obey(tick, update_instances(tick, state))
+    counted = update_instances(tick, state)
+    state = obey(tick, replace(counted, capacity=count_events(tick, before, counted)))
     changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) is not state:
         if (following.phase, following.reason) != (state.phase, state.reason):

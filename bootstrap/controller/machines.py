@@ -67,6 +67,7 @@ def _parse_machine(instance: Any, spot_prices: Mapping[tuple[str, str], float]) 
         until=_parse_transition(instance.get("StateTransitionReason", "")),
         reclaimed=instance.get("StateReason", {}).get("Code", "").startswith("Server.Spot"),
         usd_per_hour=spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None,
+        subnet=instance.get("SubnetId", ""),
     )
 
 

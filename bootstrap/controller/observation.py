@@ -52,6 +52,7 @@ class Machine:
     until: datetime | None  # end of billing, where EC2 says it
     reclaimed: bool = False  # EC2 took it back
     usd_per_hour: float | None = None  # the spot market's price; None for the plan's
+    subnet: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,7 @@ class FailedLaunch:
     message: str
     no_capacity: bool  # the pool or the quota has no room for the instance
     began_at: datetime | None = None
+    subnet: str = ""  # of a launch that the pool refused; empty for a quota or an unknown subnet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

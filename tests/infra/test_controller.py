@@ -169,6 +169,8 @@ def test_places_are_told_the_plans_own_first() -> None:
         "spot": {"p4d.24xlarge": 10.0, "p4de.24xlarge": 14.0},
     }
     assert settings.deadline_hours == 48
+    zones = {one.subnets: name.split()[-1] for name, one in settings.places.items()}
+    assert settings.zones == zones and len(zones) == 3
     # Workers come one by one; a subnet of an existing VPC is in one zone.
     workers_plan = {**WORKERS, "alternates": [ON_DEMAND_P4D]}
     assert told(deploy(workers_plan, workers(scaling={"minNodes": 1}))).places == {}

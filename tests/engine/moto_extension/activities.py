@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 from moto.autoscaling.exceptions import AutoscalingClientError
@@ -23,7 +24,10 @@ def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
     """
     what = f"Launching a new EC2 instance.  Status Reason: {message} Launching EC2 instance failed."
-    record(group, what, at, at, StatusCode="Failed", StatusMessage=message)
+    subnet = (group.vpc_zone_identifier or "").split(",")[0]
+    # The form of the example at https://docs.aws.amazon.com/cli/latest/reference/autoscaling/describe-scaling-activities.html
+    details = {"Subnet ID": subnet, "Availability Zone": group.availability_zones[0]}
+    record(group, what, at, at, StatusCode="Failed", StatusMessage=message, Details=json.dumps(details))
 
 
 def record(group: FakeAutoScalingGroup, description: str, start: datetime, end: datetime | None, **more: str) -> None:

@@ -106,6 +106,10 @@ def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, sc
     rate = max(decision.state.usd_per_hour for decision in world.decisions)
     assert most <= ceiling + rate * (TICK / timedelta(hours=1))
     assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.02 + rate / 60)
+    pools = world.known.capacity.values()
+    assert sum(pool.launched for pool in pools) == len(world.nodes)
+    lived = sum(((node.ended_at or world.now) - node.launched_at).total_seconds() for node in world.nodes.values())
+    assert sum(pool.node_hours for pool in pools) == pytest.approx(lived / 3600, abs=(len(world.nodes) + 3) / 60)
 
 
 @examples(max_examples=40, deadline=None)

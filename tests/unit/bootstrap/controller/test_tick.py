@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from bootstrap.contract.capacity import PoolName
 from bootstrap.contract.settings import VARIABLE
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
@@ -450,7 +451,8 @@ def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: py
         "own": replace(PLACES["spot p4d az1"], subnets=own),
         "other": replace(PLACES["on-demand p4d az2"], subnets=other, instance_types="p4de.24xlarge"),
     }
-    stack.config = rotating(queue_url=stack.config.queue_url, places=places, deadline_hours=1.0)
+    zones = {own: "use1-az1", other: "use1-az2"}
+    stack.config = rotating(queue_url=stack.config.queue_url, places=places, deadline_hours=1.0, zones=zones)
     stack.tick()
     stack.group.instance_states.clear()
     fail_launch(
@@ -474,8 +476,12 @@ def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: py
     assert call["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 3
     assert len(stack.members("Pending:Wait")) == 3
     # All is as it should be now: nothing is set again.
-    stack.tick()
+    pools = stack.tick().capacity
     assert len(sent) == 1
+    assert pools["us-east-1/use1-az1/p4d.24xlarge/spot"].refused == 1
+    # moto launches the template's type, in either place.
+    launched = [(PoolName.parse(pool).zone_id, of_pool.launched) for pool, of_pool in pools.items() if of_pool.launched]
+    assert launched == [("use1-az1", 3), ("use1-az2", 3)]
 
 
 def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> None:

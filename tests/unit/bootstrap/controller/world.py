@@ -78,6 +78,7 @@ def settings(**changes: Any) -> ControllerSettings:
         "on_demand_base": 0,
         "scheduled": False,
         "block": None,
+        "zones": {f"subnet-az{number}": f"use1-az{number}" for number in (1, 2, 3)},
     }
     return ControllerSettings(**{**values, **changes})
 
@@ -240,6 +241,7 @@ class World:
                     until=None if node.reclaimed else node.ended_at,
                     reclaimed=node.reclaimed,
                     usd_per_hour=node.usd_per_hour if self.config.places else None,
+                    subnet=node.subnet,
                 )
                 for key, node in self.nodes.items()
                 # EC2 forgets an ended instance after an hour.
@@ -323,7 +325,10 @@ class World:
             room = self.rooms.get((lifecycle, self.subnets), self.capacity[lifecycle])
             if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room:
                 message = f"no {lifecycle} capacity"
-                self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why))
+                subnet = self.subnets if self.says_why else ""
+                self.failed.append(
+                    FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet)
+                )
                 return
             self.nodes[f"i-{len(self.nodes):017x}"] = Node(
                 lifecycle=lifecycle,
