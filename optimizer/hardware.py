@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from typing import Literal
+
+from bootstrap.contract.capacity import PoolEvents, PoolName
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Interconnect = Literal["none", "pcie", "nvlink", "nvswitch"]
@@ -104,6 +106,16 @@ class HourlyPrice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LearnedPool:
+    """Capacity events of a pool that one of the user's stacks saw, read at ``learned_at``."""
+
+    name: PoolName
+    stack: str
+    learned_at: datetime
+    events: PoolEvents
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
     """One instance type in one region with its prices; an unpublished price is None, never a guess.
 
@@ -115,6 +127,7 @@ class Offer:
         dearer_spot: of the other zones, the cheapest first.
         interruption_band: Spot Advisor's share of instances interrupted in a month, (low, high); high is None for the
             open band ">20%"; None without a row. ``interruption_as_of`` is its date.
+        learned_spot: events that the user's stacks saw in its spot pools.
     """
 
     instance: InstanceType
@@ -128,6 +141,7 @@ class Offer:
     dearer_spot: tuple[HourlyPrice, ...] = ()
     interruption_band: tuple[float, float | None] | None = None
     interruption_as_of: date | None = None
+    learned_spot: tuple[LearnedPool, ...] = ()
 
     @property
     def spot_by_zone(self) -> tuple[HourlyPrice, ...]:
@@ -137,3 +151,7 @@ class Offer:
     def spot_in(self, zone_id: str) -> HourlyPrice | None:
         """Spot price in a zone; a derived price is of every zone."""
         return next((price for price in self.spot_by_zone if price.zone_id in (zone_id, "")), None)
+
+    def learned_in(self, zone_id: str) -> tuple[LearnedPool, ...]:
+        """Events of the spot pool of a zone, or of all for ""."""
+        return tuple(pool for pool in self.learned_spot if zone_id in (pool.name.zone_id, ""))

@@ -269,6 +269,9 @@ class Interruption(_Model):
         description="Interruptions of the fleet an hour, over its nodes: hardware failures, and reclaims of spot."
     )
     source: str = Field(description="Where the rate comes from.")
+    wait_hours: NonNegative | None = Field(
+        None, description="Mean hours that one spot node waits for capacity after a reclaim; null without spot."
+    )
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive
     lost_hours: NonNegative = Field(description="Expected hours lost to recomputation, restarts and copies of data.")

@@ -28,7 +28,7 @@ Number = Any
 # (https://github.com/skypilot-org/spot-traces and tests/benchmarks/results/spot_policies_202611.md, which also judges
 # each family of traces with the curve of the others: c 1.1 to 1.3, b 0.6 to 0.75 h, and the same costs).
 HAZARD = (1.0, 0.45)
-# Events that the curve weighs beside the pool's own.
+# Events that a prior (the curve, or a Spot Advisor band) weighs beside the pool's own.
 LEARNED_FROM = 10.0
 # Age at which a Spot Advisor band is compared with the curve: its instances have lived for days.
 BAND_AGE_HOURS = 24.0
@@ -120,12 +120,17 @@ class Pool:
     @property
     def loss_factor(self) -> Number:
         """Estimated hazard of losing capacity over the curve's."""
-        return (LEARNED_FROM + self.losses) / (LEARNED_FROM / self.reclaim_factor + self.expected_losses)
+        return self.reclaim_factor * learned_factor(self.losses, self.reclaim_factor * self.expected_losses)
 
     @property
     def return_factor(self) -> Number:
         """Estimated hazard of capacity's return over the curve's."""
-        return (LEARNED_FROM + self.returns) / (LEARNED_FROM + self.expected_returns)
+        return learned_factor(self.returns, self.expected_returns)
+
+
+def learned_factor(events: Number, expected: Number) -> Number:
+    """Estimate a rate over its prior, which weighs LEARNED_FROM events, from the events seen and those it expects."""
+    return (LEARNED_FROM + events) / (LEARNED_FROM + expected)
 
 
 def band_factor(reclaims_per_hour: float) -> float:

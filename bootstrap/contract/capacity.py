@@ -1,4 +1,4 @@
-"""Capacity events of a stack's pools, kept in ``control/state.json`` over all its runs; `gpufleet catalog learn` reads them.
+"""Capacity events of a stack's pools, in ``control/state.json`` over all its runs, for `gpufleet catalog learn`.
 
 A pool is one instance type in one zone, bought one way.
 """

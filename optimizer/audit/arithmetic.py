@@ -91,6 +91,9 @@ def _outcome(plan: FleetPlan) -> Outcome:
     spot_nodes = nodes - purchase.on_demand_base if purchase.option == "spot" else 0
     gang = float(gang_reclaims(_column(spot_nodes))[0])
     reclaims = (plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes
+    wait_hours = plan.interruption.wait_hours
+    if wait_hours is None:  # a plan of before they were written
+        wait_hours = measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours
     return predict_outcome(
         Fleets(
             train_hours=_column(plan.job.steps * plan.step_time_s / 3600),
@@ -99,7 +102,7 @@ def _outcome(plan: FleetPlan) -> Outcome:
             spot_nodes=_column(spot_nodes),
             gpus_per_node=_column(gpus),
             spot_rate=_column(max(0.0, reclaims / gang) if spot_nodes else 0.0),
-            spot_wait_hours=_column(measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours if spot_nodes else 0),
+            spot_wait_hours=_column(wait_hours if spot_nodes else 0),
             checkpoint_gib=_column(plan.job.checkpoint_gib),
             checkpoint_writers=_column(plan.checkpoint_writers),
             fallback=np.array([purchase.fallback == "on-demand"]),

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.hardware import Gpu, InstanceType, Offer
+from optimizer.hardware import Gpu, InstanceType, LearnedPool, Offer
 from optimizer.spelling import near_names
 
 UnitItem = Literal[
@@ -107,7 +107,7 @@ class Catalog:
     """All offers with the facts behind them, sorted.
 
     ``as_of`` is the date of the oldest on-demand price, ``origin`` the snapshot's directory or "shipped"; ``notes`` say
-    why another snapshot was passed over.
+    why another snapshot was passed over. ``learned`` are the pools whose events the user's stacks saw.
     """
 
     offers: tuple[Offer, ...]
@@ -119,6 +119,7 @@ class Catalog:
     as_of: date
     origin: str = "shipped"
     notes: tuple[str, ...] = ()
+    learned: tuple[LearnedPool, ...] = ()
 
     @cached_property
     def _types(self) -> dict[str, InstanceType]:

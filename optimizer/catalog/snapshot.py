@@ -7,6 +7,7 @@ snapshot or the new one, never half of each.
     1. the directory given to it, or in the environment variable GPUFLEET_CATALOG;
     2. the user's, written by ``gpufleet catalog refresh``, if readable and made after the shipped one;
     3. the shipped one.
+Over 2 and 3 it lays what the user's stacks learned (``learned.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.model import Catalog, Source
 from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, parse_table
@@ -40,6 +42,11 @@ def user_directory() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpufleet" / "catalog"
 
 
+def learned_file() -> Path:
+    """File that ``gpufleet catalog learn`` writes."""
+    return user_directory().parent / learned.FILE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Tables of one snapshot, when they were made, their directory (or "shipped"), and notes on why it was chosen."""
@@ -54,7 +61,9 @@ def load(path: Path | None = None) -> Catalog:
     """Read the snapshot at ``path``, or the first of the list above; DataMissingError where it cannot be used."""
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
-    return build_catalog(read_newest() if path is None else read_snapshot(path))
+    if path is not None:
+        return build_catalog(read_snapshot(path))
+    return learned.lay_over(build_catalog(read_newest()), learned_file())
 
 
 def read_newest() -> Snapshot:

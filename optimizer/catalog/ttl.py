@@ -36,6 +36,7 @@ DAYS_BY_FACT = {
     "reserved prices": 90,  # they follow on-demand prices
     "Capacity Block rates": 90,  # AWS updates them every quarter or so
     "interruption bands": SPOT_ADVISOR_DAYS,
+    "capacity events": SPOT_ADVISOR_DAYS,  # pools change as fast for a stack as for the advisor
     "instance types": 365,  # a type's hardware does not change; new types appear
     "zones": 180,  # AWS adds zones to a type over months
     # Prices of volumes, storage, endpoints, gateways and requests have changed at most once a year.

@@ -16,7 +16,9 @@ from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
-from optimizer.commands.output import format_option, write_json, write_notes, write_rows
+from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
+from optimizer.commands.learn import forget, learn, pool_rows
+from optimizer.commands.output import format_option, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
 from optimizer.errors import GpufleetError, InvalidInputError
 
@@ -32,12 +34,17 @@ def command() -> None:
     """
 
 
+command.add_command(learn)
+command.add_command(forget)
+
+
 @command.command()
 @format_option
 def show(output_format: str) -> None:
     """Show the catalog's sources with dates and ages, counts, and the types that lack a price.
 
-    JSON has everything; a table or CSV the sources, with counts and gaps on standard error.
+    JSON has everything; a table or CSV the sources, with counts and gaps on standard error. A table also has the pools
+    whose capacity events were learned from your own stacks.
 
     \b
     Example:
@@ -50,7 +57,16 @@ def show(output_format: str) -> None:
     gaps = missing_prices(catalog)
     others = cloud_offers.summarize(cloud_offers.load_offers())
     if output_format == "json":
-        write_json({**_summary(catalog), "sources": sources, "missing_prices": gaps, "other_clouds": others})
+        learned = pool_rows(catalog, catalog.learned)
+        write_json(
+            {
+                **_summary(catalog),
+                "sources": sources,
+                "missing_prices": gaps,
+                "learned": learned,
+                "other_clouds": others,
+            }
+        )
         return
     columns = {
         "name": "facts",
@@ -63,6 +79,10 @@ def show(output_format: str) -> None:
         "stale": "stale",
     }
     write_rows(sources, columns, output_format)
+    if catalog.learned and output_format == "table":
+        click.echo()
+        title = "Capacity events of your own stacks, and what recommend takes from them"
+        write_table(pool_rows(catalog, catalog.learned), POOL_COLUMNS, title=title)
     for name, value in _summary(catalog).items():
         click.echo(f"{name}: {value}", err=True)
     for kind, types in gaps.items():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from bootstrap.contract.adaptive import learned_factor
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from optimizer.hardware import LearnedPool
 from optimizer.performance.types import Floats
 from optimizer.units import HOURS_PER_MONTH
 
@@ -121,3 +124,35 @@ def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_
         rate = -math.log1p(-high) / HOURS_PER_MONTH
         source = f"Spot Advisor band {low:.0%}-{high:.0%} a month, {as_of}, upper end"
     return Hazard(rate_per_node_hour=rate, wait_hours=measured.wait_hours, source=source)
+
+
+def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool]) -> Hazard:
+    """Update a pool's hazard with the events that the user's own stacks saw in it.
+
+    A gang's reclaims and waits are counted together, so each is compared with those that the prior expects of a gang.
+    """
+    reclaims = returns = 0
+    hours = empty_hours = expected_reclaims = expected_returns = 0.0
+    for pool in pools:
+        seen = pool.events
+        # A drought that lasts has been seen up to its last refusal.
+        lasting = (
+            (seen.empty_at - seen.empty_since).total_seconds() / 3600 if seen.empty_at and seen.empty_since else 0.0
+        )
+        nodes = np.array([seen.node_hours / seen.hours if seen.hours else 1.0, seen.asked])
+        running, waiting = gang_reclaims(nodes)
+        gang_wait_hours = prior.wait_hours * gang_waits(nodes)[1] / waiting
+        reclaims, returns = reclaims + seen.reclaims, returns + seen.returns
+        hours, empty_hours = hours + seen.hours, empty_hours + seen.empty_hours + lasting
+        expected_reclaims += prior.rate_per_node_hour * float(running) * seen.hours
+        expected_returns += (seen.empty_hours + lasting) / float(gang_wait_hours)
+    if not hours and not empty_hours:
+        return prior
+    stacks = ", ".join(dict.fromkeys(pool.stack for pool in pools))
+    first, last = min(pool.events.first_at for pool in pools), max(pool.events.last_at for pool in pools)
+    seen_text = f"{reclaims} reclaims in {hours:.0f} h, {returns} returns in {empty_hours:.1f} h without capacity"
+    return Hazard(
+        rate_per_node_hour=prior.rate_per_node_hour * float(learned_factor(reclaims, expected_reclaims)),
+        wait_hours=prior.wait_hours / float(learned_factor(returns, expected_returns)),
+        source=f"{prior.source}; learned from stack {stacks}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}",
+    )

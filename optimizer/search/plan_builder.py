@@ -178,6 +178,7 @@ def describe_interruption(table: CandidateTable, row: int) -> Interruption:
     return Interruption(
         rate=rounded(float(outcome.rate[row]) / int(table.fastest.nodes[table.configuration[row]])),
         source=f"{hazard.source}; {FAILURE_SOURCE}" if hazard else FAILURE_SOURCE,
+        wait_hours=rounded(hazard.wait_hours) if hazard else None,
         expected_count=rounded(outcome.expected_count[row]),
         checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
         lost_hours=rounded(outcome.lost_hours[row]),

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.economics import price_age
-from optimizer.economics.interruption import Hazard, spot_hazard
+from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
 from optimizer.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.plan import PurchaseOption
 from optimizer.request import Constraints, Reservation
@@ -61,6 +61,14 @@ class PricedPurchase:
         return self.option == "reserved" and self.reservation is None
 
 
+def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
+    """Hazard of an offer's spot pool in a zone ("": in any): of its band, and of the events that own stacks saw."""
+    prior = spot_hazard(
+        offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=str(offer.interruption_as_of)
+    )
+    return learn_hazard(prior, offer.learned_in(zone_id))
+
+
 def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = False) -> list[PricedPurchase]:
     """Every purchase of one offer that the limits allow and the catalog has a price for.
 
@@ -71,15 +79,13 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
     if "on-demand" in options and offer.on_demand:
         purchases.append(PricedPurchase(option="on-demand", offer=offer, price=offer.on_demand))
     if "spot" in options and offer.spot:
-        hazard = spot_hazard(
-            offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=str(offer.interruption_as_of)
-        )
         fallback = limits.spot_fallback == "on-demand"
         # An on-demand base of one node, never reclaimed, keeps the rendezvous and the newest checkpoint at hand.
         bases = (0, 1) if offer.on_demand else () if fallback else (0,)
         purchases += [
             PricedPurchase(option="spot", offer=offer, price=price, hazard=hazard, fallback=fallback, base=base)
             for price in (offer.spot_by_zone if every_zone else (offer.spot,))
+            for hazard in [pool_hazard(offer, price.zone_id)]
             for base in bases
         ]
     if "reserved" in options and offer.reserved_1yr:

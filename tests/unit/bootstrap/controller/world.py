@@ -326,9 +326,7 @@ class World:
             if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room:
                 message = f"no {lifecycle} capacity"
                 subnet = self.subnets if self.says_why else ""
-                self.failed.append(
-                    FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet)
-                )
+                self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet))
                 return
             self.nodes[f"i-{len(self.nodes):017x}"] = Node(
                 lifecycle=lifecycle,

@@ -1,0 +1,196 @@
+"""``gpufleet catalog learn`` and ``forget``: capacity events of the user's own stacks, for the next ``recommend``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.catalog import Catalog, load
+from optimizer.catalog.learned import Learned, LearnedStack, read_learned
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
+from optimizer.commands.options import directory_option
+from optimizer.commands.output import format_option, replace_file, write_notes, write_rows
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from bootstrap.contract.state import ControllerState
+    from optimizer.hardware import LearnedPool
+
+COLUMNS = {
+    "pool": "pool",
+    "launched": "launched",
+    "refused": "refused",
+    "reclaimed": "taken back",
+    "reclaims": "reclaims",
+    "node_hours": "node hours",
+    "empty_hours": "empty hours",
+    "reclaims_per_node_hour": "reclaims/node h",
+    "wait_hours": "wait, h",
+    "first_at": "from",
+    "last_at": "to",
+    "stack": "stack",
+    "learned_at": "learned",
+}
+
+
+@click.command()
+@click.argument("stack", metavar="[STACK]", required=False)
+@click.option(
+    "--from",
+    "state_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A copy of a stack's control/state.json, instead of STACK.",
+)
+@directory_option
+@format_option
+def learn(stack: str | None, state_file: Path | None, directory: Path, output_format: str) -> None:
+    """Learn how a stack's pools gave, refused and took back nodes, for the next recommend.
+
+    A stack's controller counts the capacity events of every pool (one instance type in one zone) over all its runs.
+    This command reads them from the stack's bucket (s3:GetObject on it, kms:Decrypt on its key) and keeps them beside
+    the catalog. recommend then starts from the Spot Advisor's band, which weighs ten events, and counts the pool's own
+    events on top: reclaims per node-hour, and the wait for capacity. A plan's interruption.source names them with their
+    dates. The stack's earlier events are replaced, other stacks' stay.
+
+    STACK is the only one of the folder by default.
+
+    \b
+    Example:
+      gpufleet catalog learn dev
+      gpufleet catalog learn --from state.json
+    """
+    if stack and state_file:
+        raise click.UsageError("give STACK or --from, not both")
+    if state_file:
+        name, place, state = str(state_file), str(state_file.resolve()), _read_file(state_file)
+    else:
+        name = stack or only_stack(directory)
+        place, state = _read_stack(name, directory)
+    if state is None or not state.capacity:
+        raise DataMissingError(
+            f"{place} holds no capacity events" if state else f"{place} is missing",
+            why="the controller writes them from its first launch or refusal on",
+            next_step="learn once the stack has run; `pulumi up` brings an older stack's controller up to date",
+        )
+    known = read_learned(learned_file())
+    now = datetime.now(UTC).replace(microsecond=0)
+    learned = LearnedStack(stack=name, learned_at=now, pools=state.capacity)
+    changed = Learned(stacks=known.stacks | {place: learned})
+    _check(changed, place)
+    _write(changed)
+    catalog = load()
+    write_notes(catalog.notes)
+    rows = pool_rows(catalog, [pool for pool in changed.pools() if pool.stack == name])
+    write_rows(rows, COLUMNS, output_format, spare=("learned_at", "stack", "first_at", "node_hours"))
+    click.echo(f"written to {learned_file()}; gpufleet recommend uses it, gpufleet catalog forget drops it", err=True)
+    if fixed := os.environ.get(DIRECTORY_VARIABLE):
+        click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {fixed} without learned events", err=True)
+
+
+@click.command()
+@click.argument("stack", metavar="[STACK]", required=False)
+def forget(stack: str | None) -> None:
+    """Drop the capacity events that were learned from STACK, or from all stacks.
+
+    \b
+    Example:
+      gpufleet catalog forget dev
+      gpufleet catalog forget
+    """
+    path = learned_file()
+    if stack is None:
+        existed = path.exists()
+        path.unlink(missing_ok=True)
+        click.echo(f"{path} is deleted" if existed else "nothing was learned", err=True)
+        return
+    known = read_learned(path)
+    kept = {place: learned for place, learned in known.stacks.items() if learned.stack != stack}
+    if len(kept) == len(known.stacks):
+        names = ", ".join(sorted({learned.stack for learned in known.stacks.values()}))
+        raise InvalidInputError(
+            f"nothing was learned from {stack}", limit=names or "no stack", next_step="gpufleet catalog show lists them"
+        )
+    _write(Learned(stacks=kept))
+    click.echo(f"what was learned from {stack} is dropped", err=True)
+
+
+def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[Mapping[str, Any]]:
+    """Rows of COLUMNS; the rates are what ``recommend`` takes for a spot pool."""
+    from optimizer.search.purchases import pool_hazard  # numpy takes a fifth of a second
+
+    offers = {(offer.instance.name, offer.region): offer for offer in catalog.offers}
+    rows = []
+    for pool in pools:
+        events, offer = pool.events, offers.get((pool.name.instance_type, pool.name.region))
+        hazard = pool_hazard(offer, pool.name.zone_id) if offer and pool.name.purchase == "spot" else None
+        rows.append(
+            {
+                "pool": str(pool.name),
+                **{name: getattr(events, name) for name in ("launched", "refused", "reclaimed", "reclaims")},
+                "node_hours": round(events.node_hours, 2),
+                "empty_hours": round(events.empty_hours, 2),
+                "reclaims_per_node_hour": hazard and hazard.rate_per_node_hour,
+                "wait_hours": hazard and hazard.wait_hours,
+                "first_at": f"{events.first_at:%Y-%m-%d}",
+                "last_at": f"{events.last_at:%Y-%m-%d}",
+                "stack": pool.stack,
+                "learned_at": f"{pool.learned_at:%Y-%m-%d}",
+            }
+        )
+    return rows
+
+
+def _read_file(path: Path) -> ControllerState:
+    from bootstrap.contract.codec import FormatError
+    from bootstrap.contract.state import read_state
+
+    try:
+        return read_state(path.read_text(encoding="utf-8"), str(path), lenient=True)
+    except (OSError, UnicodeDecodeError, FormatError) as error:
+        raise InvalidInputError(
+            f"--from {path} cannot be used: {error}",
+            limit="a copy of a stack's control/state.json",
+            next_step="gpufleet catalog learn STACK reads it from the stack's bucket",
+        ) from error
+
+
+def _read_stack(stack: str, directory: Path) -> tuple[str, ControllerState | None]:
+    """Read a stack's state, with its place."""
+    from optimizer.aws import clients, control, errors
+
+    names, _ = resolve_names(read_stack(stack, directory))
+    place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
+    try:
+        return place, control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"{place} cannot be read: {errors.reason(error)}",
+            next_step=f"gpufleet status --stack {stack} tells what the credentials may read",
+        ) from error
+
+
+def _check(learned: Learned, place: str) -> None:
+    try:
+        learned.pools()
+    except ValueError as error:
+        raise GpufleetError(
+            f"{place}: {error}", next_step="use the version of gpufleet that the stack was deployed with"
+        ) from error
+
+
+def _write(learned: Learned) -> None:
+    path, text = learned_file(), learned.to_text()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda file: file.write(text))
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="set XDG_CACHE_HOME") from error

@@ -1,0 +1,157 @@
+"""``gpufleet catalog learn`` and ``forget``: a stack's own capacity events in the catalog, and in the next plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.contract.adaptive import LEARNED_FROM
+from optimizer.catalog.snapshot import SHIPPED, learned_file
+from optimizer.economics.interruption import GANG_RECLAIMS, GANG_WAITS
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.deployed import DeployedStack, controller_state
+
+POOL = "us-east-1/use1-az1/p4d.24xlarge/spot"
+EVENTS: dict[str, Any] = {
+    "first_at": "2026-11-01T00:00:00Z",
+    "last_at": "2026-11-22T00:00:00Z",
+    "asked": 4,
+    "launched": 40,
+    "refused": 25,
+    "reclaimed": 12,
+    "reclaims": 6,
+    "node_hours": 480.0,
+    "hours": 120.0,
+    "returns": 5,
+    "empty_hours": 40.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A copy of a stack's state."""
+    path = tmp_path / "state.json"
+    other = {**EVENTS, "reclaims": 0, "returns": 0, "node_hours": 0.0, "hours": 0.0, "empty_hours": 0.0}
+    other |= {"empty_since": "2026-11-21T00:00:00Z", "empty_at": "2026-11-21T06:00:00Z"}
+    capacity = {POOL: EVENTS, POOL.replace("az1", "az2"): other, POOL.replace("spot", "on-demand"): EVENTS}
+    path.write_text(json.dumps(controller_state() | {"capacity": capacity}))
+    return path
+
+
+def recommended(gpufleet: Gpufleet, *flags: str) -> dict[str, Any]:
+    """The answer for a spot run on p4d, whose cheapest zone is use1-az1."""
+    request = "--model llama-3.1-8b --tokens 200M --seq-len 4096 --purchase spot --instance-type p4d.24xlarge"
+    code, out, err = gpufleet("recommend", *request.split(), "--region", "us-east-1", "--format", "json", *flags)
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def hazard(answer: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer["plans"][0]["interruption"])
+
+
+def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpufleet, state: Path, tmp_path: Path) -> None:
+    prior = recommended(gpufleet)
+    assert prior["plans"][0]["purchase"]["zone_id"] == "use1-az1"
+    code, out, err = gpufleet("catalog", "learn", "--from", str(state), "--format", "json")
+    assert code == 0 and "written to" in err
+    rows = {row["pool"]: row for row in json.loads(out)}
+    # The prior expects so many events of a gang of four, and weighs ten.
+    band = -math.log1p(-0.15) / 730
+    expected = band * 120 * 4 ** GANG_RECLAIMS[0]
+    own = rows[POOL]
+    assert own["reclaims_per_node_hour"] == pytest.approx(
+        band * (LEARNED_FROM + 6) / (LEARNED_FROM + expected), rel=2e-3
+    )
+    wait = hazard(prior)["wait_hours"]
+    expected = 40 / (wait * 4 ** (GANG_WAITS[0] - GANG_RECLAIMS[0]))
+    assert own["wait_hours"] == pytest.approx(wait * (LEARNED_FROM + expected) / (LEARNED_FROM + 5), rel=1e-3)
+    assert rows[POOL.replace("spot", "on-demand")]["wait_hours"] is None
+    # A drought that lasts counts up to its last refusal.
+    assert rows[POOL.replace("az1", "az2")]["wait_hours"] > wait
+    answer = recommended(gpufleet, "--save", str(tmp_path / "answer.json"))
+    learned = hazard(answer)
+    assert learned["wait_hours"] == pytest.approx(own["wait_hours"], rel=1e-4)
+    assert learned["rate"] > hazard(prior)["rate"]
+    seen = f"learned from stack {state}, 2026-11-01 to 2026-11-22: 6 reclaims in 120 h, 5 returns in 40.0 h without"
+    assert seen in learned["source"] and "Spot Advisor band 10%-15% a month, 2025-07-28" in learned["source"]
+    source = answer["catalog"]["sources"][-1]
+    assert (source["name"], source["newest"], source["rows"]) == ("capacity events", "2026-11-22", 3)
+    assert answer["plans"][0]["hours"]["expected"] > prior["plans"][0]["hours"]["expected"]
+    # The audit works the learned wait out again; a plan with another one disagrees with itself.
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(answer["plans"][0]))
+    assert gpufleet("preview", str(path))[0] == 0
+    path.write_text(json.dumps(answer["plans"][0] | {"interruption": learned | {"wait_hours": 500.0}}))
+    code, _, err = gpufleet("preview", str(path))
+    assert code == 2 and "hours.expected" in err
+
+
+def test_show_lists_the_pools_and_forget_drops_one_stack_or_all(
+    gpufleet: Gpufleet, state: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(state.read_text())
+    for path in (state, state, other):
+        assert gpufleet("catalog", "learn", "--from", str(path))[0] == 0
+    shown = json.loads(gpufleet("catalog", "show", "--format", "json")[1])
+    # The second reading of a stack replaces the first.
+    assert [row["stack"] for row in shown["learned"]] == 3 * [str(state)] + 3 * [str(other)]
+    assert shown["learned"][0]["pool"] == POOL and shown["learned"][0]["refused"] == 25
+    assert POOL in gpufleet("catalog", "show")[1]
+    code, _, err = gpufleet("catalog", "forget", "dev")
+    assert code == 2 and str(other) in err
+    assert gpufleet("catalog", "forget", str(other))[0] == 0
+    shown = json.loads(gpufleet("catalog", "show", "--format", "json")[1])
+    assert {row["stack"] for row in shown["learned"]} == {str(state)}
+    assert gpufleet("catalog", "forget")[0] == 0
+    assert json.loads(gpufleet("catalog", "show", "--format", "json")[1])["learned"] == []
+    assert "nothing was learned" in gpufleet("catalog", "forget")[2]
+
+
+def test_a_stacks_events_are_read_from_its_bucket(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = deployed.names.stack
+    monkeypatch.chdir(deployed.directory)
+    code, _, err = gpufleet("catalog", "learn", stack)
+    assert code == 4 and f"s3://{deployed.names.bucket}/control/state.json is missing" in err
+    deployed.write_state()
+    code, _, err = gpufleet("catalog", "learn", stack)
+    assert code == 4 and "holds no capacity events" in err and "pulumi up" in err
+    deployed.write_state(capacity={POOL: EVENTS})
+    code, out, _ = gpufleet("catalog", "learn", "--format", "csv")
+    assert code == 0 and f"{POOL},40,25" in out
+    assert f"stack {stack}" in hazard(recommended(gpufleet))["source"]
+    deployed.write_state(capacity={"nowhere": EVENTS})
+    code, _, err = gpufleet("catalog", "learn", stack)
+    assert code == 1 and "'nowhere' is no pool" in err
+
+
+def test_bad_files_are_told_and_a_fixed_catalog_is_left_as_it_is(
+    gpufleet: Gpufleet, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = tmp_path / "torn.json"
+    torn.write_text("{")
+    for path in (torn, tmp_path / "missing.json"):
+        code, _, err = gpufleet("catalog", "learn", "--from", str(path))
+        assert code == 2 and f"--from {path} cannot be used" in err
+    assert gpufleet("catalog", "learn", "dev", "--from", str(state))[0] == 2
+    learned_file().parent.mkdir(parents=True)
+    learned_file().write_text('{"schema_version": 1, "stacks": {"x": {"stack": "x"}}}')
+    code, _, err = gpufleet("catalog", "show")
+    assert code == 0 and "lacks learned_at, pools" in err and "gpufleet catalog forget" in err
+    assert gpufleet("catalog", "learn", "--from", str(state))[0] == 4
+    assert gpufleet("catalog", "forget")[0] == 0
+    monkeypatch.setenv("GPUFLEET_CATALOG", str(SHIPPED))
+    assert "GPUFLEET_CATALOG is set" in gpufleet("catalog", "learn", "--from", str(state))[2]
+    assert "learned" not in hazard(recommended(gpufleet))["source"]
