@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,7 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
     """
     if stack and state_file:
         raise click.UsageError("give STACK or --from, not both")
+    state: ControllerState | None
     if state_file:
         name, place, state = str(state_file), str(state_file.resolve()), _read_file(state_file)
     else:
@@ -75,7 +76,7 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
         place, state = _read_stack(name, directory)
     if state is None or not state.capacity:
         raise DataMissingError(
-            f"{place} holds no capacity events" if state else f"{place} is missing",
+            f"{place} is missing" if state is None else f"{place} holds no capacity events",
             why="the controller writes them from its first launch or refusal on",
             next_step="learn once the stack has run; `pulumi up` brings an older stack's controller up to date",
         )
@@ -121,7 +122,7 @@ def forget(stack: str | None) -> None:
     click.echo(f"what was learned from {stack} is dropped", err=True)
 
 
-def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[Mapping[str, Any]]:
+def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, Any]]:
     """Rows of COLUMNS; the rates are what ``recommend`` takes for a spot pool."""
     from optimizer.search.purchases import pool_hazard  # numpy takes a fifth of a second
 
