@@ -12,16 +12,18 @@ import click
 import numpy as np
 
 from optimizer.commands.options import Hours
-from optimizer.commands.output import format_option, write_rows, write_table
+from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, plot_option, save_plot
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import NAMES, Result, replay
 from optimizer.economics.simulation.together import NAMES as TOGETHER_NAMES
 from optimizer.economics.simulation.together import replay_together
-from optimizer.economics.simulation.traces import read_trace
+from optimizer.economics.simulation.traces import Trace, read_trace
 from optimizer.economics.simulation.zones import Launching
-from optimizer.errors import InvalidInputError
+from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.performance.types import Floats
 from optimizer.units import rounded
 
 COLUMNS = {
@@ -46,6 +48,7 @@ Example:
   gpufleet simulate --trace traces/*.json --work-hours 2d --deadline-hours 3d --policy all --format csv
   gpufleet simulate --trace zone-a.json zone-b.json --together --nodes 16 --work-hours 48 --deadline-hours 72
   gpufleet simulate --trace pool.json --nodes 4 --work-hours 48 --deadline-hours 72 --checkpoint-hours 0.5
+  gpufleet simulate --price-history history.json --work-hours 48 --deadline-hours 72
 """
 )
 @click.option(
@@ -94,6 +97,14 @@ Example:
     help="With --together: on-demand price over each trace's spot price, in the order of the traces; repeatable.",
 )
 @click.option(
+    "--price-history",
+    "price_histories",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON of aws ec2 describe-spot-price-history, of one type; repeatable (regions). Implies --together.",
+)
+@click.option(
     "--try-minutes",
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
@@ -128,6 +139,7 @@ def command(
     seed: int,
     together: bool,
     pool_price_ratios: tuple[float, ...],
+    price_histories: tuple[Path, ...],
     try_minutes: float,
     move_hours: float,
     plot: Path | None,
@@ -143,7 +155,12 @@ def command(
     policies, with the trace known beforehand. With --together a policy knows a pool by its own launches only: it tries
     one pool at a time, for all nodes. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
     nodes available in each tick.
+
+    With --price-history an hour of spot costs what it did in the trace's zone at that time, beside the catalog's
+    on-demand price: adaptive and omniscient go by these prices. The zone is in the trace's file name, and its begin in
+    metadata.start_time. Without a trace every zone of the history is assumed to have capacity all the time.
     """
+    together = together or bool(price_histories)
     if plot:
         check_plot(plot)
         if together:
@@ -153,12 +170,14 @@ def command(
                 next_step="leave one of the two out",
             )
     paths = (*first_traces, *more_traces)
-    if not paths:
+    if not paths and not price_histories:
         raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
     repeated = {path for path in paths if paths.count(path) > 1}
     if repeated:
         raise InvalidInputError(f"--trace {min(repeated)} is given twice", next_step="name each trace once")
     if together:
+        if price_histories and pool_price_ratios:
+            raise click.UsageError("give --price-history or --pool-price-ratio, not both")
         if len(pool_price_ratios) not in (0, len(paths)):
             raise InvalidInputError(
                 f"--pool-price-ratio is given {len(pool_price_ratios)} times",
@@ -167,15 +186,19 @@ def command(
                 next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
             )
         asked = Job(**job)
+        traces = [read_trace(path) for path in paths]
+        ratios: Sequence[float] | Floats = pool_price_ratios or [asked.price_ratio] * len(paths)
+        if price_histories:
+            traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
         write_rows(
             [
                 _row(result)
                 for result in replay_together(
-                    [read_trace(path) for path in paths],
+                    traces,
                     asked,
                     TOGETHER_NAMES if "all" in policy else dict.fromkeys(policy),
                     launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
-                    price_ratios=pool_price_ratios or [asked.price_ratio] * len(paths),
+                    price_ratios=ratios,
                     starts=starts,
                     seed=seed,
                     nodes=nodes,
@@ -201,6 +224,39 @@ def command(
         write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces")
     if plot:
         _draw(plot, results)
+
+
+def _with_prices(history: PriceHistory, traces: list[Trace], nodes: int) -> tuple[list[Trace], Floats]:
+    """The traces, or assumed ones, and on-demand's price over spot's in their pools and ticks."""
+    from optimizer.catalog import load
+    from optimizer.catalog.sources.offerings import zone_prefix
+
+    catalog, zones = load(), ", ".join(zone.zone_name for zone in history.zones)
+    prices = [
+        offer.on_demand
+        for offer in catalog.offers
+        if offer.instance.name == history.instance_type and offer.on_demand
+        if any(
+            zone.zone_name[:-1] == offer.region or zone.zone_id.startswith(f"{zone_prefix(offer.region)}-az")
+            for zone in history.zones
+        )
+    ]
+    if not prices:
+        raise DataMissingError(
+            f"the catalog has no on-demand price of {history.instance_type} in the region of {zones}",
+            why="costs are shares of on-demand's",
+            next_step=f"gpufleet catalog refresh --region {history.zones[0].zone_name[:-1]}",
+        )
+    on_demand = min(prices, key=lambda price: price.usd_per_hour)
+    usd = f"{on_demand.usd_per_hour:g} USD an hour ({on_demand.source}, {on_demand.as_of})"
+    notes: list[object] = [*history.skipped, f"on-demand {history.instance_type} costs {usd}"]
+    if not traces:
+        traces = assume_capacity(history, nodes=nodes)
+        notes.append(
+            f"no trace is given: {zones} are assumed to have capacity all the time, so that only prices differ"
+        )
+    write_notes(notes)
+    return traces, on_demand.usd_per_hour / usd_by_tick(history, traces)
 
 
 def _draw(path: Path, results: Sequence[Result]) -> None:

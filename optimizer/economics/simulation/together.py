@@ -14,7 +14,7 @@ from optimizer.economics.simulation.traces import Trace, draw_places
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.economics.simulation.zones import Launching, simulate_together
 from optimizer.errors import InvalidInputError
-from optimizer.performance.types import Bools
+from optimizer.performance.types import Floats, Ints
 
 NAMES = (*ZONE_POLICIES, OMNISCIENT)
 
@@ -37,7 +37,7 @@ def replay_together(
     policies: Iterable[str],
     *,
     launching: Launching,
-    price_ratios: Sequence[float],
+    price_ratios: Sequence[float] | Floats,
     starts: int,
     seed: int,
     nodes: int = 1,
@@ -45,15 +45,21 @@ def replay_together(
     """Simulate each of ``policies`` (of NAMES) from ``starts`` places of the time that all traces have.
 
     Every run meets the pools in an order of its own, so that no policy gains from the order of the files.
+    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks).
 
     Raises:
         InvalidInputError: the traces do not fit together, or are shorter than the deadline.
     """
-    available = _cut(traces, job.deadline_hours, nodes, starts=starts, seed=seed)
+    places = _cut(traces, job.deadline_hours, starts=starts, seed=seed)
+    available = np.stack([(trace.nodes >= nodes)[places] for trace in traces], axis=1)
     random = np.random.default_rng([seed, len(traces)])
     order = random.permuted(np.tile(np.arange(len(traces)), (starts, 1)), axis=1)
     available = np.take_along_axis(available, order[:, :, None], axis=1)
-    prices = (1 / np.asarray(price_ratios, dtype=float))[order]
+    prices = 1 / np.asarray(price_ratios, dtype=float)
+    if prices.ndim == 1:
+        prices = prices[order]
+    else:
+        prices = np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
     name = f"{len(traces)} traces"
     results: list[TogetherResult] = []
     for policy in policies:
@@ -69,8 +75,8 @@ def replay_together(
     return results
 
 
-def _cut(traces: Sequence[Trace], hours: float, nodes: int, *, starts: int, seed: int) -> Bools:
-    """Windows of all traces at the same random places; shape (runs, pools, ticks)."""
+def _cut(traces: Sequence[Trace], hours: float, *, starts: int, seed: int) -> Ints:
+    """Ticks of windows at random places, the same of all traces; shape (runs, ticks)."""
     gaps = {trace.gap_s for trace in traces}
     if len(gaps) > 1:
         raise InvalidInputError(
@@ -88,5 +94,4 @@ def _cut(traces: Sequence[Trace], hours: float, nodes: int, *, starts: int, seed
             next_step="traces of one collection",
         )
     shortest = min(traces, key=lambda trace: len(trace.nodes))
-    places = draw_places(shortest, hours, starts, np.random.default_rng(seed))
-    return np.stack([(trace.nodes >= nodes)[places] for trace in traces], axis=1)
+    return draw_places(shortest, hours, starts, np.random.default_rng(seed))

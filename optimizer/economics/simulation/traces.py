@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -79,11 +79,12 @@ def read_trace(path: Path) -> Trace:
         raise InvalidInputError(f"trace {path}: {place}: {first['msg']}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
+    start = content.metadata.start_time
     return Trace(
         name=path.name,
         gap_s=content.metadata.gap_seconds,
         nodes=np.array(content.data, dtype=np.int64),
-        start_time=content.metadata.start_time,
+        start_time=start.replace(tzinfo=start.tzinfo or UTC) if start else None,
     )
 
 

@@ -5,7 +5,7 @@ Greedy and Uniform Progress take the pools in turn: both were published for pool
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from bootstrap.contract.pools import PoolRecord, came, expected_spot_s, left, rank_pools, reclaimed, refused
 from optimizer.economics.simulation.job import Job
@@ -120,9 +120,8 @@ class Adaptive:
     Spot in the best pool; on-demand where the spot to be expected does not do the work, or the deadline demands it.
     """
 
-    def __init__(self, prices: Sequence[float], job: Job, try_hours: float) -> None:
-        self._pools = {str(place): PoolRecord() for place in range(len(prices))}
-        self._prices = {str(place): price for place, price in enumerate(prices)}
+    def __init__(self, pools: int, job: Job, try_hours: float) -> None:
+        self._pools = {str(place): PoolRecord() for place in range(pools)}
         self._restart_s, self._try_s = job.restart_hours * 3600, try_hours * 3600
         self._order: list[int] = []
         self._asked_hours = -1.0
@@ -145,7 +144,7 @@ class Adaptive:
             ranked = rank_pools(
                 self._pools,
                 view.elapsed_hours * 3600,
-                prices=self._prices,
+                prices={str(place): price for place, price in enumerate(view.prices)},
                 on_demand_price=1.0,
                 running_price=self._running_price(view),
                 restart_s=self._restart_s,
@@ -177,16 +176,16 @@ class Adaptive:
     def _running_price(self, view: ZoneView) -> float | None:
         if view.mode is Mode.IDLE:
             return None
-        return 1.0 if view.mode is Mode.ON_DEMAND else self._prices[str(view.pool)]
+        return 1.0 if view.mode is Mode.ON_DEMAND else view.prices[view.pool]
 
 
 _RECORDED = {Event.CAME: came, Event.REFUSED: refused, Event.RECLAIMED: reclaimed, Event.LEFT: left}
 
-NewPolicy = Callable[[Sequence[float], Job, float], ZonePolicy]
+NewPolicy = Callable[[int, Job, float], ZonePolicy]
 ZONE_POLICIES: dict[str, NewPolicy] = {
-    "on_demand": lambda prices, job, try_hours: OnDemand(),
-    "spot_only": lambda prices, job, try_hours: SpotOnly(len(prices)),
-    "greedy": lambda prices, job, try_hours: Greedy(len(prices)),
-    "uniform_progress": lambda prices, job, try_hours: UniformProgress(len(prices)),
+    "on_demand": lambda pools, job, try_hours: OnDemand(),
+    "spot_only": lambda pools, job, try_hours: SpotOnly(pools),
+    "greedy": lambda pools, job, try_hours: Greedy(pools),
+    "uniform_progress": lambda pools, job, try_hours: UniformProgress(pools),
     "adaptive": Adaptive,
 }

@@ -44,6 +44,7 @@ class ZoneView:
         elapsed_hours, left_hours: since the start, and until the deadline.
         step_hours: until the next tick, when the policy is asked again.
         work_hours: work that is left.
+        prices: an hour of spot in each pool in this tick; on-demand's is 1.
         pool: the pool of the running spot nodes, or of the last ones; -1 before the first.
         loading_hours: restart time left until the running nodes work.
     """
@@ -53,6 +54,7 @@ class ZoneView:
     left_hours: float
     step_hours: float
     work_hours: float
+    prices: Sequence[float]
     mode: Mode
     pool: int
     loading_hours: float
@@ -99,7 +101,7 @@ def simulate_together(
     job: Job,
     launching: Launching,
     prices: Floats,
-    new_policy: Callable[[Sequence[float], Job, float], ZonePolicy],
+    new_policy: Callable[[int, Job, float], ZonePolicy],
     *,
     seed: int,
 ) -> ZoneRuns:
@@ -109,16 +111,17 @@ def simulate_together(
 
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
-        prices: an hour of spot in each pool, shape (runs, pools); on-demand's is 1.
-        new_policy: makes a policy from the pools' prices, the job and the hours that a try takes.
+        prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
+        new_policy: makes a policy from the number of pools, the job and the hours that a try takes.
     """
     random = np.random.default_rng(seed)
     count = len(available)
     restarts, losses = (draw(random, (count, DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
+    by_tick = over_ticks(prices, available).transpose(0, 2, 1)
     played = []
-    for window, price, restart, lost in zip(available.tolist(), prices.tolist(), restarts, losses, strict=True):
-        policy = new_policy(price, job, launching.try_hours)
-        played.append(_Run(window, gap_hours, job, launching, price, policy, restart, lost))
+    for window, price, restart, lost in zip(available, by_tick, restarts, losses, strict=True):
+        policy = new_policy(len(window), job, launching.try_hours)
+        played.append(_Run(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost))
         played[-1].play()
 
     def column(field: str) -> Floats:
@@ -137,6 +140,11 @@ def simulate_together(
     )
 
 
+def over_ticks(prices: Floats, available: Bools) -> Floats:
+    """Prices of each tick, shape (runs, pools, ticks), from those or from constant ones, shape (runs, pools)."""
+    return np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
+
+
 class _Run:
     """One run, from its start to the end of its work or its deadline."""
 
@@ -146,13 +154,14 @@ class _Run:
         gap_hours: float,
         job: Job,
         launching: Launching,
-        prices: Sequence[float],
+        prices: Sequence[Sequence[float]],
         policy: ZonePolicy,
         restarts: list[float],
         losses: list[float],
     ) -> None:
         self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
         self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
+        self._present = prices[0]
         self._mode, self._pool = Mode.IDLE, -1
         self._loading = self._fresh = 0.0
         self._launches = 0
@@ -164,7 +173,7 @@ class _Run:
     def play(self) -> None:
         """Play all ticks."""
         for tick in range(len(self._available[0])):
-            elapsed = tick * self._gap_hours
+            elapsed, self._present = tick * self._gap_hours, self._prices[tick]
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             if self.work <= DONE_HOURS:
                 return
@@ -190,6 +199,7 @@ class _Run:
             left_hours=self._job.deadline_hours - elapsed,
             step_hours=step,
             work_hours=self.work,
+            prices=self._present,
             mode=self._mode,
             pool=self._pool,
             loading_hours=self._loading,
@@ -246,7 +256,7 @@ class _Run:
         self._fresh += hours - loaded
         if self._mode is Mode.SPOT:
             self.spot_hours += hours
-            self.cost += hours * self._prices[self._pool]
+            self.cost += hours * self._present[self._pool]
         else:
             self.on_demand_hours += hours
             self.cost += hours
