@@ -111,7 +111,7 @@ def test_a_price_history_gives_the_prices_of_its_zones(tmp_path: Path) -> None:
     (row,) = json.loads(
         simulate("--price-history", str(history), "--trace", str(timed), "--policy", "greedy", "--format", "json")
     )
-    assert row["mean_normalised_cost"] == pytest.approx(10 / on_demand)
+    assert row["mean_normalised_cost"] == pytest.approx(10 / on_demand, rel=1e-5)
     both = CliRunner().invoke(cli, ["simulate", *arguments, "--pool-price-ratio", "3"])
     assert both.exit_code == 2 and "not both" in both.stderr
     history.write_text(json.dumps({"SpotPriceHistory": [entries[0] | {"InstanceType": "p99.metal"}]}))
