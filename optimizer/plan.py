@@ -588,11 +588,10 @@ class FleetPlan(_Model):
         # Not model_copy, which keeps the values of cached properties.
         return FleetPlan.model_construct(**fields)
 
-    @property
-    def alternates_in_short(self) -> str:
+    def describe_alternates(self, most: int = 3) -> str:
         """The first alternates with their expected USD: "spot in use1-az6 (38.95 USD), 2 more"."""
         shown = []
-        for alternate in self.alternates[:3]:
+        for alternate in self.alternates[:most]:
             name = "" if alternate.instance_type == self.instance_type else f"{alternate.instance_type} "
             place = f"{name}{alternate.purchase} in {alternate.zone_id}"
             shown.append(f"{place} ({alternate.cost_usd.expected:,.2f} USD)")

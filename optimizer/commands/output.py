@@ -36,14 +36,11 @@ def format_option(function: F) -> F:
     )(function)
 
 
-def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
-    """Warn on standard error of old prices and of a snapshot that was passed over; ``brief`` only counts the former."""
+def write_catalog_notes(catalog: Catalog) -> None:
+    """Warn on standard error of old prices and of a snapshot that was passed over."""
     from optimizer.catalog.ttl import stale_lines
 
-    old = stale_lines(catalog)
-    if brief and len(old) > 1:
-        old = [f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show"]
-    write_notes((*catalog.notes, *old))
+    write_notes((*catalog.notes, *stale_lines(catalog)))
 
 
 def write_notes(notes: Iterable[object]) -> None:
@@ -102,6 +99,7 @@ def write_table(
     *,
     title: str = "",
     spare: Sequence[str] = (),
+    tell_left_out: bool = True,
 ) -> None:
     """Print ``rows`` as a table within the terminal's width.
 
@@ -113,6 +111,7 @@ def write_table(
         columns: field to heading, by default every field to itself.
         title: a line above.
         spare: fields that may be left out.
+        tell_left_out: name these in a line below.
     """
     from optimizer.commands.layout import choose_columns, print_blocks, print_table
 
@@ -128,7 +127,7 @@ def write_table(
         print_table(shown, cells, numeric, widths)
     else:
         print_blocks(shown, cells, width)
-    if left_out:
+    if left_out and tell_left_out:
         names = ", ".join(headings[field] for field in left_out)
         write_text(f"Left out at {width} columns: {names}; a wider terminal and --format json have them.")
 
@@ -147,11 +146,14 @@ def output_width(*, err: bool = False) -> int:
 
 def write_text(text: str, *, indent: str = "", err: bool = False) -> None:
     """Print lines, each wrapped at words within the terminal's width; ``indent`` begins a line's further lines."""
-    width = min(output_width(err=err), PAGE_WIDTH)
     for line in text.split("\n"):
-        # A flag or a name with hyphens stays whole.
-        wrapped = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        click.echo("\n".join(wrapped), err=err)
+        click.echo("\n".join(wrap_line(line, indent=indent, err=err)), err=err)
+
+
+def wrap_line(line: str, *, indent: str = "", err: bool = False) -> list[str]:
+    """Return the lines that ``write_text`` prints for one; a flag or a name with hyphens stays whole."""
+    width = min(output_width(err=err), PAGE_WIDTH)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def write_rows(

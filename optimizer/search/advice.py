@@ -26,20 +26,14 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
         simpler.append(f"{plan.node_count} node{'s' * (plan.node_count > 1)} instead of {nodes}")
     if option == "spot" and plan.purchase.option != "spot":
         simpler.append("no spot interruptions")
-    own = plan.hours.expected, plan.cost_usd.expected
-    error = float(table.fastest.relative_error[configuration])
-    why = ", ".join(simpler) or "fewer splits"
-    verdict = f"a tie, as its estimate's error is {error:.0%}, and this plan is simpler ({why})"
+    candidate = f"{nodes} x {table.fastest.instance.name} {option}"
     if plan.calibration.rows and not table.fastest.measured:
-        p95_usd, gpu = float(table.cost.p95[row]), table.fastest.instance.gpu.name
-        verdict = (
-            f"no run on {gpu} was measured, its estimate's error is {error:.0%} and its p95 {p95_usd:,.2f} USD against "
-            f"{plan.cost_usd.p95:,.2f}"
-        )
-    return (
-        f"{nodes} x {table.fastest.instance.name} {option} ({split.in_short}) would take {hours:,.3g} h and {usd:,.2f} "
-        f"USD against {own[0]:,.3g} h and {own[1]:,.2f} USD: {verdict}"
-    )
+        p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
+        unknown = f"no run on {table.fastest.instance.gpu.name} was measured"
+        return f"{candidate}: {usd:,.2f} USD ({p95}) in {hours:,.3g} h; {unknown}"
+    error = float(table.fastest.relative_error[configuration])
+    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD in {hours:,.3g} h is a tie (error {error:.0%})"
+    return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 
 
 def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[str]:

@@ -33,7 +33,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
         f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
         f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; {plan.hours.expected:,.3g} h "
         f"expected, {plan.hours.p95:,.3g} at p95",
-        *([f"next     without capacity there: {plan.alternates_in_short}"] if plan.alternates else []),
+        *([f"next     without capacity there: {plan.describe_alternates()}"] if plan.alternates else []),
         *([f"data     {plan.staging.describe(plan.node_count)}"] if plan.staging else []),
         f"hour     {sums.with_nodes:,.2f} USD with all nodes; without nodes {sums.without_nodes:,.4f}, "
         f"{sums.without_nodes * HOURS_PER_MONTH:,.2f} a month, until `pulumi destroy --exclude-protected`",

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
+from optimizer.catalog.ttl import stale_lines
 from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv, write_notes
@@ -165,7 +166,10 @@ def command(
     request = read_request(request_file, flags)
     catalog = load()
     brief = output_format == "table" and not show_all
-    write_catalog_notes(catalog, brief=brief)
+    if brief:
+        write_notes(catalog.notes)
+    else:
+        write_catalog_notes(catalog)
     chosen = chosen_calibration(calibration)
     with patience("searching the plans"):
         answer = recommend(request, catalog, chosen)
@@ -217,6 +221,8 @@ def _write_notes(answer: Recommendation, output_format: str, *, brief: bool) -> 
     old_prices = old_price_note(answer.plans, brief=brief)
     if old_prices:
         notes.append(f"{old_prices}: {refresh_offer()}")
+    elif brief and (old := stale_lines(answer.problem.catalog)):
+        notes.append(f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show")
     if output_format == "csv" and answer.rejected:
         notes.append(
             f"{len(answer.rejected)} types have no plan ({count_rejections(answer)}); --format json lists them"

@@ -66,11 +66,11 @@ def old_price_note(plans: Sequence[FleetPlan], *, brief: bool = False) -> str:
     if plan is not first and plan.cost_usd.expected >= first.cost_usd.expected:
         return ""
     prices, cost = plan.spot_range, plan.cost_usd
-    if brief and plan is not first:
-        return (
-            f"spot prices are {prices.age_days} days old and head no ranking; a range of USD is from the cheapest zone "
-            "to the dearest"
-        )
+    if brief and plan is first:
+        range_usd = f"{cost.expected:,.2f} to {max(cost.expected, prices.cost_usd_dearest):,.2f} USD by zone"
+        return f"spot prices are {prices.age_days} days old: plan 1 is {range_usd}, none at a current price fits"
+    if brief:
+        return f"spot prices are {prices.age_days} days old and head no ranking; USD is their range by zone"
     days = f"{prices.age_days} days old (limit: {prices.limit_days})"
     place = f"in {plan.purchase.zone_id}" if plan.purchase.zone_id else f"in {plan.region}, derived"
     text = f"spot prices are {days}: plan {number} costs {cost.expected:,.2f} USD {place}"
@@ -94,5 +94,5 @@ def refresh_offer() -> str:
     )
     # https://docs.aws.amazon.com/boto3/latest/guide/credentials.html
     if any(os.environ.get(name) for name in environment) or any(Path(file).is_file() for file in files):
-        return "AWS credentials are at hand: the same command with --refresh reads today's spot prices in seconds"
-    return "with AWS credentials, --refresh reads today's spot prices in seconds"
+        return "AWS credentials are at hand, --refresh reads today's"
+    return "--refresh reads today's, with credentials"

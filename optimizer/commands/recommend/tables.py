@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from optimizer.commands.output import write_table, write_text
+from optimizer.commands.output import wrap_line, write_table, write_text
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import Alternate, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
@@ -77,8 +77,9 @@ NEAREST_COLUMNS = {
 GROUP_COLUMNS = {"types": "types", "binding": "binds", "nearest": "nearest to the limit", "examples": "others"}
 _UNITS = {"memory": "GiB a GPU", "budget": "USD", "deadline": "h", "capacity-block": "h"}
 _EXAMPLES = 3
-# Plans below the best one that the short answer lists.
-_NEXT_SHOWN, _PARETO_SHOWN = 3, 8
+_INDENT = " " * 8  # below the names of describe_best's lines
+# The short answer has ten lines in a terminal of 120 columns; a front has up to so many rows more.
+_SHORT_LINES, _PARETO_SHOWN = 10, 8
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -202,18 +203,26 @@ def print_brief(answer: Recommendation, *, more: bool) -> None:
         _print_nearest(answer)
         _print_rejections(answer)
         return
-    for line in describe_best(answer):
-        write_text(line, indent=" " * 8)
-    shown = _PARETO_SHOWN if answer.problem.request.objective == "pareto" else _NEXT_SHOWN
-    rows = plan_rows(answer)[1 : 1 + shown]
+    facts = describe_best(answer)
+    for line in facts:
+        write_text(line, indent=_INDENT)
+    rows = plan_rows(answer)[1:]
+    if answer.problem.request.objective == "pareto":
+        rows = rows[:_PARETO_SHOWN]
+    else:
+        used = sum(len(wrap_line(line, indent=_INDENT)) for line in [*facts, _describe_hidden(answer, len(rows), more)])
+        rows = rows[: max(0, _SHORT_LINES - used - 1)]  # one for the headings
     if rows:
-        _write_plans(rows)
-    hidden = [f"{count} more plans" for count in [len(answer.plans) - 1 - len(rows)] if count > 0]
+        _write_plans(rows, tell_left_out=False)
+    write_text(_describe_hidden(answer, len(rows), more), indent="  ")
+
+
+def _describe_hidden(answer: Recommendation, shown: int, more: bool) -> str:
+    hidden = [f"{count} more plans" for count in [len(answer.plans) - 1 - shown] if count > 0]
     hidden += [f"{len(answer.mixed_fleets)} cheaper mixed fleets"] * bool(answer.mixed_fleets)
     if answer.rejected:
-        hidden.append(f"{len(answer.rejected)} types without a plan ({count_rejections(answer)})")
-    explain = "" if more else "; --explain: why the others lose"
-    write_text(f"--all: {', '.join(hidden) or 'caveats'}{explain}.", indent="  ")
+        hidden.append(f"{len(answer.rejected)} types without one ({count_rejections(answer)})")
+    return f"{'--all' if more else '--all, --explain'}: {', '.join(hidden) or 'caveats'}"
 
 
 def describe_best(answer: Recommendation) -> list[str]:
@@ -238,7 +247,7 @@ def describe_best(answer: Recommendation) -> list[str]:
         f"known   speed: {known}, error {plan.calibration.relative_error:.0%}; price: {price.source}, {price.as_of}",
     ]
     if plan.alternates:
-        lines.append(f"next    without capacity there: {plan.alternates_in_short}")
+        lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
     lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
     if plan.passed_over:
         lines.append(f"why     {plan.passed_over}")
@@ -249,8 +258,9 @@ def describe_best(answer: Recommendation) -> list[str]:
     return lines
 
 
-def _write_plans(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
-    write_table(rows, COLUMNS, title=title, spare=("micro_batches", "memory", "steps", "layout"))
+def _write_plans(rows: Sequence[Mapping[str, Any]], title: str = "", *, tell_left_out: bool = True) -> None:
+    spare = ("micro_batches", "memory", "steps", "layout")
+    write_table(rows, COLUMNS, title=title, spare=spare, tell_left_out=tell_left_out)
 
 
 def _print_nearest(answer: Recommendation) -> None:

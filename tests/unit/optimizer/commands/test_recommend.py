@@ -140,11 +140,13 @@ def test_table_says_what_is_derived_or_unmeasured() -> None:
 def test_the_short_answer_is_what_decides() -> None:
     best = answer(*ISSUE_FLAGS)["plans"][0]
     lines = gpufleet("recommend", *ISSUE_FLAGS).stdout.splitlines()
-    assert len(lines) <= 14
+    assert len(lines) == 10
     assert f"{best['node_count']} x {best['instance_type']}" in lines[0]
     assert f"{best['cost_usd']['expected']:,.2f} USD" in lines[0]
     assert f"{best['cost_usd']['p95']:,.2f} USD (budget 3,000.00)" in lines[1] and "deadline 48 h" in lines[1]
-    assert any(line.startswith("--all: ") and "types without a plan" in line for line in lines)
+    assert lines[-1].startswith("--all, --explain: ") and "types without one" in lines[-1]
+    crowded = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "spot").stdout.splitlines()
+    assert {"next", "why"} <= {line.split()[0] for line in crowded} and len(crowded) == 10
 
 
 def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
