@@ -138,6 +138,7 @@ def main() -> None:
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             if rank == 0:
+                run.report_loss(step + 1, mean.item() / dist.get_world_size())
                 with (options.out / "losses.jsonl").open("a", encoding="ascii") as file:
                     file.write(json.dumps({"step": step, "loss": mean.item() / dist.get_world_size()}) + "\n")
 

@@ -141,6 +141,14 @@ def summarize(events: Iterable[dict[str, Any]], *, skipped_lines: int = 0) -> Su
     )
 
 
+def read_loss(event: dict[str, Any]) -> tuple[int, float | None] | None:
+    """Return the step and the loss that an event brings, if any; None for a loss that was not finite."""
+    if "loss_step" not in event:
+        return None
+    value = event["loss"]
+    return int(event["loss_step"]), None if value is None else float(value)
+
+
 def in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Group by writer, sorted by the second event: two runs inside one process share its start time."""
     by_writer: dict[str, list[dict[str, Any]]] = {}
@@ -162,6 +170,7 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
             float(event["t"]), str(event["event"]), str(event["writer"])
             if event["event"] in ("train", "progress", "stall", "commit"):
                 int(event["step"])
+            read_loss(event)
             events.append(event)
         except (ValueError, KeyError, TypeError):
             skipped += 1

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -40,6 +41,7 @@ class Report:
         tokens_per_sample: None where samples are counted (a CNN).
         flops_per_sample: useful floating-point operations of a sample's forward and backward pass, with
             ``peak_flops_per_s`` of all GPUs: for the MFU.
+        on_loss: called with step and loss of each line.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Report:
         tokens_per_sample: int | None,
         flops_per_sample: float | None = None,
         peak_flops_per_s: float | None = None,
+        on_loss: Callable[[int, float], object] | None = None,
     ) -> None:
+        self._on_loss = on_loss
         self._is_writer = os.environ.get("RANK", "0") == "0"
         self._clock = clock
         self._every = every
@@ -99,6 +103,10 @@ class Report:
         facts = {"step": step, "learning_rate": learning_rate, "data_wait_s": data_wait_s}
         values = {"loss": loss} if gradient_norm is None else {"loss": loss, "gradient_norm": gradient_norm}
         self._add(facts, values)
+        if step == self._total_steps:
+            # The final checkpoint waits for the device anyway, and its event in the ledger takes the last loss.
+            self._clock.synchronize()
+            self._write_ready()
 
     def evaluation(self, step: int, loss: torch.Tensor) -> None:
         """Report the mean loss of held-out samples after ``step`` steps."""
@@ -163,6 +171,8 @@ class Report:
         self._file.write(json.dumps({name: _short(value) for name, value in facts.items()}) + "\n")
         self._file.flush()
         logger.info("%s", self._line(facts))
+        if self._on_loss is not None and "loss" in facts:
+            self._on_loss(facts["step"], facts["loss"])
         if self._board is not None:
             for name, value in facts.items():
                 if name != "step":

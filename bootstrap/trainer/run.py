@@ -180,6 +180,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             total_steps=config.steps,
             global_batch=config.global_batch,
             tokens_per_sample=tokens,
+            on_loss=lambda step, loss: run.report_loss(step, loss),
         ) as report,
         SpotTolerantRun(
             parts.model,

@@ -236,6 +236,13 @@ class SpotTolerantRun:
         """Data set indices this rank trains on in ``step``: int64 of shape (its share,)."""
         return self._order.indices(step, rank=self._data.rank, world_size=self._data.size, shares=self._shares)
 
+    def report_loss(self, step: int, loss: float) -> None:
+        """Record the mean loss of step ``step`` of the global batch (from 1) in the ledger, which keeps the newest a second.
+
+        Any step, on any rank; rank 0's is recorded. A tensor's ``item()`` waits for the device: report every few steps.
+        """
+        self._ledger.report_loss(step, loss)
+
     def set_shares(self, shares: Sequence[int] | None) -> None:
         """Set the samples of each data rank, from the next step on; None: equal. Every rank calls it, with the same.
 

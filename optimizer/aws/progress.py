@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from bootstrap.contract.ledger import SEGMENT_PREFIX
+from bootstrap.contract.ledger import SEGMENT_PREFIX, read_loss
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -29,6 +29,8 @@ class TrainingProgress:
     steps_per_second: float | None  # since the last start, checkpoints included
     measured_s: float  # time of that speed
     finished: bool  # ended well
+    loss: float | None = None  # newest that was reported; None where it was not finite
+    loss_step: int | None = None  # None where none was reported
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
@@ -66,6 +68,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     saved: int | None = None
     finished = False
     step = first = last = None
+    loss: tuple[int, float | None] | None = None
     for event in events:
         if event["event"] == "commit":
             saved = max(saved or 0, int(event["step"]))
@@ -76,6 +79,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
             continue
         finished = event["event"] == "done"
         step = int(event["step"])
+        loss = read_loss(event) or loss
         last = (float(event["t"]), step)
         if event["event"] == "train" or first is None:
             first = last
@@ -92,6 +96,8 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         steps_per_second=speed,
         measured_s=measured_s,
         finished=finished,
+        loss=loss[1] if loss else None,
+        loss_step=loss[0] if loss else None,
     )
 
 
@@ -101,6 +107,7 @@ def _parse_event(line: str) -> dict[str, Any] | None:
         float(event["t"]), str(event["event"])
         if event["event"] == "commit" or event.get("step") is not None:
             int(event["step"])
+        read_loss(event)
     except (ValueError, KeyError, TypeError):
         return None
     assert isinstance(event, dict)

@@ -46,7 +46,7 @@ Example:
     "--metrics",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also show the losses in the reference trainer's metrics.jsonl.",
+    help="Losses of the reference trainer's metrics.jsonl.  [default: the ledger's, fewer]",
 )
 @directory_option
 def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics: Path | None, directory: Path) -> None:

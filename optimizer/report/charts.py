@@ -174,6 +174,21 @@ def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dic
     return _chart(list(run.points), layers, sizes)
 
 
+def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Specify the chart of the speed, checkpoints included, beside the plan's."""
+    unit = "samples/s" if plan.job.seq_len == 1 else "tokens/s"
+    x, y = _plain("hours", "hours since the first start", sizes[0] // 90), _plain("speed", unit, 5)
+    y["scale"] = {"domainMin": 0}
+    ends = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
+    dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
+    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75, "point": {"fill": "var(--accent)", "size": 12}}
+    layers: list[dict[str, Any]] = [
+        {"data": {"values": ends}, "mark": dashed, "encoding": {"x": x, "y": y}},
+        {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
+    ]
+    return _chart(list(run.speeds), layers, sizes)
+
+
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the loss."""
     x, y = _plain("step", "step", sizes[0] // 90), _plain("loss", "loss", 5) | {"scale": {"zero": False}}

@@ -52,6 +52,8 @@ def _draw_charts(answer: Answer, run: Run | None) -> dict[str, dict[str, Markup]
     }
     if run is not None and len(run.points) > 1:
         drawings["steps"] = lambda size: charts.steps_against_time(plan, run, size)
+    if run is not None and run.speeds:
+        drawings["speed"] = lambda size: charts.speed_against_time(plan, run, size)
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
     return {

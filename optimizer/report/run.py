@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
 from typing import Any
 
-from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, summarize
+from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, read_loss, summarize
 from optimizer.plan import FleetPlan
 
 # Marks of one line of a chart.
 MOST_POINTS = 400
+# Stretches of a run that have a speed each.
+_SPEED_WINDOWS = 80
 
 # What a category of the ledger is, for readers.
 CATEGORY_WORDS = {
@@ -32,6 +36,7 @@ class Run:
         measures: rows of predicted against actual, as in ``gpufleet status``.
         summary: seconds and dollars of the ledger; None without one.
         points: steps done by hour and process, for a chart; a fall is training that was repeated.
+        speeds: tokens or samples a second by hour and process, checkpoints included, for a chart.
         losses: loss by step; empty where nobody gave them.
     """
 
@@ -39,6 +44,7 @@ class Run:
     measures: tuple[Mapping[str, Any], ...] = ()
     summary: Summary | None = None
     points: tuple[Mapping[str, float], ...] = ()
+    speeds: tuple[Mapping[str, float], ...] = ()
     losses: tuple[Mapping[str, float], ...] = ()
 
     @property
@@ -72,12 +78,14 @@ def read_run(
     if not events and not skipped:
         return Run(words=tuple(words), measures=tuple(measures), losses=_losses(losses))
     summary = summarize(events, skipped_lines=skipped)
+    points = _points(in_order(events))
     return Run(
         words=tuple(words) or (_words(plan, summary),),
         measures=tuple(measures) or tuple(_measures(plan, summary)),
         summary=summary,
-        points=_points(in_order(events)),
-        losses=_losses(losses),
+        points=points,
+        speeds=_speeds(points, samples=plan.job.global_batch * plan.job.seq_len),
+        losses=_losses(losses) or _thinned(dict(filter(None, map(read_loss, in_order(events))))),
     )
 
 
@@ -127,14 +135,36 @@ def _points(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], ...]
     return tuple(points[i] for i in kept)
 
 
+def _speeds(points: Sequence[Mapping[str, float]], *, samples: int) -> tuple[dict[str, float], ...]:
+    """Speeds of windows of one process; ``samples`` are the tokens or samples of a step."""
+    window_h = max((point["hours"] for point in points), default=0.0) / _SPEED_WINDOWS
+    speeds = []
+    for process, group in groupby(points, key=lambda point: point["process"]):
+        first = next(group)
+        for point in group:
+            hours = point["hours"] - first["hours"]
+            if hours >= window_h and hours > 0:
+                speed = (point["step"] - first["step"]) * samples / hours / 3600
+                speeds.append({"hours": point["hours"], "speed": speed, "process": process})
+                first = point
+    return tuple(speeds)
+
+
 def _losses(lines: Iterable[str]) -> tuple[dict[str, float], ...]:
-    """Loss by step; of a repeated step the last."""
-    by_step: dict[int, float] = {}
+    """Loss by step of metrics.jsonl."""
+    by_step: dict[int, float | None] = {}
     for line in lines:
         try:
             row = json.loads(line)
             by_step[int(row["step"])] = float(row["loss"])
         except (ValueError, KeyError, TypeError):
             continue  # a line that a killed process did not finish, or an evaluation
-    rows = [{"step": step, "loss": loss} for step, loss in sorted(by_step.items())]
+    return _thinned(by_step)
+
+
+def _thinned(by_step: Mapping[int, float | None]) -> tuple[dict[str, float], ...]:
+    """Finite losses by step, for a chart; a repeated step has its last."""
+    rows = [
+        {"step": step, "loss": loss} for step, loss in sorted(by_step.items()) if loss is not None and isfinite(loss)
+    ]
     return tuple(rows[:: max(1, len(rows) // MOST_POINTS)])

@@ -154,6 +154,10 @@ class EngineRun:
         save = bool(due) or self._stopping or is_last
         return StepDecision(save=save and self._saved_step != step, stop=self._stopping)
 
+    def report_loss(self, step: int, loss: float) -> None:
+        """Record the loss of step ``step`` in the ledger."""
+        self._ledger.report_loss(step, loss)
+
     def _is_due(self, step: int) -> bool:
         if self._watcher.save_notice is not None:
             return True

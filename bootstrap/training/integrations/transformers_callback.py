@@ -66,6 +66,18 @@ class SpotTolerantCallback(TrainerCallback):
         control.should_training_stop = control.should_training_stop or decision.stop
         return control
 
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Record the loss that Trainer logs (``logging_steps``)."""
+        if logs and "loss" in logs:
+            self._run.report_loss(state.global_step, logs["loss"])
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Make Trainer's checkpoint durable."""
         assert args.output_dir is not None  # TrainingArguments sets a default

@@ -11,6 +11,8 @@ Each event closes the time since the event before it, so the categories add up t
     failed      lost: a step that did not complete
     commit      none; the event tells which step is saved
 
+A progress event brings the newest reported loss, once, with its step.
+
 A killed process writes no last event; its work after its last mark (a second or one step) counts as restart.
 """
 

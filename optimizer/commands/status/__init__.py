@@ -76,7 +76,7 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
         from optimizer.commands.status.live import watch_page
 
         with suppress(KeyboardInterrupt):
-            watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC), with_loss=True), watch_s)
+            watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s)
         return
     while True:
         reading = read(names, datetime.now(UTC), image_id(file))

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from optimizer.commands.output import LEAST_WIDTH, output_width
-from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
+from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import gpu_notices, gpu_summary
 from optimizer.commands.status.reading import Reading
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from bootstrap.contract.state import ControllerState
 
 EVENTS_SHOWN = 8
 
@@ -66,8 +68,8 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
         after = f", then {state.after}" if state.after else ""
         shown["phase"] = f"{state.phase}{after} since {utc(state.since)}"
         shown["decision"] = state.reason
-        if state.next_attempt_at is not None:
-            shown["next"] = f"start at {utc(state.next_attempt_at)}"
+        if decision := _next_decision(state, ahead):
+            shown["next"] = decision
         if state.is_silent(reading.at):
             shown["controller"] = (
                 f"SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
@@ -86,8 +88,9 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
             speed = progress.steps_per_second * job.global_batch * job.seq_len
             unit = "samples/s" if job.seq_len == 1 else "tokens/s"
             shown["speed"] = f"{speed:,.0f} {unit}, planned {plan.tokens_per_second:,.0f}"
-    if reading.loss is not None:
-        shown["loss"] = f"{reading.loss.value:.4f} at step {reading.loss.step:,}"
+        if progress.loss_step is not None:
+            loss = "NOT FINITE" if progress.loss is None else f"{progress.loss:.4f}"
+            shown["loss"] = f"{loss} at step {progress.loss_step:,}"
     if state is not None:
         ceiling = state.ceiling_usd or job.budget_usd
         spent = f"{state.spent_usd:,.2f} USD, {state.usd_per_hour:,.2f} an hour"
@@ -98,6 +101,20 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
         cost = "" if ahead.cost_usd is None else f", {ahead.cost_usd:,.2f} USD (planned {plan.cost_usd.expected:,.2f})"
         shown["ends"] = f"{utc(ahead.ends_at)}, in {ahead.hours_left:.1f} h{cost}"
     return shown
+
+
+def _next_decision(state: ControllerState, ahead: Forecast | None) -> str:
+    """Say what the controller will decide next, and when; empty where that hangs on what nobody knows."""
+    if state.next_attempt_at is not None:
+        place = f" in {state.next_place.name}" if state.next_place else ""
+        return f"start{place} at {utc(state.next_attempt_at)}"
+    if state.phase == "draining":
+        return f"{state.after}, once the nodes have saved and left"
+    if state.phase != "running" or ahead is None:
+        return ""
+    if ahead.ceiling_at is not None:
+        return f"save and end the nodes at about {utc(ahead.ceiling_at)}, at the ceiling"
+    return f"end the nodes at about {utc(ahead.ends_at)}, when training is done"
 
 
 def changes(before: Reading | None, now: Reading) -> list[str]:

@@ -41,6 +41,7 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
     rows: list[tuple[str, str, float | None, float | None, str]] = [
         ("steps", "steps", job.steps, progress.step if progress else None, _saved_note(progress)),
         ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
+        *_loss(progress),
         ("step time", "s", plan.step_time_s, step_time_s, f"p95 of the plan {plan.step_time_p95_s:.3g}{steady}"),
         ("peak memory", "GiB", plan.memory.peak_gib, peak_gib, f"limit {plan.memory.limit_gib:.1f}{reserved}"),
         ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the nodes"),
@@ -53,6 +54,13 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
     return [dict(zip(MEASURES, values, strict=True)) for values in rows]
+
+
+def _loss(progress: TrainingProgress | None) -> list[tuple[str, str, None, float | None, str]]:
+    if progress is None or progress.loss_step is None:
+        return []
+    finite = "" if progress.loss is not None else "NOT FINITE "
+    return [("loss", "", None, progress.loss, f"{finite}at step {progress.loss_step:,}")]
 
 
 def _speed(

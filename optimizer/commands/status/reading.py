@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from infra.naming import Names
     from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
     from optimizer.aws.images import ImageAge
-    from optimizer.aws.loss import Loss
     from optimizer.aws.progress import TrainingProgress
 
 T = TypeVar("T")
@@ -39,7 +38,6 @@ class Reading:
     image: ImageAge | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
-    loss: Loss | None = None  # only where it is asked for
     unread: dict[str, str] = field(default_factory=dict)
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
@@ -57,7 +55,7 @@ class Reading:
         return otherwise
 
 
-def read(names: Names, now: datetime, image_id: str = "", *, with_loss: bool = False) -> Reading:
+def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     """Read each part of a stack; without group and state it is a DataMissingError.
 
     ``image_id`` is the configured image; by default the image of a node.
@@ -99,10 +97,6 @@ def read(names: Names, now: datetime, image_id: str = "", *, with_loss: bool = F
     )
     logs = clients.logs(region)
     reading.gpus = reading.attempt("GPUs", lambda: read_gpus(logs, names.log_group, now), {})
-    if with_loss:
-        from optimizer.aws.loss import read_loss
-
-        reading.loss = reading.attempt("loss", lambda: read_loss(logs, names.log_group, now), None)
     return reading
 
 

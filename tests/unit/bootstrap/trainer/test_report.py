@@ -69,8 +69,16 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     clock = StepClock(CPU)
     clock.restart()
     norm, speed = torch.tensor(3.0), {"flops_per_sample": 4e6, "peak_flops_per_s": 1e10}
+    losses: dict[int, float] = {}
     with Report(
-        tmp_path, clock=clock, every=5, total_steps=12, global_batch=32, tokens_per_sample=10, **speed
+        tmp_path,
+        clock=clock,
+        every=5,
+        total_steps=12,
+        global_batch=32,
+        tokens_per_sample=10,
+        on_loss=losses.__setitem__,
+        **speed,
     ) as report:
         for step in range(1, 13):
             wait(0.016)
@@ -81,6 +89,7 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
                 wait(5)
                 report.evaluation(7, torch.tensor(2.5))
                 clock.restart()
+        assert losses == {5: 1.25, 10: 2.5, 12: 3.0}, "the last is known before the run ends"
 
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in written] == [5, 7, 10, 12]

@@ -32,7 +32,7 @@ def write_ledger(deployed: DeployedStack, *, steps_per_s: float = 0.1, done: int
         {"event": "start", "t": now - 180},
         {"event": "train", "t": now - 120, "step": first},
         {"event": "commit", "t": now - 60, "step": first},
-        {"event": "progress", "t": now, "step": done},
+        {"event": "progress", "t": now, "step": done, "loss_step": done - 1, "loss": 2.43213},
     ]
     lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
     deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
@@ -320,7 +320,7 @@ def test_watch_shows_it_again_until_it_is_interrupted(
 
 def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
     console = Console(file=io.StringIO(), width=columns)
-    reading = read(deployed.names, datetime.now(UTC), with_loss=True)
+    reading = read(deployed.names, datetime.now(UTC))
     console.print(page(sample_plan(), "dev", reading, events or [], 20))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -330,16 +330,6 @@ def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None
 def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack, columns: int) -> None:
     deployed.write_state(ceiling_usd=100.0)
     write_ledger(deployed)
-    logs = boto3.client("logs", region_name="us-east-1")
-    logs.create_log_group(logGroupName=deployed.names.log_group)
-    logs.create_log_stream(logGroupName=deployed.names.log_group, logStreamName="train/i-1")
-    lines = ["step 990/2,000  loss 2.5000  lr 3e-4", "step 1,000/2,000  loss 2.4321  lr 3e-4", "loss of a disk"]
-    now_ms = int(time.time() * 1000)
-    logs.put_log_events(
-        logGroupName=deployed.names.log_group,
-        logStreamName="train/i-1",
-        logEvents=[{"timestamp": now_ms + i, "message": line} for i, line in enumerate(lines)],
-    )
     text = live_page(deployed, columns, events=["12:00:00 running: both nodes are in service"])
     assert max(map(len, text.splitlines())) <= columns
     said = " ".join(text.replace("│", " ").split())
@@ -347,7 +337,8 @@ def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack
     assert "2 of 2 wanted in service" in said
     assert "1,000 of 2,000, saved up to 988" in said
     assert "44.00 USD, 22.50 an hour, ceiling 100.00" in said and "44%" in said
-    assert "2.4321 at step 1,000" in said and "tokens/s, planned" in said
+    assert "2.4321 at step 999" in said and "tokens/s, planned" in said
+    assert "next save and end the nodes at about" in said
     assert "ABOVE its ceiling" in said and "12:00:00 running: both nodes" in said
 
 
