@@ -1,6 +1,6 @@
 """``python -m tools.report_image`` takes the pictures of docs/images: the example request's report, light and dark.
 
-Needs Chromium (make browser). A picture holds the digest of the page's code; tests/pages compares it.
+Needs Chromium (make browser). A picture holds the digest of the page's code and its title; tests/pages compares them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "images"
 PICTURES: dict[Scheme, Path] = {"light": FOLDER / "report.png", "dark": FOLDER / "report-dark.png"}
 WIDTH, HEIGHT = 1100, 1480
-KEY = "page-code"  # of the digest in a picture
+# A picture holds these of its page.
+CODE_KEY, TITLE_KEY = "page-code", "page-title"
 
 
 def code_digest() -> str:
@@ -36,11 +37,17 @@ def code_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def example_answer() -> str:
-    """Recommend's JSON for the example request."""
+def example_answer(**constraints: float) -> str:
+    """Recommend's JSON for the example request, with other constraints where they are given."""
     path = ROOT / "examples" / "request.yaml"
-    request = request_from_dict(read_request_file(path), origin=path.name)
+    data = read_request_file(path)
+    request = request_from_dict(data | {"constraints": data["constraints"] | constraints}, origin=path.name)
     return json.dumps(recommend(request, load(), load_calibration()).to_dict())
+
+
+def page_title(page: str) -> str:
+    """Title of a page: model, fleet and dollars."""
+    return page.partition("<title>")[2].partition("</title>")[0]
 
 
 def main() -> None:
@@ -49,7 +56,8 @@ def main() -> None:
     answer = read_answer(example_answer())
     page = render(answer, now=datetime.now(UTC), commands=facts.plan_commands(answer, "plans.json"))
     about = PngImagePlugin.PngInfo()
-    about.add_text(KEY, code_digest())
+    about.add_text(CODE_KEY, code_digest())
+    about.add_text(TITLE_KEY, page_title(page))
     with tempfile.TemporaryDirectory() as folder, start_browser() as browser:
         file = Path(folder) / "report.html"
         file.write_text(page, encoding="utf-8")

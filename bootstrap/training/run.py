@@ -237,7 +237,7 @@ class SpotTolerantRun:
         return self._order.indices(step, rank=self._data.rank, world_size=self._data.size, shares=self._shares)
 
     def report_loss(self, step: int, loss: float) -> None:
-        """Record the mean loss of step ``step`` of the global batch (from 1) in the ledger, which keeps the newest a second.
+        """Record the global batch's mean loss in step ``step`` (from 1) in the ledger, which keeps the newest a second.
 
         Any step, on any rank; rank 0's is recorded. A tensor's ``item()`` waits for the device: report every few steps.
         """

@@ -52,16 +52,17 @@ Example:
 def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics: Path | None, directory: Path) -> None:
     """Write PLAN, or the run of STACK, as one HTML page to look at, print or send.
 
-    PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows too;
-    - reads standard input. STACK is the name of a Pulumi.STACK.yaml: the page adds predicted against actual, the steps,
-    and each second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from
-    anywhere, and works light or dark, on a phone, on paper and with a keyboard (docs/report.md). Needs the extra:
+    PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows too
+    (without a plan: what each limit excludes, and the nearest feasible ones); - reads standard input. STACK is the name
+    of a Pulumi.STACK.yaml: the page adds predicted against actual, steps, speed, loss and interruptions, and each
+    second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
+    works light or dark, on a phone, on paper and with a keyboard (docs/report.md). Needs the extra:
     pip install 'gpufleet[report]'.
     """
     try:
         from optimizer.report import facts
-        from optimizer.report.answer import answer_of, read_answer
-        from optimizer.report.page import render
+        from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
+        from optimizer.report.page import render, render_no_plan
     except ImportError as error:
         raise GpufleetError(
             f"report needs {error.name}, which is not installed",
@@ -69,18 +70,23 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
             next_step="pip install 'gpufleet[report]'",
         ) from error
     now = datetime.now(UTC)
-    run = None
     if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
         chosen, run = _read_stack(plan, directory, ledger, metrics, now)
-        answer, commands = answer_of(chosen), facts.stack_commands(plan)
+        page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=run)
     else:
-        answer = parse_plan_argument(
-            plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
+        answer: Answer | NoPlan = parse_plan_argument(
+            plan,
+            lambda text, origin: (
+                read_no_plan(text, origin=origin) or read_answer(text, plan_number=plan_number, origin=origin)
+            ),
         )
-        commands = facts.plan_commands(answer, plan)
-        if ledger or metrics:
-            run = _build_run(answer.plan, ledger, metrics)
-    page = render(answer, now=now, commands=commands, run=run)
+        if isinstance(answer, NoPlan):
+            if ledger or metrics:
+                raise InvalidInputError(f"{plan} has no plan", limit="--ledger and --metrics: the run of a plan")
+            page = render_no_plan(answer, now=now, commands=facts.nearest_commands(answer))
+        else:
+            run = _build_run(answer.plan, ledger, metrics) if ledger or metrics else None
+            page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimizer.catalog.model import Source
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict, read_plan
+from optimizer.request import FleetRequest
 from optimizer.search.rejections import Rejection
 
 
@@ -29,9 +31,25 @@ class _Extras(BaseModel):
     searched_plans: int | None = None
 
 
+class _Nearest(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    flags: tuple[str, ...]
+    plan: Any
+
+
+E = TypeVar("E", bound=_Extras)
+
+
+class _Unmet(_Extras):
+    """Fields of an answer without a plan."""
+
+    request: FleetRequest
+    nearest: tuple[_Nearest, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A plan of the answer: ``number`` is that of ``--plan``, None on the Pareto front alone."""
+    """A plan of the answer: ``number`` is its place in the list that it is from, None on the Pareto front alone."""
 
     plan: FleetPlan
     number: int | None
@@ -52,6 +70,39 @@ class Answer:
     searched_plans: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoPlan:
+    """An answer without a plan: ``changes`` are flags of recommend that make the same-numbered candidate feasible."""
+
+    request: FleetRequest
+    changes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejection, ...]
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
+    searched_plans: int | None
+
+    @property
+    def model(self) -> str:
+        """Name of the model; one given by its fields has none."""
+        model = self.request.model
+        return model if isinstance(model, str) else "this model"
+
+    @property
+    def amount(self) -> tuple[int, str]:
+        """The training to do, as it was asked for, and its unit."""
+        given = self.request.workload
+        amounts = {"tokens": given.tokens, "samples": given.samples, "steps": given.steps}
+        return next((value, unit) for unit, value in amounts.items() if value is not None)
+
+    @property
+    def limits(self) -> list[str]:
+        """Budget and deadline, where they are set."""
+        limits = self.request.constraints
+        budget = [] if limits.budget_usd is None else [f"{limits.budget_usd:,.2f} USD"]
+        return budget + ([] if limits.deadline_hours is None else [f"{limits.deadline_hours:g} h"])
+
+
 def answer_of(plan: FleetPlan) -> Answer:
     """Return the answer that one plan alone is."""
     return read_answer(plan.to_json())
@@ -61,15 +112,8 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
     chosen = read_plan(text, plan_number=plan_number, origin=origin)
     data: dict[str, Any] = json.loads(text.removeprefix("\ufeff"))
-    if "plans" not in data:
-        data = {"plans": [data]}
-    try:
-        extras = TypeAdapter(_Extras).validate_python(data)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
-    plans = _read_plans(data["plans"], origin, "plans")
+    extras = _read_extras(_Extras, data, origin)
+    plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
     return Answer(
         plan=chosen,
@@ -80,6 +124,38 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
         notes=extras.notes,
         searched_plans=extras.searched_plans,
     )
+
+
+def read_no_plan(text: str, *, origin: str = "the answer") -> NoPlan | None:
+    """Read recommend's JSON without a plan; None for any other text, which ``read_answer`` reads or refuses."""
+    try:
+        data = json.loads(text.removeprefix("\ufeff"))
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or data.get("plans") != [] or "request" not in data:
+        return None
+    extras = _read_extras(_Unmet, data, origin)
+    plans = _read_plans([entry.plan for entry in extras.nearest], origin, "nearest")
+    return NoPlan(
+        request=extras.request,
+        changes=tuple(shlex.join(entry.flags) for entry in extras.nearest),
+        candidates=tuple(
+            Candidate(plan=plan, number=i, on_front=False, key=f"near-{i}") for i, plan in enumerate(plans, start=1)
+        ),
+        rejected=extras.rejected,
+        sources=extras.catalog.sources,
+        notes=extras.notes,
+        searched_plans=extras.searched_plans,
+    )
+
+
+def _read_extras(kind: type[E], data: dict[str, Any], origin: str) -> E:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
 
 
 def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:

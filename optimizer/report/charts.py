@@ -13,7 +13,7 @@ from typing import Any
 from vl_convert import vegalite_to_svg
 
 from optimizer.plan import FleetPlan, PurchaseOption
-from optimizer.report.answer import Answer, Candidate
+from optimizer.report.answer import Answer, Candidate, NoPlan
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
 from optimizer.report.run import Run
 
@@ -53,18 +53,19 @@ def draw(specification: dict[str, Any]) -> str:
     return svg.replace(f'xlink:href="{_VEGA_BASE_URL}#', 'href="#')
 
 
-def cost_against_time(answer: Answer, sizes: tuple[int, int]) -> dict[str, Any]:
+def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of all candidates: dollars against hours, spreads, Pareto front and limits."""
-    job = answer.plan.job
-    rows = [_row(candidate, candidate.plan == answer.plan) for candidate in answer.candidates]
-    hours = _domain([row[name] for row in rows for name in ("hours", "hours_p50", "hours_p95")], job.deadline_hours)
-    usd = _domain([row[name] for row in rows for name in ("usd", "usd_p50", "usd_p95")], job.budget_usd)
+    plan = answer.candidates[0].plan if isinstance(answer, NoPlan) else answer.plan
+    limits = answer.request.constraints if isinstance(answer, NoPlan) else plan.job
+    rows = [_row(candidate, candidate.plan == plan) for candidate in answer.candidates]
+    hours = _domain([row[name] for row in rows for name in ("hours", "hours_p50", "hours_p95")], limits.deadline_hours)
+    usd = _domain([row[name] for row in rows for name in ("usd", "usd_p50", "usd_p95")], limits.budget_usd)
     x = _axis("hours", hours, "expected hours", _HOURS_LABEL, sizes[0] // 48)
     y = _axis("usd", usd, "expected USD", _USD_LABEL, sizes[1] // 45)
     colour: dict[str, Any] = {"field": "option", "type": "nominal", "legend": None}
     colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
     chosen = "datum.chosen"
-    layers = _limit_layers(hours, usd, job.deadline_hours, job.budget_usd)
+    layers = _limit_layers(hours, usd, limits.deadline_hours, limits.budget_usd)
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["hours"])
     if len(front) > 1:
         line = {
@@ -181,7 +182,12 @@ def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dic
     y["scale"] = {"domainMin": 0}
     ends = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
     dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
-    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75, "point": {"fill": "var(--accent)", "size": 12}}
+    line = {
+        "type": "line",
+        "stroke": "var(--accent)",
+        "strokeWidth": 1.75,
+        "point": {"fill": "var(--accent)", "size": 12},
+    }
     layers: list[dict[str, Any]] = [
         {"data": {"values": ends}, "mark": dashed, "encoding": {"x": x, "y": y}},
         {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
@@ -209,7 +215,7 @@ def _chart(rows: list[Any], layers: list[dict[str, Any]], sizes: tuple[int, int]
 def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
     plan = candidate.plan
     place = plan.purchase.zone_id or plan.region
-    name = f"plan {candidate.number}" if candidate.number else "on the Pareto front"
+    name = f"number {candidate.number}" if candidate.number else "on the Pareto front"
     fleet = f"{plan.node_count} × {plan.instance_type}"
     measured = plan.calibration.rows > 0
     speed = f"{plan.node.gpu} measured" if measured else f"{plan.node.gpu} not measured"
@@ -236,7 +242,7 @@ def _domain(values: Sequence[float], limit: float | None) -> tuple[float, float]
     """Return the ends of a logarithmic axis: the values with a margin, and the limit unless it is far above."""
     low, high = min(values), max(values)
     if limit is not None and limit <= FAR * high:
-        high = max(high, limit)
+        low, high = min(low, limit), max(high, limit)
     margin = max(1.12, (high / low) ** 0.05)
     return low / margin, high * margin
 
@@ -273,11 +279,13 @@ def _limit_layers(
     ends = {"x": {"datum": hours[0]}, "x2": {"datum": hours[1]}, "y": {"datum": usd[0]}, "y2": {"datum": usd[1]}}
     lines = []
     if deadline_hours is not None and deadline_hours < hours[1]:
-        lines.append(("x", f"deadline {deadline_hours:,g} h", deadline_hours, "right"))
+        side = "right" if _place(deadline_hours, hours) > 0.5 else "left"
+        lines.append(("x", f"deadline {deadline_hours:,g} h", deadline_hours, side))
     if budget_usd is not None and budget_usd < usd[1]:
         lines.append(("y", f"budget ${budget_usd:,g}", budget_usd, "left"))
-    top = min(usd[1], budget_usd) if budget_usd is not None else usd[1]
-    layers = []
+    # Below the budget's line where that is near the top, so that the two names do not meet.
+    top = min(usd[1], budget_usd) if budget_usd is not None and _place(budget_usd, usd) > 0.85 else usd[1]
+    areas, names = [], []
     for axis, words, limit, side in lines:
         at: dict[str, Any] = {axis: {"datum": limit}}
         corner = {"y": {"datum": top}} if axis == "x" else {"x": {"datum": hours[0]}}
@@ -285,13 +293,21 @@ def _limit_layers(
         rule = {"type": "rule", "stroke": "var(--limit)", "strokeWidth": 1.5, "strokeDash": [6, 4]}
         text = {"type": "text", "text": words, "fontSize": 12, "fill": "var(--limit)", "align": side}
         text |= {"baseline": "top", "dy": 7, "dx": 6 if side == "left" else -6}
-        for mark, encoding in ((area, ends | at), (rule, at), (text, at | corner)):
-            layers.append({"data": {"values": [{}]}, "mark": mark | {"aria": False}, "encoding": encoding})
-    return layers
+        areas.append((area, ends | at))
+        names += [(rule, at), (text, at | corner)]
+    return [
+        {"data": {"values": [{}]}, "mark": mark | {"aria": False}, "encoding": encoding}
+        for mark, encoding in areas + names
+    ]
+
+
+def _place(value: float, axis: tuple[float, float]) -> float:
+    """Return the place of a value on a logarithmic axis, 0 to 1 within its ends."""
+    return math.log(value / axis[0]) / math.log(axis[1] / axis[0])
 
 
 def _aside(rows: Sequence[dict[str, Any]], hours: tuple[float, float]) -> dict[str, Any]:
     """Align the chosen plan's name so that it stays inside the chart."""
     (chosen,) = [row for row in rows if row["chosen"]][:1]
-    place = math.log(chosen["hours"] / hours[0]) / math.log(hours[1] / hours[0])
+    place = _place(chosen["hours"], hours)
     return {"align": "left" if place < 0.25 else "right" if place > 0.75 else "center"}

@@ -14,7 +14,7 @@ import numpy as np
 from optimizer.economics.checkpoint import stall_s
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.plan import FleetPlan, Spread
-from optimizer.report.answer import Answer, Candidate
+from optimizer.report.answer import Answer, Candidate, NoPlan
 from optimizer.search.rejections import Rejection
 
 
@@ -221,6 +221,15 @@ def plan_commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
         ("Create it; the controller starts the nodes a minute later", "pulumi up --stack demo"),
         ("Watch it: nodes, progress, dollars, predicted against actual", "gpufleet status --stack demo"),
     ]
+
+
+def nearest_commands(answer: NoPlan) -> list[tuple[str, str]]:
+    """Return the commands to go on with where no plan keeps the limits."""
+    again = [
+        (f"The request with {change}", f"gpufleet recommend request.yaml {change} --save plans.json")
+        for change in answer.changes
+    ]
+    return [*again, ("What each limit costs", "gpufleet what-if request.yaml")]
 
 
 def stack_commands(stack: str) -> list[tuple[str, str]]:

@@ -1,10 +1,10 @@
-"""The page of a report: the template with an answer's numbers and charts."""
+"""The pages of a report: the templates with an answer's numbers and charts."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,19 @@ from markupsafe import Markup
 from optimizer.catalog.ttl import age_days
 from optimizer.plan import FleetPlan
 from optimizer.report import charts, facts
-from optimizer.report.answer import Answer
+from optimizer.report.answer import Answer, NoPlan
 from optimizer.report.run import Run
 from optimizer.training_code import describe_demands
 
 _FOLDER = Path(__file__).parent
+# Specifies a chart of a width and a height.
+Drawing = Callable[[tuple[int, int]], dict[str, Any]]
 
 
 def render(answer: Answer, *, now: datetime, commands: Sequence[tuple[str, str]], run: Run | None = None) -> str:
     """Return the page as HTML; ``now`` is its date, ``commands`` are those to go on with, each with its purpose."""
-    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    template = _environment(now.date()).get_template("page.html.j2")
-    return template.render(
-        answer=answer,
-        plan=answer.plan,
-        run=run,
-        facts=facts,
-        usd=usd,
-        hours=hours,
-        now=now,
-        commands=commands,
-        demands=describe_demands(answer.plan),
-        charts=_draw_charts(answer, run),
-        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-
-
-def _draw_charts(answer: Answer, run: Run | None) -> dict[str, dict[str, Markup]]:
-    """Draw each chart in both sizes."""
     plan = answer.plan
-    drawings: dict[str, Callable[[tuple[int, int]], dict[str, Any]]] = {
+    drawings: dict[str, Drawing] = {
         "cost": lambda size: charts.cost_against_time(answer, size),
         "checkpoints": lambda size: charts.lost_against_interval(plan, size),
     }
@@ -56,6 +37,40 @@ def _draw_charts(answer: Answer, run: Run | None) -> dict[str, dict[str, Markup]
         drawings["speed"] = lambda size: charts.speed_against_time(plan, run, size)
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
+    demands = describe_demands(plan)
+    shown = {"answer": answer, "plan": plan, "run": run, "commands": commands, "demands": demands}
+    return _fill("page.html.j2", now, drawings, **shown)
+
+
+def render_no_plan(answer: NoPlan, *, now: datetime, commands: Sequence[tuple[str, str]]) -> str:
+    """Return the page of an answer without a plan as HTML, like ``render``."""
+    drawings: dict[str, Drawing] = {}
+    if answer.candidates:
+        drawings["cost"] = lambda size: charts.cost_against_time(answer, size)
+    return _fill("nothing.html.j2", now, drawings, answer=answer, commands=commands)
+
+
+def _fill(name: str, now: datetime, drawings: Mapping[str, Drawing], **shown: Any) -> str:
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    return (
+        _environment(now.date())
+        .get_template(name)
+        .render(
+            **shown,
+            facts=facts,
+            usd=usd,
+            hours=hours,
+            now=now,
+            charts=_draw(drawings),
+            style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+            script=Markup(script),  # noqa: S704 - our own file
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+def _draw(drawings: Mapping[str, Drawing]) -> dict[str, dict[str, Markup]]:
+    """Draw each chart in both sizes."""
     return {
         name: {
             size: Markup(charts.draw(specify(pixels)))  # noqa: S704 - Vega escapes what it is given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -28,6 +28,25 @@ CATEGORY_WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Break:
+    """Time from the last event of a process to the first step of the next.
+
+    Attributes:
+        hours: when it began, since the first start.
+        cause: reason that the process gave, if it could.
+        step: steps done at its last event.
+        repeated: steps that the next process did again.
+        gap_hours: until training went on; None where it has not.
+    """
+
+    hours: float
+    cause: str
+    step: int
+    repeated: int
+    gap_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A training so far.
 
@@ -36,6 +55,7 @@ class Run:
         measures: rows of predicted against actual, as in ``gpufleet status``.
         summary: seconds and dollars of the ledger; None without one.
         points: steps done by hour and process, for a chart; a fall is training that was repeated.
+        breaks: interruptions and failures, in order.
         speeds: tokens or samples a second by hour and process, checkpoints included, for a chart.
         losses: loss by step; empty where nobody gave them.
     """
@@ -44,6 +64,7 @@ class Run:
     measures: tuple[Mapping[str, Any], ...] = ()
     summary: Summary | None = None
     points: tuple[Mapping[str, float], ...] = ()
+    breaks: tuple[Break, ...] = ()
     speeds: tuple[Mapping[str, float], ...] = ()
     losses: tuple[Mapping[str, float], ...] = ()
 
@@ -84,6 +105,7 @@ def read_run(
         measures=tuple(measures) or tuple(_measures(plan, summary)),
         summary=summary,
         points=points,
+        breaks=_breaks(in_order(events)),
         speeds=_speeds(points, samples=plan.job.global_batch * plan.job.seq_len),
         losses=_losses(losses) or _thinned(dict(filter(None, map(read_loss, in_order(events))))),
     )
@@ -135,18 +157,44 @@ def _points(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], ...]
     return tuple(points[i] for i in kept)
 
 
+def _breaks(events: Sequence[Mapping[str, Any]]) -> tuple[Break, ...]:
+    begin = float(events[0]["t"])
+    processes: list[list[Mapping[str, Any]]] = []
+    for event in events:
+        if event["event"] == "start":
+            processes.append([])
+        if event["event"] != "commit":
+            processes[-1].append(event)
+    breaks = []
+    for before, after in pairwise(processes):
+        last = before[-1]
+        step = max((int(event["step"]) for event in before if event.get("step") is not None), default=0)
+        train = next((event for event in after if event["event"] == "train"), None)
+        breaks.append(
+            Break(
+                hours=(float(last["t"]) - begin) / 3600,
+                cause=str(last.get("reason") or "killed: its last event has no reason"),
+                step=step,
+                repeated=max(0, step - int(train["step"])) if train else 0,
+                gap_hours=(float(train["t"]) - float(last["t"])) / 3600 if train else None,
+            )
+        )
+    return tuple(breaks)
+
+
 def _speeds(points: Sequence[Mapping[str, float]], *, samples: int) -> tuple[dict[str, float], ...]:
     """Speeds of windows of one process; ``samples`` are the tokens or samples of a step."""
     window_h = max((point["hours"] for point in points), default=0.0) / _SPEED_WINDOWS
     speeds = []
-    for process, group in groupby(points, key=lambda point: point["process"]):
-        first = next(group)
-        for point in group:
-            hours = point["hours"] - first["hours"]
-            if hours >= window_h and hours > 0:
-                speed = (point["step"] - first["step"]) * samples / hours / 3600
-                speeds.append({"hours": point["hours"], "speed": speed, "process": process})
-                first = point
+    first: Mapping[str, float] | None = None
+    for point in points:
+        if first is None or point["process"] != first["process"]:
+            first = point
+        hours = point["hours"] - first["hours"]
+        if hours >= window_h and hours > 0:
+            speed = (point["step"] - first["step"]) * samples / hours / 3600
+            speeds.append({"hours": point["hours"], "speed": speed, "process": point["process"]})
+            first = point
     return tuple(speeds)
 
 

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from click.testing import CliRunner
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
+from bootstrap.contract.ledger import read_lines, summarize
+from optimizer.cli import cli
+from optimizer.plan import FleetPlan
 from optimizer.report import facts
-from optimizer.report.answer import read_answer
-from optimizer.report.page import render
+from optimizer.report.answer import read_answer, read_no_plan
+from optimizer.report.page import render, render_no_plan
 from optimizer.report.run import read_run
 from tests.pages.browser import Scheme, open_page, start_browser
-from tests.plans import sample_plan
-from tools.report_image import KEY, PICTURES, code_digest, example_answer
+from tests.plans import merged, sample_plan
+from tools.report_image import CODE_KEY, PICTURES, TITLE_KEY, code_digest, example_answer, page_title
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 # WCAG 2.1, 1.4.3: https://www.w3.org/TR/WCAG21/#contrast-minimum
 LEAST_CONTRAST = 4.5
-# A run that lost 10 of 60 steps to a kill.
-LEDGER = [
-    json.dumps(event)
-    for event in (
-        {"event": "start", "t": 0, "writer": "a", "boot": "x", "price_usd_per_hour": 36.0},
-        {"event": "train", "t": 60, "writer": "a", "step": 0},
-        {"event": "progress", "t": 660, "writer": "a", "step": 60},
-        {"event": "start", "t": 760, "writer": "b", "boot": "x", "price_usd_per_hour": 36.0},
-        {"event": "train", "t": 800, "writer": "b", "step": 50},
-        {"event": "done", "t": 1800, "writer": "b", "step": 150},
-    )
-]
-METRICS = [json.dumps({"step": step, "loss": 10 / (step + 1)}) for step in range(1, 150)]
+METRIC = json.dumps({"step": 1, "loss": 2.5})
 HOSTILE = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def demo_lines(name: str) -> list[str]:
+    return (Path(__file__).with_name("demo") / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def demo_plan(**changes: Any) -> FleetPlan:
+    """The demo's job with the speed, hours and dollars of its undisturbed run, which the interrupted one is held to."""
+    undisturbed = summarize(read_lines(demo_lines("undisturbed"))[0])
+    assert undisturbed.usd is not None
+    hours, usd = undisturbed.wall_seconds / 3600, sum(undisturbed.usd.values())
+    step_s = undisturbed.seconds["useful"] / undisturbed.steps
+    parts = dict.fromkeys(("volumes", "storage", "transfer", "head_node"), 0.0) | {"compute": usd}
+    demo = {
+        "job": {"model": "examples/tiny_gpt.py", "steps": 100, "global_batch": 16, "samples": 1600, "seq_len": 32}
+        | {"tokens": 51200, "budget_usd": 0.5, "deadline_hours": None},
+        "parallelism": {"micro_batch": 1, "grad_accum": 1},
+        "step_time_s": step_s,
+        "tokens_per_second": 16 * 32 / step_s,
+        "hours": dict.fromkeys(("expected", "p50", "p95"), hours),
+        "cost_usd": dict.fromkeys(("expected", "p50", "p95"), usd) | {"breakdown": parts},
+    }
+    return sample_plan(**merged(demo, changes))
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +87,18 @@ def test_loads_alone_and_fits_the_screen(browser: Browser, report: Path, width: 
         assert all((box := chart.bounding_box()) and box["x"] + box["width"] <= width for chart in shown.all())
         page.set_viewport_size({"width": 320, "height": 600} if width < 1000 else {"width": 760, "height": 600})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        serious = [
-            (found["id"], [node["html"] for node in found["nodes"]])
-            for found in Axe().run(page).response["violations"]
-            if found["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        assert _serious(page) == []
         # axe does not look at text in SVG.
         assert _contrasts(page) and min(_contrasts(page)) >= LEAST_CONTRAST
+
+
+def _serious(page: Page) -> list[tuple[str, list[str]]]:
+    """Findings of axe that keep people from reading."""
+    return [
+        (found["id"], [node["html"] for node in found["nodes"]])
+        for found in Axe().run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
 
 
 def _contrasts(page: Page) -> list[float]:
@@ -139,16 +160,65 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(demo_plan().to_json(), encoding="utf-8")
+    arguments = ["report", "plan.json", "--ledger", str(Path(__file__).with_name("demo") / "interrupted.jsonl")]
+    path = tmp_path / "run.html"
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(cli, [*arguments, "--out", path.name])
+    assert done.exit_code == 0, done.output
+    told = summarize(read_lines(demo_lines("interrupted"))[0])
+    assert told.usd is not None and told.starts == 4 and told.lost_steps > 0
+    with open_page(browser, path, width=400, scheme="dark") as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert opened.errors == [] and opened.requests == [path.as_uri()]
+        # Cost, checkpoint intervals, steps, speed, loss.
+        assert page.locator(".chart svg:visible").count() == 5
+        ledger = page.locator("table.ledger tbody").inner_text()
+        usd = {"kept": told.usd["useful"], "repeated": told.usd["lost"], "restarts": told.usd["restart"]}
+        for words, dollars in usd.items():
+            assert re.search(rf"{words}\s.*{dollars:.2f}", ledger), ledger
+        breaks = page.get_by_label("Interruptions and failures").inner_text()
+        for cause in ("spot/instance-action", "Connection reset by peer", "killed"):
+            assert cause in breaks
+        measures = page.get_by_label("Predicted against actual").inner_text()
+        assert re.search(r"steps\s+100\s+100", measures) and re.search(r"starts after the first\s+\S+\s+3", measures)
+        assert _serious(page) == []
+        assert min(_contrasts(page)) >= LEAST_CONTRAST
+
+
+def test_an_answer_without_a_plan_says_what_would_be_feasible(browser: Browser, tmp_path: Path) -> None:
+    text = example_answer(budget_usd=150, deadline_hours=6)
+    answer = read_no_plan(text)
+    assert answer is not None
+    path = tmp_path / "nothing.html"
+    path.write_text(render_no_plan(answer, now=NOW, commands=facts.nearest_commands(answer)), encoding="utf-8")
+    with open_page(browser, path, width=400) as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert opened.errors == [] and opened.requests == [path.as_uri()]
+        assert page.locator("h1").inner_text() == "No fleet trains llama-3.1-8b on 2B tokens within 150.00 USD and 6 h."
+        nearest = answer.candidates[0].plan
+        assert f"{nearest.node_count} × {nearest.instance_type}" in page.locator(".lead").inner_text()
+        assert answer.changes[0].startswith("--budget ") and answer.changes[0] in page.locator(".lead").inner_text()
+        assert "Budget" in page.locator(".groups").inner_text()
+        page.locator("a[href='#near-1']:visible").focus()
+        page.keyboard.press("Enter")
+        assert page.locator("tr:target").is_visible()
+        assert _serious(page) == []
+
+
 def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Path) -> None:
-    plan = sample_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
+    plan = demo_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
     path = tmp_path / "report.html"
     answer = read_answer(plan.to_json())
-    run = read_run(plan, LEDGER, losses=METRICS, words=[HOSTILE])
+    run = read_run(plan, demo_lines("interrupted"), losses=[METRIC], words=[HOSTILE])
     page = render(answer, now=NOW, commands=facts.plan_commands(answer, f"{HOSTILE}.json"), run=run)
     path.write_text(page, encoding="utf-8")
     with open_page(browser, path, width=400) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert opened.page.locator(".chart svg:visible").count() == 4  # steps and loss too
+        assert opened.page.locator(".chart svg:visible").count() == 4  # steps and speed too; one loss is no line
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("script").count() == 1
         assert opened.page.locator("img").count() == 0
@@ -157,7 +227,9 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", PICTURES.values(), ids=PICTURES)
-def test_the_pictures_are_of_this_page(path: Path) -> None:
+def test_the_pictures_are_of_this_page_and_answer(report: Path, path: Path) -> None:
+    title = page_title(report.read_text(encoding="utf-8"))
     with Image.open(path) as picture:
-        assert picture.info[KEY] == code_digest(), "python -m tools.report_image takes them anew"
+        assert picture.info[CODE_KEY] == code_digest(), "python -m tools.report_image takes them anew"
+        assert picture.info[TITLE_KEY] == title, "python -m tools.report_image takes them anew"
     assert path.stat().st_size < 200_000

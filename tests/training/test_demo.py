@@ -8,19 +8,32 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.contract.ledger import LEDGER_FILE
+from optimizer.report.run import read_run
+from tests.plans import sample_plan
+
 pytestmark = pytest.mark.training
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(280)
-def test_interrupted_run_equals_the_undisturbed_one() -> None:
-    command = [sys.executable, "-m", "examples.interrupted_training", "--steps", "60"]
+def test_interrupted_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
+    kept = tmp_path / "demo"
+    command = [sys.executable, "-m", "examples.interrupted_training", "--steps", "60", "--keep", str(kept)]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=270)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     shown = ("sharded by FSDP2", "spot notice", "SIGKILL of worker 1", "60 of 60 steps equal", "EQUAL: interruptions")
     for text in (*shown, "recomputed"):
         assert text in outcome.stdout
     assert "NOT EQUAL" not in outcome.stdout
+    lines = (kept / "interrupted" / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
+    run = read_run(sample_plan(), lines)
+    assert run.summary is not None and run.summary.finished and run.summary.starts == 4
+    assert not run.breaks[0].repeated, "the notice left time to save"
+    assert any(one.repeated for one in run.breaks[1:])
+    assert "spot/instance-action" in run.breaks[0].cause and run.breaks[2].cause.startswith("killed")
+    assert run.losses[-1]["step"] == 60 and run.losses[-1]["loss"] < run.losses[0]["loss"]
+    assert run.speeds
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
 from optimizer.plan import PlanError
 from optimizer.report import facts
-from optimizer.report.answer import Answer, answer_of, read_answer
-from optimizer.report.page import age, hours, number, price, render, usd
+from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
+from optimizer.report.page import age, hours, number, price, render, render_no_plan, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -66,6 +66,24 @@ def test_other_json_is_refused_with_its_place() -> None:
         read_answer(json.dumps(document), origin="plans.json")
     with pytest.raises(PlanError, match=r"pareto 1 of plans\.json"):
         read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")], "pareto": [{}]}), origin="plans.json")
+
+
+def test_an_answer_without_a_plan_is_told_from_other_text() -> None:
+    near = {"flags": ["--budget", "120"], "plan": PLAN.model_dump(mode="json"), "changes": {}, "distance": 0.2}
+    request = {"model": "gpt2", "workload": {"steps": 5000, "global_batch": 8, "seq_len": 64}}
+    document = {"request": request, "plans": [], "nearest": [near], "rejected": [vars(entry) for entry in REJECTED]}
+    answer = read_no_plan(json.dumps(document))
+    assert answer is not None and answer.changes == ("--budget 120",) and answer.limits == []
+    page = unescape(render_no_plan(answer, now=NOW, commands=facts.nearest_commands(answer)))
+    for words in ("trains gpt2 on 5,000 steps.", "gpufleet recommend request.yaml --budget 120", "3,749 USD"):
+        assert words in page
+    nothing = read_no_plan(json.dumps(document | {"nearest": []}))
+    assert nothing is not None
+    assert "No change of one limit" in render_no_plan(nothing, now=NOW, commands=facts.nearest_commands(nothing))
+    with pytest.raises(PlanError, match=r"nearest 1 of none\.json"):
+        read_no_plan(json.dumps(document | {"nearest": [near | {"plan": {}}]}), origin="none.json")
+    for text in ("{torn", "[]", PLAN.to_json(), json.dumps({"plans": []})):
+        assert read_no_plan(text) is None
 
 
 def test_the_page_has_every_reason_price_source_and_age() -> None:
@@ -169,26 +187,39 @@ def test_a_run_is_read_from_its_ledger() -> None:
     lines = [
         _event("start", 0, boot="x", price_usd_per_hour=36.0),
         _event("train", 360, step=0),
-        _event("progress", 3960, step=60),
+        _event("progress", 2160, step=30, loss_step=29, loss=2.5),
+        _event("progress", 3960, step=60, loss_step=60, loss=None),
         _event("start", 3960, "b", boot="x", price_usd_per_hour=36.0),
         _event("train", 4320, "b", step=50),
+        _event("progress", 7920, "b", step=110, loss_step=110, loss=1.5),
         _event("done", 10320, "b", step=150),
         "{torn",
     ]
     losses = [json.dumps({"step": 1, "loss": 3.0}), json.dumps({"step": 1, "loss": 2.0}), "{torn", '{"step": 2}']
     run = read_run(PLAN, lines, losses=losses)
     assert {name: round(value, 3) for name, value, *_ in run.ledger_rows} == {
-        "training that was kept": 0.833,
+        "training that was kept": 1.833,
         "training that was repeated": 0.167,
-        "saving checkpoints": 1.667,
+        "saving checkpoints": 0.667,
         "starts and restarts": 0.2,
     }
-    assert [(point["process"], point["step"]) for point in run.points] == [(1, 0), (1, 60), (2, 50), (2, 150)]
+    assert [(point["process"], point["step"]) for point in run.points] == [
+        *((1, 0), (1, 30), (1, 60)),
+        *((2, 50), (2, 110), (2, 150)),
+    ]
+    tokens = PLAN.job.global_batch * PLAN.job.seq_len
+    assert [point["speed"] for point in run.speeds] == pytest.approx([tokens / 60] * 3 + [tokens * 40 / 2400])
+    (lost,) = run.breaks
+    assert (lost.hours, lost.step, lost.repeated, lost.gap_hours) == (1.1, 60, 10, 0.1) and "killed" in lost.cause
+    assert read_run(PLAN, lines).losses == ({"step": 29, "loss": 2.5}, {"step": 110, "loss": 1.5})
     assert run.losses == ({"step": 1, "loss": 2.0},)
     actual = {row["measure"]: row["actual"] for row in run.measures}
     assert actual["starts after the first"] == 1 and actual["cost so far, nodes"] == pytest.approx(36.0 * 10320 / 3600)
     page = unescape(render(answer_of(PLAN), now=NOW, commands=facts.stack_commands("dev"), run=run))
-    for words in ("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"):
+    for words in (
+        *("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"),
+        *("Speed against hours", "killed: its last event has no reason"),
+    ):
         assert words in page
     assert "Loss by step" not in page, "one loss is no curve"
 
