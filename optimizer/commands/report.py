@@ -71,8 +71,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
         ) from error
     now = datetime.now(UTC)
     if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
-        chosen, run = _read_stack(plan, directory, ledger, metrics, now)
-        page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=run)
+        chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
+        page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
     else:
         answer: Answer | NoPlan = parse_plan_argument(
             plan,
