@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from bootstrap.agent.commands import AWS_ENVIRONMENT, BOOTSTRAP, output_of
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
-from bootstrap.agent.settings import user_of
+from bootstrap.agent.settings import Settings, user_of
 
-# A system service's PATH lacks the programs of the EFA installer and CUDA.
-PROGRAMS = ("opt/amazon/efa/bin", "usr/local/cuda/bin")
+# A system service's PATH lacks the programs of the EFA installer, which brings Open MPI, and CUDA:
+# https://docs.aws.amazon.com/dlami/latest/devguide/tutorial-efa-using.html
+PROGRAMS = ("opt/amazon/efa/bin", "opt/amazon/openmpi/bin", "usr/local/cuda/bin")
 
 
 def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str, str]:
@@ -34,7 +36,7 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
     made |= {name: value for name, value in given.items() if value or name not in made}
     made |= {
         **AWS_ENVIRONMENT,
-        "PATH": ":".join([given.get("PATH", os.defpath), *(str(settings.root / folder) for folder in PROGRAMS)]),
+        "PATH": _path(settings),
         "PYTHONPATH": ":".join(filter(None, [str(BOOTSTRAP.parent), given.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "GPUFLEET_DRAIN_FILE": str(node.notices.path),
@@ -48,6 +50,13 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
     if settings.gpudirect:
         made |= efa_settings(settings.root, made)
     return made
+
+
+def _path(settings: Settings) -> str:
+    """PATH; first is the folder of the training's Python, with ``python``, accelerate and the like."""
+    python, given = Path(settings.python), settings.environ.get("PATH", os.defpath)
+    own = [str(python.parent)] if python.is_absolute() else []
+    return ":".join([*own, given, *(str(settings.root / folder) for folder in PROGRAMS)])
 
 
 def _interfaces(rendezvous: Rendezvous, given: Mapping[str, str]) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import pwd
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from bootstrap.contract.launcher import split_command
 
 # torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
 # (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
@@ -204,14 +205,4 @@ def user_of(name: str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(name)
     except KeyError:
-        return None
-
-
-def split_command(text: str) -> list[str] | None:
-    """Split at blanks outside quotes, as xargs does; None where a quote is open. Nothing is expanded."""
-    words = shlex.shlex(text, posix=True, punctuation_chars=False)
-    words.whitespace_split, words.commenters, words.escapedquotes = True, "", ""
-    try:
-        return list(words)
-    except ValueError:
         return None

@@ -15,7 +15,8 @@ from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
-from bootstrap.agent.settings import Settings, split_command, user_of
+from bootstrap.agent.settings import Settings, user_of
+from bootstrap.contract.launcher import split_command, start_of
 
 # Measured with torch 2.11: shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
 RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
@@ -43,8 +44,8 @@ def version(settings: Settings) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:12]
 
 
-def arguments(settings: Settings, rendezvous: Rendezvous | None, *, test: bool = False) -> list[str]:
-    """Arguments of torchrun before the training command, or the gang test's, which has a rendezvous of its own."""
+def arguments(settings: Settings, rendezvous: Rendezvous | None, ranks: int, *, test: bool = False) -> list[str]:
+    """Arguments of torchrun before the command of its ``ranks`` a node; the gang test's has a rendezvous of its own."""
     conf, suffix, max_restarts = RENDEZVOUS_CONF, "", settings.max_restarts
     if test:
         conf, suffix, max_restarts = f"{conf},join_timeout={TEST_JOIN_S:g}", "-test", 0
@@ -58,7 +59,7 @@ def arguments(settings: Settings, rendezvous: Rendezvous | None, *, test: bool =
             "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.rendezvous_port + test}",
             "--local-addr", rendezvous.own_ip,
         ]  # fmt: skip
-    counts = ["--nproc-per-node", str(settings.gpus_per_node), "--max-restarts", str(max_restarts)]
+    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     return [*counts, "--rdzv-conf", conf, *where]
 
 
@@ -67,8 +68,11 @@ class Torchrun:
 
     def __init__(self, node: Node, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
-        options = arguments(node.settings, rendezvous, test=bool(test))
-        command = test or split_command(node.settings.train_command) or []
+        command, ranks = test or split_command(node.settings.train_command) or [], node.settings.gpus_per_node
+        if not test and start_of(command) != "torchrun":
+            log("the command is a program of its own: torchrun starts it once on every node")
+            command, ranks = ["-m", "bootstrap.launchers", *command], 1
+        options = arguments(node.settings, rendezvous, ranks, test=bool(test))
         node.notices.stop_listening()  # a killed process could not
         user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bootstrap.contract.launcher import gang_faults, split_command
 from infra import clock
 from infra.control_settings import node_prices
 from infra.images import brings_torch
@@ -35,6 +36,12 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
         yield f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)"
     if not settings.train_command.isprintable():
         yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
+    words = split_command(settings.train_command)
+    if words is None:
+        yield "gpufleet:trainCommand has unbalanced quotes"
+    if settings.gang:
+        for fault in gang_faults(words or []):
+            yield f"gpufleet:trainCommand: {fault} (docs/launchers.md)"
     for secret in secrets_in(settings.train_command):
         yield (
             f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "

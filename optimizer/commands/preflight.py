@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.launcher import Start, split_command, start_of
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The Pulumi program needs a stack's name; without --stack nothing that is named after the stack is checked.
 _NO_STACK = "preflight"
+_STARTED: dict[Start, str] = {
+    "torchrun": "once a GPU, under torchrun",
+    "program": "a program that runs once on every node and starts its ranks itself (docs/launchers.md)",
+    "mpi": "with mpirun on the first node (docs/launchers.md)",
+}
 
 
 @click.command(
@@ -229,7 +235,8 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
 
     command = str(file.config.get("gpufleet:trainCommand") or "") if file else ""
     if not plan.beyond_trainer or command:
-        text = "gpufleet:trainCommand names the code that trains" if command else describe_demands(plan)
+        how = _STARTED[start_of(split_command(command) or [])]
+        text = f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan)
         return passed("training code", text)
     return warning(
         "training code",

@@ -10,8 +10,8 @@
     launch_cases/NAME/leave-after  the same, after during.sh
     launch_cases/NAME/expected   exit status, then lines that must be in the calls (+) or the log (>), or must not (!)
 
-Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder. The node's watcher and
-"python -c" are the real ones.
+Fakes append their name and arguments to $CALLS. $CASE is the case's scratch folder. The node's watcher,
+bootstrap.launchers and "python -c" are the real ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from examples.local_imds import LocalImds
 CASES = Path(__file__).parent / "launch_cases"
 AGENT = [sys.executable, str(Path(__file__).parents[2] / "bootstrap" / "agent")]
 PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
-REAL_PYTHON = f'if [[ $1 == -c || $2 == bootstrap.training.watcher ]]; then exec {sys.executable} "$@"; fi\n'
+REAL_PYTHON = (
+    f'[[ $1 != -c && $2 != bootstrap.training.watcher && $2 != bootstrap.launchers ]] || exec {sys.executable} "$@"\n'
+)
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
 TOOLS = (*DEFAULTS, "ip", "nvidia-smi", "journalctl")
 LIFECYCLE = "autoscaling/target-lifecycle-state"

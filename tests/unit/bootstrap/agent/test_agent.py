@@ -14,7 +14,8 @@ import bootstrap.agent
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
-from bootstrap.agent.settings import Settings, split_command
+from bootstrap.agent.settings import Settings
+from bootstrap.contract.launcher import split_command
 
 AGENT = Path(bootstrap.agent.__file__).parent
 BOOTSTRAP = AGENT.parent

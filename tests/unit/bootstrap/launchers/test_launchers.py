@@ -1,0 +1,166 @@
+"""Programs with a launcher of their own, on nodes that are processes with addresses of the loopback network."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bootstrap.contract.launcher import gang_faults, split_command, start_of
+from bootstrap.launchers.environment import write_files
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [
+        ("", "torchrun"), ("train.py --launcher mpirun", "torchrun"), ("-m my.train", "torchrun"),
+        ("--no-python env A=1 python train.py", "torchrun"),
+        ("python train.py", "program"), ("accelerate launch train.py", "program"), ("./run.sh", "program"),
+        ("mpirun -np 16 python train.py", "mpi"), ("/opt/amazon/openmpi/bin/mpirun train", "mpi"),
+        ("conda run -n hvd mpiexec python train.py", "mpi"),
+    ],
+)  # fmt: skip
+def test_the_first_word_says_how_a_command_is_started(command: str, start: str) -> None:
+    assert start_of(split_command(command) or []) == start
+
+
+def test_a_launcher_that_would_train_each_node_by_itself_is_named() -> None:
+    def named(command: str) -> list[str]:
+        return [fault.split()[0] for fault in gang_faults(split_command(command) or [])]
+
+    assert named("conda run -n env torchrun train.py") == ["torchrun"]
+    assert named("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py") == []
+    assert named("python tensorflow_train.py") == named("mpirun python accelerate") == named("torchrun.py") == []
+    assert named("horovodrun -np 16 python train.py") == ["horovodrun"]
+
+
+class Gang:
+    """Two nodes of a gang, each as torchrun would start its only worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def put(self, name: str, script: str) -> None:
+        program = self.folder / "bin" / name
+        program.write_text(f"#!/bin/bash\n{script}")
+        program.chmod(0o755)
+
+    def start(self, rank: int, command: Sequence[str], count: int = 2) -> subprocess.Popen[str]:
+        run = self.folder / f"run-{rank}"
+        run.mkdir()
+        environment = {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OUT": str(self.folder),
+            "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": "0", "GROUP_RANK": str(rank),
+            "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "fleet", "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(self.port), "NODE": str(rank),
+            "GPUFLEET_DRAIN_FILE": str(run / "drain"), "GPUFLEET_GPUS_PER_NODE": "4",
+        }  # fmt: skip
+        # -S: no packages, as in the system's Python.
+        return subprocess.Popen(
+            [sys.executable, "-S", "-m", "bootstrap.launchers", *command], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *command: str) -> list[tuple[int, str]]:
+        """Start both nodes; returns their exit statuses and output."""
+        processes = [self.start(rank, command) for rank in range(2)]
+        outputs = [process.communicate(timeout=30)[0] for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Gang:
+    return Gang(tmp_path)
+
+
+def test_every_node_becomes_the_program_and_knows_the_others(gang: Gang) -> None:
+    first = gang.start(
+        0, ["bash", "-c", 'env >"$OUT/env-$NODE"; echo "$@"; exit 3', "sh", "${MASTER_ADDR}", "${hidden}"]
+    )
+    # A stranger's connection is no node.
+    for _ in range(100):
+        try:
+            with socket.create_connection(("127.0.0.1", gang.port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            break
+        except OSError:
+            time.sleep(0.05)
+    second = gang.start(1, ["bash", "-c", 'env >"$OUT/env-$NODE"; cat "$GPUFLEET_HOSTFILE"'])
+    assert first.communicate(timeout=30)[0] == "127.0.0.2 ${hidden}\n" and first.returncode == 3
+    assert second.communicate(timeout=30)[0] == "127.0.0.2 slots=4\n127.0.0.1 slots=4\n"
+    given = [
+        dict(line.split("=", 1) for line in (gang.folder / f"env-{rank}").read_text().splitlines()) for rank in (0, 1)
+    ]
+    for rank, environment in enumerate(given):
+        assert environment["GPUFLEET_NODE_RANK"] == str(rank)
+        assert (environment["GPUFLEET_NODE_COUNT"], environment["GPUFLEET_RANKS"]) == ("2", "8")
+        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME"} & set(environment)
+        assert not [name for name in environment if name.startswith("TORCHELASTIC")]
+    task = {"type": "worker", "index": 1}
+    config = json.loads(given[1]["TF_CONFIG"])
+    workers = config["cluster"]["worker"]
+    assert config["task"] == task and [worker.split(":")[0] for worker in workers] == ["127.0.0.2", "127.0.0.1"]
+    for environment in given:
+        assert f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}" == workers[0] != workers[1]
+        assert environment["MASTER_PORT"] != str(gang.port), "that port is the meeting's"
+
+
+# mpirun of each kind calls its remote shell for the hosts of its host file, and exits with its ranks' status.
+MPIRUN = """
+[[ $NODE == 0 ]] || { echo "mpirun on node $NODE"; exit 99; }
+while read -r host _; do
+  "$OMPI_MCA_plm_rsh_agent" -x "$host" "RANKS=$2;" "echo ranks of \\$NODE: \\$RANKS >>'$OUT/ranks';" "exit 7"
+  echo "$host ended with $?"
+done <"$PRTE_MCA_prte_default_hostfile"
+"$HYDRA_LAUNCHER_EXEC" 10.1.2.3 true
+echo "a stranger: $?"
+exit 78
+"""
+
+
+def test_mpirun_on_the_first_node_starts_ranks_on_the_others_without_ssh(gang: Gang) -> None:
+    gang.put("mpirun", MPIRUN)
+    (first, said), (second, _) = gang.run("mpirun", "-np", "${GPUFLEET_RANKS}")
+    assert said == "127.0.0.2 ended with 7\n127.0.0.1 ended with 7\na stranger: 255\n"
+    assert sorted((gang.folder / "ranks").read_text().splitlines()) == ["ranks of 0: 8", "ranks of 1: 8"]
+    # Final on both nodes.
+    assert (first, second) == (78, 78)
+
+
+def test_ranks_do_not_outlive_a_first_node_that_is_gone(gang: Gang) -> None:
+    # A daemon of mpirun leaves its session; its remote shell ends.
+    gang.put("mpirun", '"$OMPI_MCA_plm_rsh_agent" 127.0.0.1 "setsid sleep 300 & echo \\$! >$OUT/pid"\nkill -9 $PPID\n')
+    (first, _), (second, said) = gang.run("mpirun")
+    assert (first, second) == (-9, 1) and "the first node, which runs mpirun, is gone" in said
+    left = Path(f"/proc/{(gang.folder / 'pid').read_text().strip()}/cmdline")
+    assert not left.exists() or not left.read_text(), "gone, or a zombie"
+
+
+def test_a_single_node_has_no_gang(gang: Gang) -> None:
+    gang.put(
+        "mpirun", 'cat "$HYDRA_HOST_FILE"; echo "$MASTER_ADDR ${TF_CONFIG:-none} ${GPUFLEET_NODE_RANK:-none}"; exit 5'
+    )
+    process = gang.start(0, ["mpirun"], count=1)
+    assert process.communicate(timeout=30)[0] == "127.0.0.1:4\n127.0.0.1 none none\n"
+    assert process.returncode == 5
+
+
+def test_a_users_own_variable_of_mpi_stays(tmp_path: Path) -> None:
+    environment = {"GPUFLEET_DRAIN_FILE": str(tmp_path / "drain"), "GLOO_SOCKET_IFNAME": "ens6"}
+    made = write_files(environment | {"OMPI_MCA_btl_tcp_if_exclude": "lo"}, ["10.0.0.1"])
+    assert "OMPI_MCA_btl_tcp_if_exclude" not in made
+    assert made["HYDRA_IFACE"] == made["I_MPI_HYDRA_IFACE"] == "ens6"
