@@ -12,6 +12,7 @@ import pytest
 
 import bootstrap.agent
 from bootstrap.agent.efa import efa_settings
+from bootstrap.agent.environment import _path
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
 from bootstrap.agent.settings import Settings
@@ -73,6 +74,15 @@ def test_nccls_plugin_is_found_by_its_newer_name(tmp_path: Path) -> None:
     plugin.touch()
     found = efa_settings(tmp_path, {"LD_LIBRARY_PATH": "/own"})
     assert (found["LD_LIBRARY_PATH"], found["NCCL_NET_PLUGIN"]) == (f"{plugin.parent}:/own", "ofi")
+
+
+def test_programs_beside_the_trainings_python_are_found_first() -> None:
+    given = {"GPUFLEET_PYTHON": "/opt/gpufleet/venv/bin/python3", "PATH": "/usr/bin", "ROOT": "/"}
+    path = _path(Settings.from_environment(given))
+    assert path.startswith("/opt/gpufleet/venv/bin:/usr/bin:/opt/amazon/") and "/opt/amazon/openmpi/bin" in path.split(
+        ":"
+    )
+    assert _path(Settings.from_environment({"PATH": "/usr/bin"})).startswith("/usr/bin:")
 
 
 def test_the_commands_run_in_the_python_of_amazon_linux() -> None:

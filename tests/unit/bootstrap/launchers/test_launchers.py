@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.contract.launcher import gang_faults, split_command, start_of
-from bootstrap.launchers.environment import write_files
+from bootstrap.launchers.environment import expand, write_files
 
 ROOT = Path(__file__).parents[4]
 
@@ -42,6 +43,19 @@ def test_a_launcher_that_would_train_each_node_by_itself_is_named() -> None:
     assert named("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py") == []
     assert named("python tensorflow_train.py") == named("mpirun python accelerate") == named("torchrun.py") == []
     assert named("horovodrun -np 16 python train.py") == ["horovodrun"]
+
+
+def test_the_pages_commands_start_a_gang() -> None:
+    page = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
+    commands = [split_command(text) or [] for text in re.findall(r"gpufleet:trainCommand '(.*)'\n", page)]
+    assert [(words[0], start_of(words)) for words in commands] == [
+        ("accelerate", "program"), ("deepspeed", "program"), ("mpirun", "mpi"), ("python", "program"),
+        ("conda", "program"),
+    ]  # fmt: skip
+    given = dict.fromkeys(re.findall(r"`(GPUFLEET_\w+|MASTER_\w+)`", page), "1")
+    for words in commands:
+        assert not list(gang_faults(words))
+        assert "${" not in " ".join(expand(words, given)), "the page's table has every variable"
 
 
 class Gang:
