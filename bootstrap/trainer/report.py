@@ -13,11 +13,14 @@ from typing import Any, Self, TextIO
 
 import torch
 
+from bootstrap.trainer.board import Board
 from bootstrap.trainer.clock import StepClock
+from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
+BOARD_FOLDER = "tensorboard"
 # A larger share of the step time makes the console line say that the run waits for its data.
 INPUT_BOUND_SHARE = 0.05
 
@@ -37,6 +40,7 @@ class Report:
 
     Args:
         out: folder of ``metrics.jsonl`` and ``tensorboard/``.
+        store: where TensorBoard's files are copied to, below ``tensorboard/``.
         clock: ticks at each step's end, before ``step`` is called.
         tokens_per_sample: None where samples are counted (a CNN).
         flops_per_sample: useful floating-point operations of a sample's forward and backward pass, with
@@ -53,6 +57,7 @@ class Report:
         total_steps: int,
         global_batch: int,
         tokens_per_sample: int | None,
+        store: Store | None = None,
         flops_per_sample: float | None = None,
         peak_flops_per_s: float | None = None,
         on_loss: Callable[[int, float], object] | None = None,
@@ -69,11 +74,11 @@ class Report:
         self._counted = 0
         self._waited_s = 0.0
         self._file: TextIO | None = None
-        self._board: Any = None
+        self._board: Board | None = None
         if self._is_writer:
             out.mkdir(parents=True, exist_ok=True)
             self._file = (out / METRICS_NAME).open("a", encoding="utf-8")
-            self._board = _tensorboard(out)
+            self._board = Board.in_folder(out / BOARD_FOLDER, store)
 
     def __enter__(self) -> Self:
         return self
@@ -174,9 +179,7 @@ class Report:
         if self._on_loss is not None and "loss" in facts:
             self._on_loss(facts["step"], facts["loss"])
         if self._board is not None:
-            for name, value in facts.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, facts["step"])
+            self._board.add(facts["step"], {name: value for name, value in facts.items() if name != "step"})
 
     def _line(self, facts: dict[str, Any]) -> str:
         start = f"step {facts['step']:,}/{self._total_steps:,}"
@@ -201,11 +204,3 @@ class Report:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _tensorboard(out: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(out / "tensorboard"))

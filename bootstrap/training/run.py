@@ -32,6 +32,7 @@ from bootstrap.training.saver import Saver
 from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
 from bootstrap.training.stores import Store, open_store
+from bootstrap.training.tracer import Tracer
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class SpotTolerantRun:
             else Ledger(None, writer_id=writer_id)
         )
         self._share = Share(self._state, self._ranks, self._checkpoints.store)
+        self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank, local_rank=self._ranks.local_rank)
         self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(
             checkpoints=self._checkpoints,
@@ -198,6 +200,7 @@ class SpotTolerantRun:
         if resumed is not None:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
+        self._tracer.start()
         return self
 
     def __exit__(
@@ -205,6 +208,7 @@ class SpotTolerantRun:
     ) -> None:
         self._heartbeat.close()
         self._share.close()
+        self._tracer.close(in_order=error is None)
         # An interrupted process is about to exit; a SIGTERM is no fault then.
         if error is None:
             self._ranks.close()
@@ -225,6 +229,7 @@ class SpotTolerantRun:
         while self.step < total:
             self._beat(f"step {self.step}", factor)
             factor = 1
+            self._tracer.before_step(self.step)
             yield self.step
             self.step += 1
             self._end_step(is_last=self.step >= total)

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from bootstrap.contract.measured import Measured, parse
+from bootstrap.trainer.board import COPY_EVERY_S, Board
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, RunMeasurement, measured_row, slow_notice
@@ -68,7 +69,8 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     caplog.set_level(logging.INFO, "bootstrap.trainer.report")
     clock = StepClock(CPU)
     clock.restart()
-    norm, speed = torch.tensor(3.0), {"flops_per_sample": 4e6, "peak_flops_per_s": 1e10}
+    norm = torch.tensor(3.0)
+    speed: dict[str, Any] = {"flops_per_sample": 4e6, "peak_flops_per_s": 1e10}
     losses: dict[int, float] = {}
     with Report(
         tmp_path,
@@ -108,6 +110,40 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     assert "step 5/12  loss 1.2500  gradient norm 3.000  lr 1.00e-03  0.016 s/step  20,000 tokens/s" in caplog.text
     assert "(bound by its input: docs/data.md)" in caplog.text and "step 7/12  evaluation loss 2.5000" in caplog.text
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_event_files_reach_the_store_every_few_minutes_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, clock = LocalStore(tmp_path / "store"), [0.0]
+    folder = tmp_path / "tensorboard"
+    monkeypatch.setattr("bootstrap.trainer.board.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def copied(board: Board) -> list[str]:
+        assert board._copying is not None
+        board._copying.join()
+        return [name.removeprefix("tensorboard/") for name in store.names("tensorboard/")]
+
+    def files() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    board = Board.in_folder(folder, store)
+    assert board is not None
+    board.add(1, {"loss": 2.5})
+    assert len(files()) == 1 and not store.names("tensorboard/"), "it is still written"
+    clock[0] = COPY_EVERY_S
+    board.add(2, {"loss": 2.4})
+    assert copied(board) == files() and len(files()) == 1
+    assert store.read(f"tensorboard/{files()[0]}") == (folder / files()[0]).read_bytes()
+    board.add(3, {"loss": 2.3})
+    board.close()
+    assert copied(board) == files() and len(files()) == 2
+    # The next start on this disk copies what a killed one left, and nothing twice.
+    (folder / "events.of.a.killed.start").write_bytes(b"its")
+    again = Board.in_folder(folder, store)
+    assert again is not None
+    again.close()
+    assert copied(again) == files() and not caplog.records
 
 
 def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher
+from bootstrap.contract.trace import REQUEST, TraceRequest
+from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, tracer
 from bootstrap.training.checkpoint import Checkpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger.summary import read_ledger
@@ -180,6 +183,29 @@ def slowly(at_step: Callable[[int], None]) -> Callable[[int], None]:
         at_step(step)
 
     return sleep
+
+
+def test_a_trace_that_is_asked_for_is_of_the_loops_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(tmp_path / "drain"))
+    monkeypatch.setattr(tracer, "LOOK_S", 0.0)
+    store = LocalStore(tmp_path / "store")
+    request = TraceRequest(id="first", rank=0, steps=2, at=datetime.now(UTC), by="ada")
+    store.write(REQUEST, [request.to_text().encode()])
+    file = tmp_path / "trace-request.json"
+
+    def wait(step: int) -> None:
+        deadline = time.monotonic() + 60
+        while step == 2 and not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    training = Training(store)
+    training.train(8, wait)
+    trace = gzip.decompress(store.read(request.trace)).decode()
+    assert "aten::addmm" in trace and "Optimizer.step#AdamW.step" in trace
+    traced = training.state()
+    undisturbed = Training(LocalStore(tmp_path / "other"))
+    undisturbed.train(8)
+    assert_same(traced, undisturbed.state())
 
 
 def test_resuming_on_s3_is_the_same(aws: str, undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:

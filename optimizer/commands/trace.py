@@ -1,0 +1,104 @@
+"""``gpufleet trace``: a profiler trace of a running training."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
+from optimizer.commands.options import one_stack_options
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.units import parse_hours
+
+if TYPE_CHECKING:
+    from infra.naming import Names
+
+LOOK_S = 5
+# A GPU's trace of one step has tens of thousands of events.
+MOST_STEPS = 100
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet trace --stack dev
+  gpufleet trace --rank 11 --steps 2 --out traces --stack dev
+"""
+)
+@one_stack_options
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Rank of the GPU (RANK).")
+@click.option(
+    "--steps", type=click.IntRange(1, MOST_STEPS), default=3, show_default=True, help="Optimizer steps to trace."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder for the trace.  [default: the current one]",
+)
+@click.option("--timeout", default="15min", show_default=True, metavar="TIME", help="How long to wait for it.")
+def command(stack: str | None, directory: Path, rank: int, steps: int, out: Path, timeout: str) -> None:
+    """Trace some steps of a running training with torch.profiler, and download the trace.
+
+    Writes traces/request.json beside the stack's checkpoints; within a minute the training traces the steps, which take
+    a little longer, and puts the trace there. It needs the reference trainer, or a loop of SpotTolerantRun's steps.
+    Needs s3:PutObject, s3:GetObject and s3:ListBucket below the checkpoints' prefix, and the stack's key. The file's
+    path is the result.
+    """
+    try:
+        wait = timedelta(hours=parse_hours(timeout))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--timeout") from error
+    file = read_stack(stack or only_stack(directory), directory)
+    ranks = file.plan.node_count * file.plan.node.ranks
+    if rank >= ranks:
+        raise InvalidInputError(f"rank {rank}", limit=f"0 to {ranks - 1}: the GPUs of the stack's plan")
+    names, caller = resolve_names(file)
+    now = datetime.now(UTC).replace(microsecond=0)
+    name = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:6]}"
+    content = _carry_out(names, TraceRequest(id=name, rank=rank, steps=steps, at=now, by=caller), wait)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"trace-{names.stack}-rank-{rank}-{name}.json.gz"
+    path.write_bytes(content)
+    click.echo(path)
+    click.echo("open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+
+
+def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
+    """Ask for a trace and return it."""
+    from optimizer.aws import clients, errors, traces
+
+    s3 = clients.s3(names.region)
+    try:
+        traces.ask(s3, names.bucket, names.checkpoint_prefix, request)
+        click.echo(f"asked rank {request.rank} of stack {names.stack} for {request.steps} steps", err=True)
+        ends_at = time.monotonic() + wait.total_seconds()
+        while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
+            if time.monotonic() >= ends_at:
+                raise GpufleetError(
+                    f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",
+                    why=f"the training looks every {POLL_S:.0f} s, and only with SpotTolerantRun.steps on a node; the "
+                    f"request stands for {MAX_AGE.total_seconds() / 60:.0f} minutes",
+                    next_step=f"gpufleet logs --rank {request.rank} --stack {names.stack}; later: "
+                    f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} .",
+                )
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt as error:
+        raise GpufleetError(
+            "no longer waited for; the request stands",
+            next_step=f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} .",
+        ) from error
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        raise GpufleetError(
+            f"stack {names.stack} cannot be asked for a trace: {errors.reason(error)}",
+            next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
+        ) from error
+    return content
