@@ -363,7 +363,7 @@ class Job(_Model):
     parameters: Count
     samples: Count = Field(description="Sequences (or images) to train on.")
     tokens: Count = Field(description="Tokens to train on; equals samples for a CNN.")
-    seq_len: Count = Field(description="Tokens of one sequence; 1 for a CNN.")
+    seq_len: Count = Field(description="Tokens of one sequence; 1 where samples count.")
     global_batch: Count = Field(description="Sequences (or images) of one optimizer step.")
     steps: Count
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]

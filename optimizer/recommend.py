@@ -21,6 +21,7 @@ from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import fp8_note
 from optimizer.performance.setups import positions_note
+from optimizer.performance.stacks import lengths
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.request import FleetRequest, read_request_file, request_from_dict
@@ -226,13 +227,20 @@ def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
     slow = fp8_note(arithmetic(work.precision), problem.recipe.framework, compiled=work.compiled)
     notes = [note for note in (slow, positions_note(model, problem.recipe.seq_len)) if note]
-    if model.architecture == "cnn" and work.tokens is not None:
+    if model.counts_samples and work.tokens is not None:
+        unit = "images" if model.takes_images else f"clips of {model.encoder_tokens} frames"
         notes.append(
-            f"{model.name} is a CNN and has no tokens: {work.tokens:,} tokens are taken for {work.tokens:,} samples "
-            "(images)"
+            f"{model.name} has no tokens to count: {work.tokens:,} tokens are taken for {work.tokens:,} samples "
+            f"({unit})"
         )
-    if model.architecture == "cnn" and work.seq_len is not None:
-        notes.append(f"{model.name} is a CNN: seq_len {work.seq_len} is not used")
+    if model.counts_samples and work.seq_len is not None:
+        notes.append(f"{model.name} fixes the length of its samples: seq_len {work.seq_len} is not used")
+    if model.architecture == "seq2seq":
+        inputs, targets = lengths(model, problem.recipe.seq_len)
+        notes.append(
+            f"{model.name} reads {inputs:,} tokens and writes {targets:,}, T5's span corruption; tokens of the request "
+            "are those it reads"
+        )
     return notes
 
 

@@ -65,10 +65,12 @@ def matches_type(name: str, pattern: str) -> bool:
 class Workload(_Model):
     """The training to do; exactly one of tokens, samples and steps is given."""
 
-    tokens: AllSamples | None = Field(default=None, description="Tokens to train on (samples for a CNN).")
-    samples: AllSamples | None = Field(default=None, description="Sequences (or images) to train on.")
+    tokens: AllSamples | None = Field(default=None, description="Tokens to train on; of T5 those it reads.")
+    samples: AllSamples | None = Field(default=None, description="Sequences, images or clips to train on.")
     steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
-    seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of one sequence; none for a CNN.")
+    seq_len: Samples | None = Field(
+        default=None, le=MOST_BATCH, description="Tokens of one sequence, of T5's input; none for CNN, ViT and Whisper."
+    )
     global_batch: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
     )
@@ -112,7 +114,7 @@ class Workload(_Model):
     samples_per_vcpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description="Samples a second that a vCPU prepares, 0 for no bound; default: 250 for a CNN's images, else 0.",
+        description="Samples a second that a vCPU prepares, 0 for no bound; default: 250 for images, else 0.",
     )
     data_gib: Annotated[float, Field(gt=0, le=MOST_DATA_GIB, allow_inf_nan=False), Number] | None = Field(
         default=None,

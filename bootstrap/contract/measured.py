@@ -59,8 +59,8 @@ class MeasuredRow:
     predicted: Predicted | None = None
 
     # Columns of measured_runs.csv, from here on.
-    model: str  # for a CNN torchvision's name
-    architecture: Literal["decoder", "llama", "encoder", "cnn"]
+    model: str  # for a CNN torchvision's name, else model_type
+    architecture: Literal["decoder", "llama", "encoder", "cnn", "seq2seq", "image", "speech"]
     parameters: int
     layers: int | None = None
     hidden_size: int | None = None
@@ -70,7 +70,7 @@ class MeasuredRow:
     kv_heads: int | None = None
     head_dim: int | None = None  # where it is not hidden_size / attention_heads
     vocab_size: int | None = None
-    seq_len: int  # 1 for a CNN
+    seq_len: int  # 1 where samples count
     gpu: str  # GPU model (A100), GPUFLEET_GPU
     gpu_memory_gib: float  # total memory of one; an A100 has 40 or 80 GB
     gpus: int

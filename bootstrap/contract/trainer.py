@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, PURE, FineTuning, fine_tuning_problems
 from bootstrap.contract.shares import IN_STEP, parse_shares, shares_problem
@@ -36,6 +36,18 @@ TORCHVISION = "torchvision"
 CNNS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 DECODERS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
 ENCODERS = ("bert", "roberta")
+# Encoders with lengths of their own: of tokens with a decoder, of images, of audio with a decoder.
+SEQ2SEQ = ("t5",)
+IMAGE_ENCODERS = ("vit",)
+SPEECH = ("whisper",)
+WITH_LENGTHS = SEQ2SEQ + IMAGE_ENCODERS + SPEECH
+HUGGING_FACE = DECODERS + ENCODERS + WITH_LENGTHS
+Family = Literal["decoder", "encoder", "cnn", "seq2seq", "image", "speech"]
+IMAGE_CHANNELS = 3
+# Whisper's max_target_positions where its config is silent.
+DEFAULT_TARGET_POSITIONS = 448
+# Span corruption of T5 (arXiv:1910.10683, section 3.1.4): share of the tokens that is replaced, and tokens of a span.
+NOISE_DENSITY, NOISE_SPAN = 0.15, 3
 # Decoders whose projections are separate matrices: the trainer gives each tensor rank whole heads of them. Fused
 # projections (phi3's qkv_proj, gpt2's c_attn, mpt's Wqkv, gpt_neox's query_key_value) mix queries, keys and values.
 TENSOR_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
@@ -198,6 +210,39 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
     return str(architecture.get(TORCHVISION) or architecture.get("model_type") or "")
 
 
+def family_of(architecture: Mapping[str, Any]) -> Family:
+    """Kind of samples and loss that a model trains with."""
+    kind = model_kind(architecture)
+    families: dict[Family, tuple[str, ...]] = {
+        "cnn": CNNS,
+        "encoder": ENCODERS,
+        "seq2seq": SEQ2SEQ,
+        "image": IMAGE_ENCODERS,
+        "speech": SPEECH,
+    }
+    return next((family for family, kinds in families.items() if kind in kinds), "decoder")
+
+
+def span_targets(seq_len: int) -> int:
+    """Tokens of T5's decoder beside ``seq_len`` tokens of its encoder: 114 beside 512.
+
+    Span corruption takes the longest text whose input fits: a sentinel stands for each span in the input, the targets
+    are the spans behind their sentinels, and both end with a token (compute_input_and_target_lengths of
+    https://github.com/huggingface/transformers, examples/flax/language-modeling/run_t5_mlm_flax.py, 2021-07).
+    """
+
+    def lengths(tokens: int) -> tuple[int, int]:
+        noise = round(tokens * NOISE_DENSITY)
+        spans = round(noise / NOISE_SPAN)
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    # The input has some nine tenths of the tokens.
+    tokens = max(1, int(seq_len / (1 - NOISE_DENSITY + NOISE_DENSITY / NOISE_SPAN)) - 8)
+    while lengths(tokens + 1)[0] <= seq_len:
+        tokens += 1
+    return lengths(tokens)[1]
+
+
 def is_mixture(architecture: Mapping[str, Any]) -> bool:
     """True for the config of a mixture of experts."""
     return any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
@@ -209,10 +254,10 @@ def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     kind = model_kind(architecture)
     if TORCHVISION in architecture:
         return "" if kind in CNNS else f"model {kind} is not one of {', '.join(CNNS)}"
-    if kind not in DECODERS + ENCODERS:
+    if kind not in HUGGING_FACE:
         if is_mixture(architecture):
             return f"{kind} is a mixture of experts, which the trainer does not train"
-        return f"model_type {kind} is not one of {', '.join(DECODERS + ENCODERS)}"
+        return f"model_type {kind} is not one of {', '.join(HUGGING_FACE)}"
     return ""
 
 

@@ -8,19 +8,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from bootstrap.contract.trainer import (
     BALANCES,
     CHECKPOINTINGS,
-    CNNS,
-    ENCODERS,
+    DEFAULT_TARGET_POSITIONS,
     OPTIMIZERS,
     PRECISIONS,
     SHARDINGS,
+    Family,
     TrainerJob,
+    family_of,
     model_kind,
+    span_targets,
     unsupported,
 )
 from bootstrap.training.errors import ConfigurationError
@@ -46,7 +48,9 @@ class TrainerConfig:
         dict[str, Any], Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it', "ARCHITECTURE")
     ]
     steps: Annotated[int, Flag("optimizer steps of the whole run", "STEPS")] = 100
-    seq_len: Annotated[int, Flag("tokens of a sample, 1 for a CNN", "SEQ_LEN")] = 1
+    seq_len: Annotated[
+        int, Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips", "SEQ_LEN")
+    ] = 1
     global_batch: Annotated[
         int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation", "GLOBAL_BATCH")
     ] = 0
@@ -111,9 +115,23 @@ class TrainerConfig:
         return model_kind(self.architecture)
 
     @property
-    def family(self) -> Literal["decoder", "encoder", "cnn"]:
-        """``decoder``, ``encoder`` or ``cnn``."""
-        return "cnn" if self.kind in CNNS else "encoder" if self.kind in ENCODERS else "decoder"
+    def family(self) -> Family:
+        """Kind of samples and loss."""
+        return family_of(self.architecture)
+
+    @property
+    def counts_samples(self) -> bool:
+        """True where the model fixes the length of a sample: images and clips."""
+        return self.family in ("cnn", "image", "speech")
+
+    @property
+    def target_len(self) -> int:
+        """Labels of a sample."""
+        if self.family == "seq2seq":
+            return span_targets(self.seq_len)
+        if self.family == "speech":
+            return int(self.architecture.get("max_target_positions", DEFAULT_TARGET_POSITIONS))
+        return 1 if self.counts_samples else self.seq_len
 
     @property
     def tuning(self) -> FineTuning:
@@ -175,6 +193,14 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
             "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "
             "(gpufleet launch-config PLAN --engine torchtitan)"
         )
+    if config.counts_samples and config.seq_len != 1:
+        raise ConfigurationError(f"--seq-len is {config.seq_len}; expected 1: {config.kind} fixes its samples' length")
+    if config.train_data and config.family in ("seq2seq", "speech"):
+        raise ConfigurationError(
+            f"--train-data is {config.train_data}, and the trainer has synthetic samples only for {config.kind}: "
+            "inputs with targets are in no format that it reads. Leave it out to try a plan, or train with code of "
+            "your own around bootstrap.training (docs/training.md)"
+        )
     if not (config.weights or config.tuning.trains_all):
         raise ConfigurationError(
             f"--weights names nothing, and {config.tuning.in_words} would train over random values: name the base's "
@@ -199,7 +225,7 @@ def _flag(name: str) -> str:
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.trainer",
-        description="Train a Hugging Face decoder or encoder or a torchvision CNN in a plan's layout, under torchrun.",
+        description="Train a Hugging Face model or a torchvision CNN in a plan's layout, under torchrun.",
         epilog="In brackets: the node's variable that gives the default, and the default without it.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )

@@ -60,7 +60,7 @@ class Stepper:
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
-        self._labels = config.global_batch * (config.seq_len if config.family != "cnn" else 1)
+        self._labels = config.global_batch * config.target_len
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
         self._steps = 0
@@ -129,7 +129,12 @@ class Stepper:
         batch = self._part_of_sequences(batch)
         labels = batch.pop("labels")
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            output = self._model(batch["images"]) if self._config.family == "cnn" else self._model(**batch).logits
+            if self._config.family == "cnn":
+                output = self._model(batch["images"])
+            elif self._config.family == "image":
+                output = self._model(pixel_values=batch["images"]).logits
+            else:
+                output = self._model(**batch).logits
         loss = cross_entropy(output, labels, weight=weight, group=self._tensor_group)
         return loss, (labels != IGNORED).sum()
 

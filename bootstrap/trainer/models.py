@@ -1,4 +1,4 @@
-"""Models from an architecture: Hugging Face decoders and encoders, torchvision CNNs, with their own initial weights.
+"""Models from an architecture: Hugging Face's for each family, torchvision CNNs, with their own initial weights.
 
 A transformer's parameters are on the meta device first and made one layer at a time (``materialise``), so a sharded
 model never needs room for all of them, and are the same whatever the layout: each module's generator starts from the
@@ -16,11 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from bootstrap.contract.trainer import TORCHVISION
+from bootstrap.contract.trainer import TORCHVISION, Family
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.training.errors import ConfigurationError
 
 UNMASKED = "gpufleet_sdpa"
+# transformers' class of a family's model with its head.
+AUTO: dict[Family, str] = {
+    "decoder": "AutoModelForCausalLM",
+    "encoder": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "image": "AutoModelForImageClassification",
+    "speech": "AutoModelForSpeechSeq2Seq",
+}
 
 
 def build(config: TrainerConfig) -> nn.Module:
@@ -33,7 +41,7 @@ def build(config: TrainerConfig) -> nn.Module:
         return cnn
     transformers = library("transformers")
     fields = {name: value for name, value in config.architecture.items() if name != "model_type"}
-    auto = transformers.AutoModelForMaskedLM if config.family == "encoder" else transformers.AutoModelForCausalLM
+    auto = getattr(transformers, AUTO[config.family])
     try:
         settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
         with _parameters_on_meta():
@@ -48,7 +56,10 @@ def build(config: TrainerConfig) -> nn.Module:
         # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
         # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
-        settings._attn_implementation = UNMASKED
+        for part in model.modules():  # an encoder and its decoder have settings of their own
+            own: Any = getattr(part, "config", None)
+            if own is not None:
+                own._attn_implementation = UNMASKED
     if config.seq_len > getattr(settings, "max_position_embeddings", config.seq_len):
         raise ConfigurationError(
             f"--seq-len is {config.seq_len}, and {config.kind} has {settings.max_position_embeddings} positions; "
@@ -63,9 +74,20 @@ def _has_window(settings: Any, seq_len: int) -> bool:
     return sliding and bool(getattr(settings, "sliding_window", None)) and settings.sliding_window < seq_len
 
 
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """Return a transformer's layers."""
-    return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+def stacks(model: nn.Module) -> list[nn.ModuleList]:
+    """Return the lists of a transformer's layers: one, or the encoder's and the decoder's."""
+    found: list[nn.ModuleList] = []
+    inside: set[nn.Module] = set()  # T5's layers are made of lists
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
+    return found
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return a transformer's layers in the order of a forward pass."""
+    return [layer for stack in stacks(model) for layer in stack]
 
 
 def materialise(model: nn.Module, module: nn.Module, *, device: torch.device, seed: int) -> None:

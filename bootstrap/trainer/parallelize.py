@@ -17,7 +17,7 @@ from bootstrap.trainer.adapters import quantize
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.mesh import SHARDED
-from bootstrap.trainer.models import blocks, materialise
+from bootstrap.trainer.models import blocks, materialise, stacks
 from bootstrap.trainer.tensor_parallel import split_ends, split_layer
 from bootstrap.trainer.weights import load_weights
 
@@ -78,9 +78,10 @@ def _prepare_transformer(
     """Make, split, checkpoint and compile layer by layer; returns the layers."""
     if config.context_parallel > 1:
         split_context(model, mesh.get_group("cp"))
-    layers = blocks(model)
     in_shards = shards(config, mesh) and config.sharding != "ddp"
-    for number, layer in enumerate(layers):
+    places = [(stack, number) for stack in stacks(model) for number in range(len(stack))]
+    for layers, number in places:
+        layer = layers[number]
         materialise(model, layer, device=device, seed=config.seed)
         if config.tuning.four_bit:  # before the next layer is made: the 16-bit base need not fit
             if weights:
@@ -92,11 +93,11 @@ def _prepare_transformer(
         if config.compiled:
             layers[number].compile()
         if in_shards:  # before the next layer is made: the whole model need not fit
-            _fully_shard(layers[number], config, mesh, last=number == len(layers) - 1)
+            _fully_shard(layers[number], config, mesh, last=(layers, number) == places[-1])
     materialise(model, model, device=device, seed=config.seed)
     if config.tensor_parallel > 1:
         split_ends(model, mesh["tp"], sequence_parallel=config.sequence_parallel)
-    return list(layers)
+    return blocks(model)
 
 
 def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.Module:
@@ -147,7 +148,7 @@ def _fully_shard(module: nn.Module, config: TrainerConfig, mesh: DeviceMesh, *, 
 
 def _shard(model: Any, layers: list[nn.Module], config: TrainerConfig, mesh: DeviceMesh) -> None:
     groups = list(layers) if config.family == "cnn" else []
-    if config.family != "cnn":
+    if config.family in ("decoder", "encoder"):
         # In the root they would be gathered, and their gradients held, throughout a step.
         ends = [model.get_input_embeddings(), model.get_output_embeddings()]
         if ends[0].weight is not ends[1].weight:

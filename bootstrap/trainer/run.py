@@ -65,8 +65,8 @@ def train(config: TrainerConfig) -> None:
     """Train to the last step, from the newest checkpoint where there is one; every rank calls it."""
     device = set_device(config)
     # Staging data may take longer than process groups wait.
-    data = _open(config, "train")
-    held_out = _open(config, "val") if config.evaluate_every else None
+    data = open_samples(config)
+    held_out = open_samples(config, "val") if config.evaluate_every else None
     init_process_group(device)
     run = assemble(config, device)
     with oom.halving_micro_batch(run.config):
@@ -84,7 +84,7 @@ def set_device(config: TrainerConfig) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # Convolutions of one shape: the fastest algorithm, measured once.
-    torch.backends.cudnn.benchmark = config.family == "cnn" and not config.deterministic
+    torch.backends.cudnn.benchmark = config.family in ("cnn", "image", "speech") and not config.deterministic
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
@@ -139,13 +139,19 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
 
 
-def _open(config: TrainerConfig, split: Split) -> Dataset:
+def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: int = 224) -> Dataset:
+    """Samples for the configured model; ``image_size`` is a CNN's."""
+    shape = config.architecture
     return open_dataset(
         config.train_data,
         family=config.family,
         seq_len=config.seq_len,
-        vocab_size=config.architecture.get("vocab_size", 0),
-        classes=config.architecture.get("num_classes", 1000),
+        vocab_size=shape.get("vocab_size", 0),
+        image_size=shape.get("image_size", image_size),
+        classes=shape.get("num_labels", shape.get("num_classes", 1000)),
+        target_len=config.target_len,
+        start=shape.get("decoder_start_token_id", 0),
+        mel_shape=(shape.get("num_mel_bins", 80), 2 * shape.get("max_source_positions", 1500)),
         split=split,
         seed=config.seed,
     )
@@ -155,7 +161,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     config, stepper, device = parts.config, parts.stepper, parts.device
     uri = os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
     store = open_store(uri)
-    tokens = None if config.family == "cnn" else config.seq_len
+    tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
     measured = RunMeasurement(
         clock=clock,

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from pprint import pformat
 
-from bootstrap.contract.trainer import TORCHVISION
+from bootstrap.contract.trainer import ENCODERS, TORCHVISION, WITH_LENGTHS
 from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
 from optimizer.plan import FleetPlan
 
 _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 _OPTIMIZERS = {"adamw": 'optimizer_name="AdamW"', "adam": 'optimizer_name="Adam"'}
-_ENCODERS = ("bert", "roberta")
 
 
 def _refusals(plan: FleetPlan) -> Iterator[str]:
@@ -32,7 +31,7 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
     )
     if job.architecture is not None:
         kind = str(job.architecture.get("model_type"))
-        if TORCHVISION in job.architecture or kind in _ENCODERS:
+        if TORCHVISION in job.architecture or kind in (*ENCODERS, *WITH_LENGTHS):
             yield f"the model is {job.model}, and torchtitan trains decoders"
     if split.tensor > 1 and not split.sequence_parallel:
         yield f"tensor parallelism is {split.tensor} without sequence parallelism, which its model code always adds"

@@ -58,18 +58,23 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
     wide = residual_bytes * by_hand
-    norms = x.norms * (np.maximum(residual_bytes, 4.0 * by_hand) + wide + element)
-    products = element * (2.0 * x.query + 2.0 * x.kv) + wide * autocast * (x.query + x.kv)
+    written_norms = np.maximum(x.llama_like, x.t5_like) * eager
+    norms = x.norms * (np.maximum(residual_bytes, 4.0 * written_norms) + residual_bytes * written_norms + element)
+    copies = element * autocast * eager * x.input_casts
+    rotary = wide * (1.0 - x.t5_like)
+    products = element * (2.0 * x.query + 2.0 * x.kv) + rotary * autocast * (x.query + x.kv)
     if np.any(x.context > 1):  # attention's output once more
         products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
     if np.any(x.head_norms > 0):
         products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * by_hand)
     # A compiler recomputes the gate's product.
     gated = x.mlp_matrices > 2.5
-    gelu = WRITTEN_GELU_TENSORS * residual_bytes * (eager * x.causal * (1.0 - gated))
+    by_operators = np.where(gated, x.t5_like, x.causal)  # T5 1.1's gate is GPT-2's function
+    gelu = WRITTEN_GELU_TENSORS * residual_bytes * eager * by_operators
     of_expert: Number = element if narrow else np.where(experts_miss_autocast(x), 4.0, element)
     matrices = x.mlp_matrices + gated * (1.0 - x.compiled)
     inner = (element * matrices + gelu) * x.shared_ffn + of_expert * matrices * x.routed_ffn * capacity
+    inner = inner + x.t5_like * x.dropout * x.shared_ffn  # a mask byte
     # Each tensor rank keeps the experts' tokens whole.
     mixtures = x.mixture_layers / np.maximum(x.layers, 1.0)
     dispatched = of_expert * x.hidden * mixtures * x.experts_used * capacity
@@ -84,11 +89,11 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     masked = np.where(masks_windows(x), x.windowed, 0.0)
     unsaved = unsaved_bytes(x) if np.any(x.adapter_rank > 0) else 0.0
     return _TokenBytes(
-        outside=x.hidden * (norms + 2.0 * x.dropout) + 8.0 * x.experts * mixtures + dispatched - unsaved,
+        outside=x.hidden * (norms + 2.0 * x.dropout + copies) + 8.0 * x.experts * mixtures + dispatched - unsaved,
         # Latents are kept before and after their norms; PyTorch's attention keeps a mask in each layer with a window,
         # and repeats keys and values there.
         whole=2.0 * element * x.latent + masked * element * x.seq_len,
-        sliced=products + masked * 2.0 * element * (x.query - x.kv) + x.heads * x.seq_len * a_score + inner,
+        sliced=products + masked * 2.0 * element * (x.query - x.kv) + x.heads * x.keys * a_score + inner,
         dispatched=dispatched,
         # Five products each cast a norm's output.
         cast=by_hand * autocast * element * x.hidden,
@@ -130,6 +135,8 @@ def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Numbe
     # Beside its inputs: gradients of its widest tensors, the gathered sequence, keys and values of two context ranks
     # with gradients, tokens exchanged with experts.
     layer = everything - per_token + element * (up + ffn) / x.tensor + kept_full
+    if np.any(x.t5_like > 0):  # gradient of the bias of each score, before the sum over samples
+        layer = layer + x.t5_like * x.flash * element * x.heads * x.keys
     if np.any(x.sequence_parallel > 0):
         layer = layer + np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
     if np.any(x.context > 1):
@@ -161,5 +168,6 @@ def logits_bytes(x: Inputs) -> Number:
     fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
     loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
     loss_bytes = loss_bytes + x.logits_soft_cap * x.element_bytes  # the output of tanh
-    logits = tokens_of_rank(x) * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
+    tokens = x.micro_batch * x.head_tokens / x.context
+    logits = tokens * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
     return logits * loss_bytes + np.minimum(logits, x.loss_turn_elements) * LOSS_TURN_BYTES

@@ -19,6 +19,7 @@ from optimizer.performance.fine_tuning import (
 )
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.samples import sample_costs, sample_flops
+from optimizer.performance.stacks import USUAL_SUBLAYERS
 from optimizer.performance.stage import (
     grouped_in_32_bits,
     layer_parameters,
@@ -51,9 +52,9 @@ def model_flops_per_sample(x: Inputs) -> Number:
     Frozen weights have no products for gradients of their own.
     """
     seen = 1.0 - x.windowed * (1.0 - x.window_scores)
-    scores = 4.0 * x.seq_len * x.seq_len * x.query * np.where(x.causal > 0, 0.5 * seen, 1.0)
-    layers = 2.0 * x.layer_matrix * x.seq_len * layer_products(x, 0.0) + scores * (1.0 + 2.0 * live_share(x))
-    return x.layers * layers + 2.0 * x.seq_len * x.hidden * x.vocab * (2.0 + x.trains_head) + sample_flops(x)
+    scores = 4.0 * x.tokens * x.keys * x.query * np.where(x.causal > 0, 0.5 * seen, 1.0)
+    layers = 2.0 * x.layer_matrix * x.tokens * layer_products(x, 0.0) + scores * (1.0 + 2.0 * live_share(x))
+    return x.layers * layers + 2.0 * x.head_tokens * x.hidden * x.vocab * (2.0 + x.trains_head) + sample_flops(x)
 
 
 def compute(x: Inputs) -> Compute:
@@ -76,7 +77,7 @@ def compute(x: Inputs) -> Compute:
     traffic = x.layers * tokens * _layer_traffic(x)
     written = np.where(x.fused_kernels > 0, kernels.FUSED_KERNELS, kernels.WRITTEN_KERNELS)
     per_pass = np.where(x.compiled > 0, kernels.COMPILED_KERNELS, written)
-    starts = x.layers * per_pass * (3.0 + full) * c.kernel_s
+    starts = x.layers * _sublayers(x) * per_pass * (3.0 + full) * c.kernel_s
 
     if np.any(x.frozen_layers > 0):  # they have no backward pass: 2.5 of attention's 3.5 products, 2 of 3 passes
         live = live_share(x)
@@ -108,15 +109,16 @@ def compute(x: Inputs) -> Compute:
     elementwise = elementwise + mixture.traffic_bytes / byte_per_s + mixture.starts * c.kernel_s
 
     logits = x.vocab / x.tensor
-    head_flops = 2.0 * tokens * x.hidden * logits
-    head_sides = element * (x.hidden * logits + tokens * (x.hidden + logits))
+    head_tokens = x.micro_batch * x.head_tokens / x.context
+    head_flops = 2.0 * head_tokens * x.hidden * logits
+    head_sides = element * (x.hidden * logits + head_tokens * (x.hidden + logits))
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = (2.0 + x.trains_head) * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
     loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
     loss = loss + x.logits_soft_cap * (1.0 - x.compiled) * sum(kernels.SOFT_CAP) * element
     # Hugging Face's tensor ranks each compute the whole loss.
     lost = np.where(x.splits_logits > 0, logits, x.vocab)
-    head = products + tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
+    head = products + head_tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
     # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
@@ -182,15 +184,24 @@ def _late_seconds(x: Inputs, full: Number) -> Number:
 
 
 def _host_of_layer(x: Inputs) -> Number:
-    return np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
+    return _sublayers(x) * np.where((x.llama_like > 0) & (x.fused_kernels == 0), kernels.LLAMA_HOST, 1.0)
+
+
+def _sublayers(x: Inputs) -> Number:
+    """Attentions and feed-forward blocks of a layer over those of a plain one."""
+    return x.sublayers / USUAL_SUBLAYERS
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
-    masked = (x.written_out > 0) & (x.compiled > 0)  # Hugging Face's modules pass a mask of all positions
+    # Hugging Face's compiled modules pass a mask of all positions, T5 its bias.
+    masked = (x.written_out > 0) & ((x.compiled > 0) | (x.t5_like > 0))
     fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
-    products = 4.0 * tokens * x.seq_len * x.query / x.tensor
-    scores = tokens * x.seq_len * x.heads / x.tensor
+    products = 4.0 * tokens * x.keys * x.query / x.tensor
+    scores = tokens * x.keys * x.heads / x.tensor
     flash = _flash_seconds(x, products, scores, full, masked)
+    if np.any(x.t5_like > 0):
+        byte_per_s = x.memory_byte_per_s * kernels.MEMORY_EFFICIENCY
+        flash = flash + x.t5_like * kernels.BIAS_GRADIENT * x.element_bytes * scores / byte_per_s
     if np.any(x.windowed > 0):
         # A kernel with a window leaves out the scores beyond it; a mask computes all.
         beside = np.where(
@@ -207,7 +218,7 @@ def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, ma
     half_length = np.where(halved, kernels.CAUSAL_HALF_LENGTH, kernels.HALF_LENGTH)
     half_length = half_length * np.where(x.element_bytes > 2.0, kernels.HALF_LENGTH_32_BIT, 1.0)
     head = np.maximum(x.query, 1.0) / np.maximum(x.heads, 1.0)
-    shape = (1.0 + half_length / x.seq_len) * (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
+    shape = (1.0 + half_length / x.keys) * (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
     shape = shape * np.where(masked, kernels.MASKED_ATTENTION, 1.0)
     seconds = (3.5 + full) * products * shape / (x.attention_flop_per_s * x.coefficients.attention_efficiency)
     forward, backward = kernels.ATTENTION_DROPOUT
@@ -252,7 +263,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)
 
     written_norm = np.where(residual < 4.0, kernels.WRITTEN_NORM_16_BIT[index], kernels.WRITTEN_NORM[index])
-    norm = np.where(llama & by_hand, written_norm, kernels.NORM[index])
+    norm = np.where((llama | (x.t5_like > 0)) & by_hand, written_norm, kernels.NORM[index])
     norm = np.where(compiled, kernels.COMPILED_NORM[index], norm)
     sums = np.where(compiled, kernels.COMPILED_RESIDUAL[index], kernels.RESIDUAL[index])
     dropout = x.dropout * np.where(by_hand, kernels.DROPOUT[index], kernels.FUSED_DROPOUT[index])
@@ -263,12 +274,17 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     stream = residual * (x.norms * norm + 2.0 * sums) + 2.0 * element * dropout + casts
 
     written_rotary = np.where(element < 4.0, kernels.WRITTEN_ROTARY, kernels.WRITTEN_ROTARY_32_BIT)
-    rotary = x.llama_like * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)
+    rotary = x.llama_like * (1.0 - x.t5_like) * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)
     swiglu = np.where(by_hand, kernels.SWIGLU[index], kernels.FUSED_SWIGLU[index]) * element
     gelu = np.where(
         by_hand & (x.written_out > 0) & (x.causal > 0), kernels.WRITTEN_GELU[index], kernels.GELU[index] * element
     )
     inner = np.where(llama, swiglu, gelu)
+    if np.any(x.t5_like > 0):
+        # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
+        widened = np.where(residual > element, 2.0 * (element + residual), 0.0)
+        gate = np.where(llama & by_hand, kernels.WRITTEN_GELU[index], 0.0)
+        inner = inner + x.t5_like * (dropout * element + widened + gate)
     wide = x.shared_ffn + x.routed_ffn
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)

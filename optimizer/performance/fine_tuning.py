@@ -117,10 +117,13 @@ def check_fine_tuning(model: ModelSpec, recipe: Recipe) -> None:
     if tuning.trains_all and not recipe.pure:
         return
     words = tuning.in_words or "precision pure-bf16"
-    if not model.layers or model.experts:
+    if not model.layers or model.experts or not (tuning.trains_all or model.has_like_layers):
+        kind = (
+            "a mixture of experts" if model.experts else "no stack of like layers" if model.layers else "no transformer"
+        )
         raise InvalidInputError(
-            f"{words}, and {model.name} is {'a mixture of experts' if model.experts else 'no transformer'}",
-            limit="a dense transformer",
+            f"{words}, and {model.name} is {kind}",
+            limit="a dense decoder or encoder of tokens",
             why="only its projections and layers are known one by one",
             next_step="leave out --method, --frozen and pure-bf16",
         )

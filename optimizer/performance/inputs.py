@@ -59,6 +59,8 @@ class Inputs:
     dense_layer_parameters: Number
     latent: Number
     norms: Number
+    input_casts: Number  # 16-bit copies of a norm's output, a token and layer, that products keep beyond the first
+    sublayers: Number  # attentions and feed-forward blocks of a layer
     head_norms: Number
     windowed: Number  # share of the layers whose window is shorter than the sequence
     window_scores: Number  # share of causal scores in such a window
@@ -68,6 +70,10 @@ class Inputs:
     embedding_parameters: Number
     vocab: Number
     causal: Number
+    t5_like: Number  # norms written out, a learned bias a score, dropout within the feed-forward block
+    tokens: Number  # of a sample in one layer
+    keys: Number  # that a token attends to, before a causal mask
+    head_tokens: Number  # of a sample that have logits
     cnn_flops: Number
     cnn_activations: Number
     convolutions: Number

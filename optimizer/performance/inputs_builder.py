@@ -23,6 +23,7 @@ from optimizer.performance.rates import (
     peak_flop_per_s,
     visible_memory_gib,
 )
+from optimizer.performance.stacks import USUAL_SUBLAYERS, with_stacks
 from optimizer.performance.types import CHECKPOINTINGS, Grid, Hardware, Recipe
 from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
@@ -100,6 +101,8 @@ def build_inputs(
         dense_layer_parameters=float(model.dense_layer_parameters),
         latent=float(model.latent_attention.latent_width if model.latent_attention else 0),
         norms=float(model.norms_per_layer),
+        input_casts=0.0,
+        sublayers=USUAL_SUBLAYERS,
         head_norms=float(model.head_norms),
         windowed=model.windowed_layers / max(1, model.layers) if window < 1.0 else 0.0,
         window_scores=window * (2.0 - window),
@@ -109,6 +112,10 @@ def build_inputs(
         embedding_parameters=float(model.embedding_parameters),
         vocab=float(model.vocab_size),
         causal=1.0 if model.architecture == "decoder" else 0.0,
+        t5_like=0.0,
+        tokens=float(recipe.seq_len),
+        keys=float(recipe.seq_len),
+        head_tokens=float(recipe.seq_len),
         cnn_flops=float(model.flops_per_sample),
         cnn_activations=float(model.activations_per_sample),
         convolutions=float(model.convolutions),
@@ -140,8 +147,7 @@ def build_inputs(
         persistent_gradients=float(framework.persistent_gradients),
         residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
         loss_bytes=framework.loss_bytes,
-        # Llama has no dropout.
-        dropout=float(framework.dropout and not model.gated_mlp),
+        dropout=float(framework.dropout and model.has_dropout),
         llama_like=float(model.gated_mlp),
         selective_recompute=framework.selective_recompute,
         written_out=float(framework.written_out),
@@ -182,6 +188,8 @@ def build_inputs(
     )
     if model.profile is not None:
         return _with_module(inputs, model, recipe.precision)
+    if model.encoder_layers:
+        inputs = with_stacks(inputs, model, recipe.seq_len)
     return with_fine_tuning(inputs, model, recipe)
 
 

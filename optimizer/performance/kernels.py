@@ -35,6 +35,8 @@ MASK = (20.0, 0.0)
 # Residual sum; backward, of the branches' gradients. A compiler joins it to the next norm.
 RESIDUAL = (3.0, 3.0)
 COMPILED_RESIDUAL = (1.5, 1.5)
+# Gradient of T5's bias, bytes a score a byte of the element: written for each sample, and read by their sum (counted).
+BIAS_GRADIENT = 2.0
 # Dropout alone; fused with bias and residual, only its mask and its gradient add bytes.
 DROPOUT = (3.4, 2.5)
 FUSED_DROPOUT = (0.5, 1.5)

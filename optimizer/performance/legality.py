@@ -80,9 +80,9 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             name,
-            lambda m, x, name=name: (getattr(x, name) == 1) | (m.layers > 0),  # type: ignore[misc]
+            lambda m, x, name=name: (getattr(x, name) == 1) | m.has_like_layers,  # type: ignore[misc]
             lambda m, x: f"1: {m.name} is trained data-parallel",
-            "only a transformer's layers are split, or staged",
+            "only like layers over the same tokens are split, or staged",
         )
         for name in _SPLITS
     ),
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert",
-        lambda m, x: (x.expert == 1) | (m.layers == 0) | (m.experts > 0),
+        lambda m, x: (x.expert == 1) | (not m.has_like_layers) | (m.experts > 0),
         lambda m, x: f"1: {m.name} has no experts",
         "expert parallelism spreads the experts of a mixture",
     ),

@@ -17,7 +17,18 @@ from optimizer.workload.size_rule import model_of_size
 GATED_FFN_MULTIPLE = 256
 SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
-ARCHITECTURES = {"decoder": "decoder", "llama": "decoder", "gpt": "decoder", "encoder": "encoder", "cnn": "cnn"}
+ARCHITECTURES = {
+    "decoder": "decoder",
+    "llama": "decoder",
+    "gpt": "decoder",
+    "encoder": "encoder",
+    "cnn": "cnn",
+    "seq2seq": "seq2seq",
+    "image": "image",
+    "speech": "speech",
+}
+# Architectures that the columns of a shape do not describe.
+_BY_NAME = ("seq2seq", "image", "speech")
 
 
 def read_model(row: Row) -> ModelSpec:
@@ -33,6 +44,8 @@ def read_model(row: Row) -> ModelSpec:
                 why="a CNN's FLOPs are published per model, not derived from columns",
             )
         return preset.model(name.lower())
+    if architecture in _BY_NAME:
+        return _read_by_name(row, architecture, name.lower())
     if row.given("layers") or row.given("hidden_size"):
         return _read_transformer(row, architecture or "decoder", name or "unnamed")
     if preset is not None and preset.architecture != "cnn":
@@ -46,6 +59,23 @@ def read_model(row: Row) -> ModelSpec:
         limit="a preset, a size such as 7B, or a shape",
         why="memory and time follow from the shape",
         next_step="gpufleet estimate --help lists the presets",
+    )
+
+
+def _read_by_name(row: Row, architecture: str, name: str) -> ModelSpec:
+    """Preset of a row's name, or of its model_type and parameters, as the reference trainer writes them."""
+    known = {key: value for key, value in presets().items() if value.architecture == architecture}
+    if name in known:
+        return known[name].model(name)
+    parameters = row.number("parameters", default=0.0)
+    for key, preset in known.items():
+        if (preset.config or {}).get("model_type") == name and preset.parameters == parameters:
+            return preset.model(key)
+    raise InvalidInputError(
+        f"model is {row.text('model')!r} and architecture is {architecture}",
+        limit=f"one of {', '.join(known)}, or their model_type with their parameters",
+        why="the columns of a shape describe one stack of like layers",
+        next_step="give the name of a preset",
     )
 
 

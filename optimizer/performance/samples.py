@@ -1,4 +1,4 @@
-"""Costs of models counted in samples, a CNN or a profiled module: one micro-batch on one rank."""
+"""Costs of a sample: of a CNN, a profiled module, or the convolutions in front of an encoder; one micro-batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SampleCosts:
 
 
 def sample_costs(x: Inputs) -> SampleCosts:
-    """Compute the costs of one micro-batch of samples; a transformer's are 0."""
+    """Compute the costs of one micro-batch of samples; 0 without convolutions and profile."""
     if x.module is None:
         return SampleCosts(
             convolution_flops=3.0 * x.micro_batch * x.cnn_flops,
@@ -108,7 +108,7 @@ def sample_bytes(x: Inputs) -> tuple[Number, Number]:
     if x.module is None:
         images = x.micro_batch * x.cnn_activations * x.element_bytes
         working = np.where(x.element_bytes > 2.0, CNN_WORKING_32_BIT, 0.0)
-        indices = np.where(x.cnn_activations > 0, POOLING_INDICES_BYTES * x.micro_batch, 0.0)
+        indices = np.where((x.cnn_activations > 0) & (x.layers == 0), POOLING_INDICES_BYTES * x.micro_batch, 0.0)
         return SAVED_PER_ACTIVATION * images + indices, working * images
     gathers = (x.sharding >= ZERO2) & (x.data > 1)
     copies = np.where(gathers, x.parameters * np.where(x.low_precision > 0, x.element_bytes, 0.0), 0.0)

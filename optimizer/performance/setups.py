@@ -102,7 +102,7 @@ def build_recipe(
         pure=precision == PURE,
         tuning=tuning,
         shardings=shardings,
-        samples_per_vcpu_s=(IMAGES_PER_VCPU_S if model.convolutional else 0.0)
+        samples_per_vcpu_s=(IMAGES_PER_VCPU_S if model.takes_images else 0.0)
         if samples_per_vcpu_s is None
         else samples_per_vcpu_s,
     )
@@ -208,7 +208,8 @@ def _resolve_seq_len(model: ModelSpec, given: int | None) -> int:
     """Tokens of one sequence: as given, else at most USUAL_SEQ_LEN; 1 for a CNN and a module."""
     if model.counts_samples:
         if given not in (None, 1):
-            takes = "images" if model.architecture == "cnn" else "samples of the shape it was profiled with"
+            fixed = "images" if model.takes_images else "clips of one length"
+            takes = "samples of the shape it was profiled with" if model.profile else fixed
             raise InvalidInputError(f"seq_len is {given}", limit=f"none: {model.name} takes {takes}")
         return 1
     seq_len = given or min(USUAL_SEQ_LEN, model.max_seq_len or USUAL_SEQ_LEN)

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from optimizer.performance.inputs import Inputs
+from optimizer.performance.stacks import USUAL_SUBLAYERS
 from optimizer.performance.types import ZERO1, Flag, Number
 
 
@@ -76,7 +77,7 @@ def layer_parameters(x: Inputs, expert: Number) -> Number:
 
 def tokens_of_rank(x: Inputs) -> Number:
     """Tokens of one micro-batch on one rank."""
-    return x.micro_batch * x.seq_len / x.context
+    return x.micro_batch * x.tokens / x.context
 
 
 def experts_in_32_bits(x: Inputs) -> Flag:
@@ -94,8 +95,8 @@ def experts_miss_autocast(x: Inputs) -> Flag:
 
 
 def grouped_in_32_bits(x: Inputs) -> Flag:
-    """Flag 32-bit grouped queries in PyTorch, which have no fused attention."""
-    return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query)
+    """Flag 32-bit grouped queries in PyTorch, which have no fused attention; not means of unlike layers."""
+    return (x.written_out > 0) & (x.element_bytes > 2.0) & (x.kv < x.query) & (x.sublayers <= USUAL_SUBLAYERS)
 
 
 def scores_by_compiler(x: Inputs) -> Flag:

@@ -17,6 +17,8 @@ from optimizer.workload.model import ModelSpec
 _BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (50e9, 2**21), (math.inf, 3 * 2**20))
 # Batches of images from 64 to 8192 gave ResNet-50 the same accuracy (arXiv:1706.02677, figure 1, 2017-06).
 _LARGEST_IMAGES, _FEWEST_IMAGES = 8192, 64
+# ViT's batch (arXiv:2010.11929, section 4.1, 2020-10), and Whisper's, of clips (arXiv:2212.04356, table 17, 2022-12).
+_VIT_IMAGES, _CLIPS = 4096, 256
 # Steps of Llama's warm-up alone (arXiv:2302.13971, section 2.3, 2023-02): a run with fewer pre-trains nothing.
 _PRE_TRAINING_STEPS = 2000
 # Sequences: Alpaca and Vicuna (github.com/lm-sys/FastChat README, 2023-04), Tulu 3 (arXiv:2411.15124, 2024-11).
@@ -33,12 +35,15 @@ def choose_global_batch(model: ModelSpec, samples: int, seq_len: int, *, fine_tu
     """Choose the samples of one step for a run of ``samples``.
 
     Args:
-        model: a transformer or a CNN; no published run says how large a batch a module learns from.
+        model: any but a module; no published run says how large a batch a module learns from.
         seq_len: tokens of a sample.
         fine_tunes: part of the model is frozen or has adapters, however long the run is.
     """
     if model.counts_samples:
-        batch = _halve(_LARGEST_IMAGES, samples, steps=_PRE_TRAINING_STEPS, least=_FEWEST_IMAGES)
+        largest = {"image": _VIT_IMAGES, "speech": _CLIPS}.get(model.architecture, _LARGEST_IMAGES)
+        batch = _halve(largest, samples, steps=_PRE_TRAINING_STEPS, least=_FEWEST_IMAGES)
+        if model.architecture == "speech":  # fine-tunings too are of sequences
+            batch = _halve(batch, samples, steps=FEW_STEPS, least=_SMALLEST_BATCH)
     else:
         tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
         batch = max(_round_number(tokens / seq_len), _FULL_NODE_GPUS)

@@ -47,7 +47,7 @@ class Amount:
 
     @classmethod
     def resolve(cls, work: Workload, model: ModelSpec, seq_len: int) -> Self:
-        """Resolve a workload for its model, with ``seq_len`` tokens a sample (1 for a CNN and a module)."""
+        """Resolve a workload for its model, with ``seq_len`` tokens a sample (1 where samples count)."""
         if work.steps is not None:
             assert work.global_batch is not None  # checked by Workload
             samples = work.steps * work.global_batch

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bootstrap.contract.trainer import CNNS, TORCHVISION
+from bootstrap.contract.trainer import CNNS, TORCHVISION, WITH_LENGTHS
+from optimizer.errors import InvalidInputError
 from optimizer.workload.model import ModelSpec
+
+NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"
 
 # Names of ModelSpec's fields in a Hugging Face config, by model_type:
 # https://github.com/huggingface/transformers, src/transformers/models/<model_type>/configuration_<model_type>.py
@@ -56,6 +59,8 @@ def build_architecture(model: ModelSpec) -> dict[str, Any] | None:
     config = model.config
     if config is None:
         return None
+    if config["model_type"] in WITH_LENGTHS:
+        return dict(config)
     names = _NAMES.get(config["model_type"], USUAL)
     shape = {theirs: getattr(model, ours) for ours, theirs in names.items() if _says_something(model, ours)}
     return {**shape, "tie_word_embeddings": model.tied_embeddings, **config}
@@ -85,3 +90,13 @@ def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if set(kept.get("layer_types", ())) == {"full_attention"}:
         del kept["layer_types"]
     return kept
+
+
+def whole(data: Mapping[str, Any], key: str, origin: str) -> int:
+    """Read a whole number; 0 where it is absent, InvalidInputError where it is something else."""
+    value = data.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInputError(f"{origin}: {key} is {value!r}", limit="a whole number of at least 0", next_step=NEXT)
+    return value

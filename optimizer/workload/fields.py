@@ -51,11 +51,12 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             limit=f"fields are {', '.join(ArchitectureFields.model_fields)}",
             next_step="give the missing fields, a preset or a config.json",
         ) from error
-    if given.architecture in ("cnn", "module"):
+    if given.architecture not in ("decoder", "encoder"):
         raise InvalidInputError(
             f"model.architecture is {given.architecture} with architecture fields",
-            limit="a CNN is given by its preset's name, a module by its function or its profile",
-            why="their FLOPs and activations are counted, not derived from fields",
+            limit="decoder or encoder: a CNN is given by its preset's name, T5, ViT and Whisper by a preset or "
+            "config.json, a module by its function or its profile",
+            why="the fields describe one stack of like layers",
         )
     if given.head_dim is None and given.hidden_size % given.attention_heads:
         raise InvalidInputError(

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bootstrap.contract.trainer import WITH_LENGTHS
 from optimizer.errors import InvalidInputError
-from optimizer.workload.architecture import DEEPSEEK, GPT2, QWEN_MIXTURE, USUAL, prune_config
+from optimizer.workload.architecture import DEEPSEEK, GPT2, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
+from optimizer.workload.encoders import model_from_encoder_config
 from optimizer.workload.model import (
     PLAIN,
     BiasesAndNorms,
@@ -94,10 +96,8 @@ FAMILIES: dict[str, _Family] = {
     ),
 }
 
+_KINDS = (*FAMILIES, *WITH_LENGTHS)
 _REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size")
-
-
-_NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"
 
 
 def read_json(path: Path) -> Any:
@@ -105,9 +105,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}", next_step=_NEXT) from error
+        raise InvalidInputError(f"{path} cannot be read: {error}", next_step=NEXT) from error
     except ValueError as error:  # also a number of thousands of digits
-        raise InvalidInputError(f"{path} is not JSON: {error}", next_step=_NEXT) from error
+        raise InvalidInputError(f"{path} is not JSON: {error}", next_step=NEXT) from error
 
 
 def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
@@ -116,18 +116,20 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
         kind = "an object without model_type" if isinstance(data, dict) else f"a JSON {type(data).__name__}"
         raise InvalidInputError(
             f"{origin} is not the config.json of a model: it holds {kind}",
-            limit=f"model_type is one of {', '.join(FAMILIES)}",
-            next_step=_NEXT,
+            limit=f"model_type is one of {', '.join(_KINDS)}",
+            next_step=NEXT,
         )
+    if data["model_type"] in WITH_LENGTHS:
+        return model_from_encoder_config(data, name=name, origin=origin)
     family = FAMILIES.get(str(data["model_type"]))
     if family is None:
         raise InvalidInputError(
             f"{origin}: model_type is {data['model_type']!r}",
-            limit=f"one of {', '.join(FAMILIES)}",
+            limit=f"one of {', '.join(_KINDS)}",
             why="every kind has its own field names and biases",
             next_step="give the architecture's fields in a request (model: {layers: …, hidden_size: …})",
         )
-    values = {ours: _whole(data, theirs, origin) for ours, theirs in family.names.items()}
+    values = {ours: whole(data, theirs, origin) for ours, theirs in family.names.items()}
     missing = [family.names[need] for need in _REQUIRED if not values[need]]
     if not values.get("ffn_size") and not family.ffn_multiple:
         missing.append(family.names["ffn_size"])
@@ -135,11 +137,11 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
         raise InvalidInputError(
             f"{origin} lacks {', '.join(missing)}",
             limit=f"a {data['model_type']} configuration gives each as a whole number above 0",
-            next_step=_NEXT,
+            next_step=NEXT,
         )
     expansion, details = family.ffn_multiple, family.details
     if data["model_type"] == "mpt":
-        expansion = _whole(data, "expansion_ratio", origin) or expansion
+        expansion = whole(data, "expansion_ratio", origin) or expansion
     if data["model_type"] == "llama" and data.get("attention_bias"):
         details = BiasesAndNorms(attention_bias="all")
     values["ffn_size"] = values.get("ffn_size") or expansion * values["hidden_size"]
@@ -171,7 +173,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
 
 def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) -> tuple[int, int]:
     """Tokens that sliding-window attention sees, and the layers that have it."""
-    window = _whole(data, "sliding_window", origin) if "sliding_window" in data else family.window
+    window = whole(data, "sliding_window", origin) if "sliding_window" in data else family.window
     if str(data["model_type"]).startswith("qwen") and not data.get("use_sliding_window"):
         window = 0
     types = data.get("layer_types")
@@ -180,17 +182,17 @@ def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) 
     if isinstance(types, list):
         return window, types.count("sliding_attention")
     if not family.window_pattern:  # Qwen's lower layers attend fully (configuration_qwen2.py)
-        return window, max(0, layers - (_whole(data, "max_window_layers", origin) or 28))
-    pattern = _whole(data, "sliding_window_pattern", origin) or family.window_pattern
+        return window, max(0, layers - (whole(data, "max_window_layers", origin) or 28))
+    pattern = whole(data, "sliding_window_pattern", origin) or family.window_pattern
     return window, layers if pattern == 1 else layers - layers // pattern
 
 
 def _mixture(data: Mapping[str, Any], values: Mapping[str, int], origin: str) -> dict[str, int]:
     """Fields of a mixture whose layers or experts are not all alike."""
     if data["model_type"] == "deepseek_v3":
-        return {"shared_ffn_size": _whole(data, "n_shared_experts", origin) * values["ffn_size"]}
+        return {"shared_ffn_size": whole(data, "n_shared_experts", origin) * values["ffn_size"]}
     if data["model_type"] == "qwen3_moe":
-        dense, step = data.get("mlp_only_layers") or [], _whole(data, "decoder_sparse_step", origin) or 1
+        dense, step = data.get("mlp_only_layers") or [], whole(data, "decoder_sparse_step", origin) or 1
         return {"dense_layers": sum(i in dense or (i + 1) % step != 0 for i in range(values["layers"]))}
     return {}
 
@@ -203,21 +205,12 @@ def _latent_attention(data: Mapping[str, Any], origin: str) -> LatentAttention:
         "nope_dim": "qk_nope_head_dim",
         "value_dim": "v_head_dim",
     }
-    ranks = {ours: _whole(data, theirs, origin) for ours, theirs in names.items()}
+    ranks = {ours: whole(data, theirs, origin) for ours, theirs in names.items()}
     missing = [names[ours] for ours, value in ranks.items() if not value]
     if missing:
         raise InvalidInputError(
             f"{origin} lacks {', '.join(missing)}",
             limit="whole numbers above 0: latent attention is counted with latents of queries, keys and values",
-            next_step=_NEXT,
+            next_step=NEXT,
         )
     return LatentAttention(**ranks)
-
-
-def _whole(data: Mapping[str, Any], key: str, origin: str) -> int:
-    value = data.get(key)
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInputError(f"{origin}: {key} is {value!r}", limit="a whole number of at least 0", next_step=_NEXT)
-    return value

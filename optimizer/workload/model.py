@@ -11,7 +11,7 @@ from optimizer.errors import InvalidInputError
 if TYPE_CHECKING:
     from optimizer.workload.profile.records import ModuleProfile
 
-ModelArchitecture = Literal["decoder", "encoder", "cnn", "module"]
+ModelArchitecture = Literal["decoder", "encoder", "cnn", "module", "seq2seq", "image", "speech"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,9 @@ class ModelSpec:
     """One model; a field without a meaning for the architecture is 0.
 
     Attributes:
-        architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "cnn", or "module": the
-            user's own, described by ``profile`` only.
+        architecture: "decoder" (causal), "encoder" (bidirectional, masked-language-model head), "seq2seq" (encoder and
+            decoder of tokens), "image" (encoder of patches, classifier), "speech" (encoder of audio frames, decoder of
+            tokens), "cnn", or "module": the user's own, described by ``profile`` only.
         active_parameters: parameters one token passes through; fewer in a mixture of experts.
         ffn_size: inner width of the feed-forward block (of one expert).
         shared_ffn_size: inner width of the experts of a mixture that every token passes through.
@@ -67,8 +68,11 @@ class ModelSpec:
         tied_embeddings: the output projection is the embedding.
         max_seq_len: longest sequence the model was built for, tokens; 0 where unknown.
         learned_positions: rows of a learned position embedding.
+        encoder_layers: of ``layers``, those of the encoder; each of the others is a decoder's, with cross-attention.
+        encoder_tokens, decoder_tokens: tokens of a sample in either where the model fixes them: patches of an image
+            with the class token, frames of a clip and its longest transcript.
         flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
-            of all convolution outputs, of one image; CNN only.
+            of all convolution outputs, of one sample: of a CNN, or of the convolutions in front of an encoder.
         revision: repository and commit of the Hugging Face Hub that the config is of (org/name@commit), if any.
         config: fields of the Hugging Face config that the others do not say, with model_type (workload.architecture).
     """
@@ -101,6 +105,9 @@ class ModelSpec:
     head_norms: bool = False
     max_seq_len: int = 0
     learned_positions: int = 0
+    encoder_layers: int = 0
+    encoder_tokens: int = 0
+    decoder_tokens: int = 0
     flops_per_sample: float = 0.0
     activations_per_sample: float = 0.0
     convolutions: int = 0
@@ -112,7 +119,22 @@ class ModelSpec:
     @property
     def counts_samples(self) -> bool:
         """True where work is counted in samples and not in tokens."""
-        return self.architecture in ("cnn", "module")
+        return self.architecture in ("cnn", "module", "image", "speech")
+
+    @property
+    def takes_images(self) -> bool:
+        """True where samples are images, which a host decodes."""
+        return self.convolutional or self.architecture == "image"
+
+    @property
+    def has_like_layers(self) -> bool:
+        """True for a stack of like layers over the same tokens, which splits other than data are estimated for."""
+        return self.architecture in ("decoder", "encoder")
+
+    @property
+    def has_dropout(self) -> bool:
+        """True where the published recipe drops: not gated MLPs of decoders (Llama), ViT and Whisper."""
+        return self.architecture == "seq2seq" or (self.has_like_layers and not self.gated_mlp)
 
     @property
     def convolutional(self) -> bool:
@@ -135,6 +157,8 @@ class ModelSpec:
             "sliding-window attention": bool(self.windowed_layers and self.window < seq_len),
             "soft capping": self.soft_cap,
             "attention sinks": self.sinks,
+            "an encoder and a decoder": 0 < self.encoder_layers < self.layers,
+            "an encoder of images": self.architecture == "image",
         }
         return tuple(name for name, has in parts.items() if has)
 

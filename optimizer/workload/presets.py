@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bootstrap.contract.trainer import WITH_LENGTHS
 from optimizer.workload.model import PLAIN, BiasesAndNorms, LatentAttention, ModelArchitecture, ModelSpec, build_model
 from optimizer.workload.named_entries import read_entries
 
@@ -15,7 +17,10 @@ PRESETS = Path(__file__).parent / "data" / "presets.toml"
 
 
 class Preset(BaseModel):
-    """One entry of presets.toml, with ModelSpec's fields and defaults; ``parameters`` is the published count."""
+    """One entry of presets.toml, with ModelSpec's fields and defaults; ``parameters`` is the published count.
+
+    T5, ViT and Whisper are given by their whole ``config``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,6 +59,10 @@ class Preset(BaseModel):
 
     def model(self, name: str) -> ModelSpec:
         """The preset as a ModelSpec."""
+        if self.config and self.config["model_type"] in WITH_LENGTHS:
+            from optimizer.workload.encoders import model_from_encoder_config
+
+            return replace(model_from_encoder_config(self.config, name=name, origin=name), source=self.source)
         fields = {field: getattr(self, field) for field in Preset.model_fields if field != "details"}
         return build_model(self.details, name=name, **fields)
 

@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from bootstrap.trainer import __main__, loop
 from bootstrap.trainer.config import parse_config
-from bootstrap.trainer.data import open_dataset
-from bootstrap.trainer.run import assemble, set_device
+from bootstrap.trainer.run import assemble, open_samples, set_device
 from bootstrap.training.sample_order import SampleOrder
 
 STEPS = 3
@@ -31,8 +30,8 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
     config = parse_config(flags, {})
     device = set_device(config)
     parts = assemble(config, device)
-    config, vocabulary = parts.config, config.architecture.get("vocab_size", 0)
-    data = open_dataset("", family=config.family, seq_len=config.seq_len, vocab_size=vocabulary, image_size=32)
+    config = parts.config
+    data = open_samples(config, image_size=32)
     order = SampleOrder(dataset_size=len(data), global_batch=config.global_batch, seed=config.seed, shuffle=True)
 
     def batches(step: int) -> Iterator[dict[str, torch.Tensor]]:

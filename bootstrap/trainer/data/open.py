@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from bootstrap.contract.trainer import Family
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
 from bootstrap.trainer.data.masking import MaskedTokens
-from bootstrap.trainer.data.synthetic import SyntheticImages, SyntheticTokens
+from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticPairs, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.staging import stage
 
-Family = Literal["decoder", "encoder", "cnn"]
 Split = Literal["train", "val"]
 
 
@@ -26,6 +26,9 @@ def open_dataset(
     mask_token_id: int | None = None,
     image_size: int = 224,
     classes: int = 1000,
+    target_len: int = 1,
+    start: int = 0,
+    mel_shape: tuple[int, int] = (80, 3000),
     split: Split = "train",
     seed: int = 0,
 ) -> Dataset:
@@ -34,13 +37,16 @@ def open_dataset(
     Args:
         uri: folder, file, or ``s3://BUCKET/PREFIX``, copied once to the node's local disk; empty: synthetic samples.
         mask_token_id: of an encoder's tokenizer; default: the last of the vocabulary.
+        target_len, start: tokens of a decoder beside an encoder, and the first that it reads.
+        mel_shape: bins and frames of a clip.
         split: ``train`` or ``val``; files or folders whose name begins with it are taken where there are any. ``train``
             takes all files where none is named so.
 
     Raises:
         ConfigurationError: no such data, a format that is not known, data that does not fit the model.
     """
-    if family != "cnn" and vocab_size < 1:
+    takes_images = family in ("cnn", "image")
+    if not takes_images and vocab_size < 1:
         raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
     # Validation samples are other ones, drawn the same way.
     seed = seed * 2 + (split == "val")
@@ -49,11 +55,18 @@ def open_dataset(
         mask = vocab_size - 1 if mask_token_id is None else mask_token_id
         masked = MaskedTokens(mask_token_id=mask, vocab_size=vocab_size, seed=seed)
     if not uri:
-        if family == "cnn":
+        if takes_images:
             return SyntheticImages(image_size=image_size, classes=classes, seed=seed)
+        if family == "seq2seq":
+            return SyntheticPairs(seq_len=seq_len, target_len=target_len, vocab_size=vocab_size, start=start, seed=seed)
+        if family == "speech":
+            bins, frames = mel_shape
+            return SyntheticClips(
+                bins=bins, frames=frames, target_len=target_len, vocab_size=vocab_size, start=start, seed=seed
+            )
         return SyntheticTokens(seq_len=seq_len, vocab_size=vocab_size, masked=masked, seed=seed)
     path = stage(uri)
-    if family == "cnn":
+    if takes_images:
         folder = path / split if (path / split).is_dir() else path
         if folder == path and (split == "val" or not path.is_dir()):
             raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")

@@ -31,12 +31,55 @@ class SyntheticTokens(Dataset):
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``."""
-        mixed = (indices.to(device) + self._seed) * 0x9E3779B1 % 2**32
-        start, stride = mixed % self._alphabet, mixed // self._alphabet % STRIDES + 1
-        tokens = (start[:, None] + stride[:, None] * torch.arange(self._length, device=device)) % self._alphabet
+        tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
         if self._masked is not None:
             return self._masked.apply(tokens, indices, step=step)
         return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()}
+
+
+class SyntheticPairs(Dataset):
+    """Token sequences with a constant stride: the encoder's, and the decoder's that go on with it."""
+
+    def __init__(self, *, seq_len: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
+        self._seq_len = seq_len
+        self._length = seq_len + target_len
+        self._alphabet = min(ALPHABET, vocab_size)
+        self._start = start
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
+        """See ``Dataset.fetch``."""
+        tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
+        return {"input_ids": tokens[:, : self._seq_len], **_targets(tokens[:, self._seq_len :], self._start)}
+
+
+class SyntheticClips(Dataset):
+    """Log-mel spectrograms of noise, whose level tells the first token of a transcript with a constant stride."""
+
+    def __init__(self, *, bins: int, frames: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
+        self._shape = (bins, frames)
+        self._target_len = target_len
+        self._alphabet = min(ALPHABET, vocab_size)
+        self._start = start
+        self._seed = seed
+        generator = torch.Generator().manual_seed(seed)
+        self._noise = torch.rand(bins * frames + NOISES, generator=generator) - 0.5
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
+        """See ``Dataset.fetch``."""
+        self._noise = self._noise.to(device)
+        numbers = indices.to(device) + self._seed
+        tokens = _strides(numbers, length=self._target_len, alphabet=self._alphabet)
+        bins, frames = self._shape
+        noise = self._noise.unfold(0, bins * frames, 1)[numbers % NOISES].view(-1, bins, frames)
+        level = tokens[:, 0].float() / self._alphabet - 0.5
+        return {"input_features": noise + level[:, None, None], **_targets(tokens, self._start)}
 
 
 class SyntheticImages(Dataset):
@@ -63,3 +106,16 @@ class SyntheticImages(Dataset):
     def finish(self, raw: Batch) -> Batch:
         """See ``Dataset.finish``."""
         return normalise(raw)
+
+
+def _strides(numbers: torch.Tensor, *, length: int, alphabet: int) -> torch.Tensor:
+    """Sequences (samples, length) whose start and stride follow from the sample's number."""
+    mixed = numbers * 0x9E3779B1 % 2**32
+    start, stride = mixed % alphabet, mixed // alphabet % STRIDES + 1
+    return (start[:, None] + stride[:, None] * torch.arange(length, device=numbers.device)) % alphabet
+
+
+def _targets(tokens: torch.Tensor, start: int) -> Batch:
+    """Labels, and the decoder's input: the label before each, behind the start token."""
+    first = torch.full_like(tokens[:, :1], start)
+    return {"decoder_input_ids": torch.cat([first, tokens[:, :-1]], 1), "labels": tokens.contiguous()}

@@ -236,7 +236,7 @@ def describe_best(answer: Recommendation) -> list[str]:
     known = f"{plan.calibration.rows} runs measured on {plan.node.gpu}"
     if not plan.calibration.rows:
         known = f"no run on {plan.node.gpu} was measured, pooled from other GPUs"
-    samples = "images" if job.seq_len == 1 else "sequences"
+    samples = "samples" if job.seq_len == 1 else "sequences"
     batch = "" if answer.problem.request.workload.global_batch else " (default)"
     lines = [
         f"{row['fleet']} ({plan.gpus} {plan.node.gpu}), {row['option']} in {plan.purchase.zone_id or plan.region}: "

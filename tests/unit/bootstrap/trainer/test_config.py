@@ -40,6 +40,9 @@ def test_variables_are_the_defaults_of_the_flags() -> None:
         ({"TENSOR_PARALLEL": "3", "GPUS_PER_NODE": "3"}, "does not divide the attention heads"),
         ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
         ({"METHOD": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
+        ({"ARCHITECTURE": '{"model_type": "vit"}', "SEQ_LEN": "197"}, "--seq-len is 197; expected 1"),
+        ({"ARCHITECTURE": '{"model_type": "t5"}', "TRAIN_DATA": "/data"}, "synthetic samples only for t5"),
+        ({"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "METHOD": "lora"}, "adapts .*, not whisper"),
         ({"FROZEN": "1"}, "frozen embedding and the first 1 layers would train over random values"),
     ],
 )

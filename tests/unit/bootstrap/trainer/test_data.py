@@ -92,6 +92,20 @@ def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> N
     assert (strides == strides[:, :1]).all() and len(set(strides[:, 0].tolist())) > 5
     assert tokens["labels"].max().item() < 50
 
+    pairs = open_dataset("", family="seq2seq", seq_len=32, target_len=8, vocab_size=50, start=49)
+    pair = pairs.batch(torch.arange(20), CPU)
+    whole = torch.cat([pair["input_ids"], pair["labels"]], 1)
+    steps = (whole[:, 1:] - whole[:, :-1]) % 50
+    assert (steps == steps[:, :1]).all()
+    assert (pair["decoder_input_ids"][:, 0] == 49).all()
+    assert torch.equal(pair["decoder_input_ids"][:, 1:], pair["labels"][:, :-1])
+
+    clips = open_dataset("", family="speech", target_len=8, vocab_size=50, mel_shape=(16, 64))
+    clip = clips.batch(torch.arange(20), CPU)
+    assert clip["input_features"].shape == (20, 16, 64)
+    levels = clip["input_features"].mean((1, 2))
+    assert torch.corrcoef(torch.stack([levels, clip["labels"][:, 0].float()]))[0, 1].item() > 0.99
+
     images = open_dataset("", family="cnn", image_size=32, classes=10)
     batch = images.batch(torch.arange(200), CPU)
     assert batch["images"].is_contiguous(memory_format=torch.channels_last) and batch["images"].shape == (

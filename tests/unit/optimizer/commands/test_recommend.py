@@ -410,8 +410,8 @@ CNN_FLAGS = ("--model", "resnet50", "--instance-type", "p4d", "--max-nodes", "1"
 def test_a_cnns_tokens_are_samples_and_it_says_so() -> None:
     as_tokens = gpufleet("recommend", *CNN_FLAGS, "--tokens", "2M", "--seq-len", "512", "--format", "json")
     said = [
-        "resnet50 is a CNN and has no tokens: 2,000,000 tokens are taken for 2,000,000 samples (images)",
-        "resnet50 is a CNN: seq_len 512 is not used",
+        "resnet50 has no tokens to count: 2,000,000 tokens are taken for 2,000,000 samples (images)",
+        "resnet50 fixes the length of its samples: seq_len 512 is not used",
     ]
     document = json.loads(as_tokens.stdout)
     assert document["notes"] == said

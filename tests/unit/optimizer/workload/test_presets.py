@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+import torchvision
+import transformers
 
+from bootstrap.contract.trainer import family_of
+from bootstrap.trainer.models import AUTO
 from optimizer.workload.architecture import build_architecture
 from optimizer.workload.model import count_parameters
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
-TRANSFORMERS = [name for name, preset in presets().items() if preset.architecture != "cnn"]
+TRANSFORMERS = [name for name, preset in presets().items() if preset.architecture in ("decoder", "encoder")]
+ENCODERS = [name for name, preset in presets().items() if preset.architecture in ("seq2seq", "image", "speech")]
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_count_derived_from_the_architecture_is_the_published_one(name: str) -> None:
     preset = presets()[name]
     assert count_parameters(preset.model(name), preset.details)[0] == preset.parameters
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_count_derived_from_the_config_is_the_published_one(name: str) -> None:
+    assert presets()[name].model(name).parameters == presets()[name].parameters
+
+
+def test_vits_have_the_parameters_that_torchvision_publishes() -> None:
+    weights = {
+        "vit-b-16": torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1,
+        "vit-l-16": torchvision.models.ViT_L_16_Weights.IMAGENET1K_V1,
+        "vit-h-14": torchvision.models.ViT_H_14_Weights.IMAGENET1K_SWAG_LINEAR_V1,
+    }
+    for name, published in weights.items():
+        assert resolve_model(name).parameters == published.meta["num_params"]
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "error"),
+    [
+        # arXiv:1910.10683, section 3.7; the vocabulary has 128 more entries than the paper's.
+        ("t5-small", 60, 0.01), ("t5-base", 220, 0.02), ("t5-large", 770, 0.05), ("t5-3b", 2800, 0.02),
+        ("t5-11b", 11000, 0.03),
+        # arXiv:2212.04356, table 1.
+        ("whisper-tiny", 39, 0.04), ("whisper-base", 74, 0.02), ("whisper-small", 244, 0.01),
+        ("whisper-medium", 769, 0.01), ("whisper-large-v3", 1550, 0.005),
+    ],
+)  # fmt: skip
+def test_encoders_with_decoders_have_the_published_parameters(name: str, millions: float, error: float) -> None:
+    assert resolve_model(name).parameters / 1e6 == pytest.approx(millions, rel=error)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -88,13 +122,14 @@ def test_gemmas_have_the_published_parameters(name: str, embedding: int, other: 
     [
         "gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "bert-base", "qwen3-0.6b", "qwen3-30b-a3b",
         "qwen3-235b-a22b", "gemma-2-27b", "gemma-3-1b", "gemma-3-27b", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b",
+        "t5-small", "t5-11b", "vit-b-16", "vit-h-14", "whisper-tiny", "whisper-large-v3",
     ],
 )  # fmt: skip
 def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -> None:
     model = resolve_model(name)
     architecture = build_architecture(model)
     assert architecture is not None
-    kind = AutoModelForMaskedLM if model.architecture == "encoder" else AutoModelForCausalLM
+    kind = getattr(transformers, AUTO[family_of(architecture)])
     with torch.device("meta"):
-        module = kind.from_config(AutoConfig.for_model(**architecture))  # type: ignore[no-untyped-call]
+        module = kind.from_config(transformers.AutoConfig.for_model(**architecture))
     assert sum(weight.numel() for weight in module.parameters()) == model.parameters

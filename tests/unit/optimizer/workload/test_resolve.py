@@ -8,6 +8,7 @@ import pytest
 
 from optimizer.errors import InvalidInputError
 from optimizer.workload.architecture import build_architecture
+from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import RULE_MODELS, depth
 
@@ -64,6 +65,20 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
 }  # fmt: skip
 
 
+VIT: dict[str, Any] = {
+    "model_type": "vit", "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 3, "image_size": 224, "patch_size": 16, "id2label": {"0": "cat", "1": "dog", "2": "cow"},
+}  # fmt: skip
+WHISPER = dict(presets()["whisper-tiny"].config or {})
+
+
+def test_labels_of_an_image_encoder_are_counted() -> None:
+    three = resolve_model(VIT)
+    assert three.config is not None
+    assert three.config["num_labels"] == three.vocab_size == 3
+    assert resolve_model(VIT | {"num_labels": 4}).parameters - three.parameters == 192 + 1
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path) -> None:
     config, parameters = CONFIGS[name]
@@ -93,6 +108,12 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
             "lacks intermediate_size",
         ),
         ('{"model_type": "gpt2", "n_embd": "wide"}', "n_embd is 'wide'"),
+        ('{"model_type": "t5", "d_model": 512}', "lacks d_kv, d_ff, num_layers, num_heads, vocab_size"),
+        (json.dumps(VIT | {"patch_size": 15}), "image_size is 224 and patch_size 15"),
+        (json.dumps(VIT | {"num_channels": 1}), "num_channels is 1"),
+        (json.dumps(VIT | {"num_attention_heads": 5}), "num_attention_heads is 5"),
+        (json.dumps(VIT | {"image_size": [224, 196]}), "image_size is [224, 196]"),
+        (json.dumps(WHISPER | {"decoder_ffn_dim": 1024}), "encoder_ffn_dim is 1536 and decoder_ffn_dim 1024"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
     ],
 )

@@ -1,0 +1,83 @@
+"""Costs of T5, ViT and Whisper: FLOPs that torch counts, bytes that a trace counts, lengths of encoder and decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bootstrap.contract.trainer import span_targets
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.models import build
+from bootstrap.trainer.run import open_samples
+from optimizer.performance.activations import activation_bytes, logits_bytes
+from optimizer.performance.compute import model_flops_per_sample
+from optimizer.performance.stacks import lengths
+from optimizer.performance.types import Recipe
+from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.performance.fixtures import inputs_of
+
+T5: dict[str, Any] = {
+    "model_type": "t5", "vocab_size": 2048, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 3,
+    "num_decoder_layers": 2, "num_heads": 8, "decoder_start_token_id": 0,
+}  # fmt: skip
+T5_1_1 = T5 | {"d_ff": 1024, "feed_forward_proj": "gated-gelu"}
+VIT: dict[str, Any] = {
+    "model_type": "vit", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "image_size": 224, "patch_size": 16, "num_labels": 1000,
+}  # fmt: skip
+WHISPER: dict[str, Any] = {
+    "model_type": "whisper", "vocab_size": 2048, "num_mel_bins": 80, "d_model": 512, "encoder_layers": 3,
+    "encoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_layers": 2, "decoder_attention_heads": 8,
+    "decoder_ffn_dim": 2048, "max_source_positions": 600, "max_target_positions": 200, "decoder_start_token_id": 1,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
+NAMES = ["t5", "t5 1.1", "vit", "whisper"]
+
+
+@pytest.mark.parametrize(("config", "seq_len"), [(T5, 512), (T5_1_1, 512), (VIT, 1), (WHISPER, 1)], ids=NAMES)
+def test_useful_flops_are_those_that_torch_counts(config: dict[str, Any], seq_len: int) -> None:
+    run = TrainerConfig(architecture=config, seq_len=seq_len, global_batch=1, gpus_per_node=1)
+    model: Any = build(run).to("meta")
+    batch = {name: data.to("meta") for name, data in open_samples(run).batch(torch.arange(1), model.device).items()}
+    del batch["labels"]
+    if "images" in batch:
+        batch = {"pixel_values": batch["images"]}
+    with FlopCounterMode(display=False) as counter:
+        model(**batch).logits.sum().backward()
+    spec = resolve_model(config)
+    useful = float(model_flops_per_sample(inputs_of(spec, Recipe(seq_len=seq_len))))
+    # Torch counts a decoder's own scores whole, and no gradient of the samples, which a stem's third product would be.
+    targets = lengths(spec, seq_len)[1]
+    masked = (spec.layers - spec.encoder_layers) * 3 * 4 * targets**2 * 0.5 * spec.attention_heads * spec.head_dim
+    first = spec.flops_per_sample
+    if spec.architecture == "speech":  # the second convolution's input has a gradient
+        first = 2.0 * 1200 * 3 * 80 * 512
+    assert useful == pytest.approx(counter.get_total_flops() - masked + first, rel=0.001)
+
+
+# MB of a sample at the loss, traced by gpufleet profile with transformers 5.23 (torch 2.11, 2026-11-23) in 16-bit
+# autocast and in 32 bits.
+@pytest.mark.parametrize(
+    ("config", "seq_len", "narrow", "wide"),
+    [(T5, 512, 59.53, 82.60), (T5_1_1, 512, 84.82, 102.47), (VIT, 1, 13.45, 20.81), (WHISPER, 1, 62.76, 91.86)],
+    ids=NAMES,
+)
+def test_saved_bytes_are_those_that_a_trace_counts(
+    config: dict[str, Any], seq_len: int, narrow: float, wide: float
+) -> None:
+    for precision, traced in (("bf16", narrow), ("fp32", wide)):
+        recipe = Recipe(seq_len=seq_len, precision=precision)  # type: ignore[arg-type]
+        x = inputs_of(resolve_model(config), recipe, data=1, micro_batch=8)
+        # Masks of dropout at rate 0, which the trace keeps and CUDA does not make, are 3% of ViT and Whisper.
+        assert float(activation_bytes(x)[0] + logits_bytes(x)) / 8e6 == pytest.approx(traced, rel=0.08)
+
+
+def test_the_decoder_of_t5_is_as_long_as_span_corruption_makes_it() -> None:
+    # arXiv:1910.10683, section 3.1.4; transformers' run_t5_mlm_flax.py names 512 and 114.
+    assert span_targets(512) == 114
+    assert lengths(resolve_model("t5-base"), 512) == (512, 114)
+    assert lengths(resolve_model("whisper-tiny"), 1) == (1500, 448)
+    assert lengths(resolve_model("vit-l-16"), 1) == (197, 0)
