@@ -120,6 +120,8 @@ class ControllerState:
     desired_seen: int = 0  # the group's size at the last tick that wanted nodes
     request: PersonRequest | None = None  # the last obeyed
     instances: dict[str, MeteredInstance] = field(default_factory=dict)
+    scores: dict[str, int] = field(default_factory=dict)  # spot placement scores by zone id
+    scored_at: datetime | None = None
     capacity: dict[str, PoolEvents] = field(default_factory=dict)  # by PoolName, of all runs
 
     def to_text(self) -> str:

@@ -17,6 +17,7 @@ from bootstrap.controller.observation import Observation, Tick
 from bootstrap.controller.phases import next_phase
 from bootstrap.controller.places import count_progress
 from bootstrap.controller.runs import change_run, first_state, obey
+from bootstrap.controller.scores import keep_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = change_run(tick, count_progress(tick, before or first_state(tick)))
-    counted = update_instances(tick, state)
+    counted = keep_scores(tick, update_instances(tick, state))
     state = obey(tick, replace(counted, capacity=count_events(tick, before, counted)))
     changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) is not state:

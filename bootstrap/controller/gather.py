@@ -16,6 +16,7 @@ from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
 from bootstrap.controller.observation import AutoScalingGroup, Observation
+from bootstrap.controller.scores import read_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         reports=load_reports(clients, settings, reported_at, problems),
         failed_launches=find_failed_launches(activities, since),
         request=request,
+        scores=read_scores(clients, settings, state, now, problems),
     )
     return Gathered(seen=seen, receipts=receipts, problems=problems)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -78,6 +79,7 @@ class Observation:
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     failed_launches: tuple[FailedLaunch, ...] = ()  # since the last tick
     request: PersonRequest | None = None
+    scores: Mapping[str, int] | None = None  # spot placement scores by zone id; None: not asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

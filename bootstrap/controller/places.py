@@ -6,7 +6,7 @@ would miss the deadline, or where spot has refused in all places before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bootstrap.contract.pools import PoolRecord, expected_spot_s, rank_pools
@@ -18,6 +18,8 @@ from bootstrap.controller.observation import Tick
 
 # From a launch to a refusal that gives the place up: a tick sees the refusal, and the next starts elsewhere.
 _TRY_S = 120.0
+# Costs that differ by less are equal: a refusal's two minutes are more of any run below three hours.
+_EQUAL_COST = 1.01
 
 
 def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
@@ -56,11 +58,13 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     }
     own = tick.settings.own_place
     # The user took the plan; only a spot place has rivals once launches have told something.
-    if own in ready and not (state.pools and places[own].purchase == "spot"):
-        return ChosenPlace(name=own, why="the plan's own place")
     spot = {name: place for name, place in places.items() if place.purchase == "spot"}
-    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
     in_time = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
+    if own in ready and not (state.pools and own in spot):
+        equal = [name for name in in_time if name in ready and _usd(places[name]) <= _EQUAL_COST * _usd(places[own])]
+        best = _best_scored(tick, state, [own, *equal]) if own in spot else own
+        return ChosenPlace(name=best, why="the plan's own place" if best == own else _why_scored(tick, state, best))
+    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
     if best := _best_spot(tick, state, {name: place for name, place in in_time.items() if name in ready}):
         return best
     worthless = any(name in ready for name in in_time)
@@ -73,6 +77,21 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
         if late:
             return ChosenPlace(name=late[0], why="no place is sure to meet the deadline, and this one is the fastest")
     return None
+
+
+def _score(tick: Tick, state: ControllerState, name: str) -> int:
+    """Best spot placement score of a place's zones; 0 without one."""
+    subnets = tick.settings.places[name].subnets.split(",")
+    return max(state.scores.get(tick.settings.zones.get(subnet, ""), 0) for subnet in subnets)
+
+
+def _best_scored(tick: Tick, state: ControllerState, names: Sequence[str]) -> str:
+    """Return the place with the best score, the first of equal ones."""
+    return max(names, key=lambda name: _score(tick, state, name))
+
+
+def _why_scored(tick: Tick, state: ControllerState, name: str) -> str:
+    return f"at equal cost its spot placement score is the best: {_score(tick, state, name)} of 10"
 
 
 def _has_just_refused(state: ControllerState, name: str) -> bool:
@@ -124,10 +143,20 @@ def _best_spot(tick: Tick, state: ControllerState, ready: dict[str, Place]) -> C
     )
     if ranked:
         best = ranked[0]
+        # Places that the run knows as little of, and as cheap.
+        equal = {
+            one.name: one
+            for one in ranked
+            if (one.chance, one.stay_s) == (best.chance, best.stay_s)
+            and _usd(ready[one.name]) <= _EQUAL_COST * _usd(ready[best.name])
+        }
+        best = equal[_best_scored(tick, state, list(equal))]
         why = (
             f"the best of {len(ready)} spot places: chance {best.chance:.0%}, stay {best.stay_s / 3600:.1f} h, "
             f"{ready[best.name].usd_per_hour:.2f} USD/h a node"
         )
+        if len(equal) > 1 and state.scores:
+            why += f"; {_why_scored(tick, state, best.name)}"
         return ChosenPlace(name=best.name, why=why)
     if ready and not demand:
         name = min(ready, key=lambda one: _usd(ready[one]))

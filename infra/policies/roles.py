@@ -175,6 +175,8 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
                 "autoscaling:DescribeScalingActivities",
                 "ec2:DescribeInstances",
                 "ec2:DescribeSpotPriceHistory",
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sps-iam-permission.html
+                "ec2:GetSpotPlacementScores",
             ],
         ),
         allow("TakeNodeEvents", ["sqs:ReceiveMessage", "sqs:DeleteMessage"], names.queue_arn),

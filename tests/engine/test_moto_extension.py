@@ -615,6 +615,21 @@ def test_a_group_launches_from_a_second_version(aws: Client) -> None:
     assert versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == changed["UserData"]
 
 
+def test_spot_placement_scores_are_of_zones_or_the_region_and_low_for_few_types(aws: Client) -> None:
+    ec2 = aws("ec2")
+    zones = {zone["ZoneId"] for zone in ec2.describe_availability_zones()["AvailabilityZones"]}
+    types = ["p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge"]
+    for named, score in ((types[:2], 1), (types, 9)):
+        answer = ec2.get_spot_placement_scores(InstanceTypes=named, TargetCapacity=4, SingleAvailabilityZone=True)
+        assert {(one["AvailabilityZoneId"], one["Score"]) for one in answer["SpotPlacementScores"]} == {
+            (zone, score) for zone in zones
+        }
+    (one,) = ec2.get_spot_placement_scores(InstanceTypes=types, TargetCapacity=4)["SpotPlacementScores"]
+    assert (one["Region"], one["Score"], "AvailabilityZoneId" in one) == (REGION, 9, False)
+    elsewhere = ec2.get_spot_placement_scores(InstanceTypes=types, TargetCapacity=4, RegionNames=["eu-west-1"])
+    assert elsewhere["SpotPlacementScores"] == []
+
+
 def test_a_redrive_policy_reads_compact(aws: Client) -> None:
     sqs = aws("sqs")
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]

@@ -20,6 +20,7 @@ from tests.engine.moto_extension import (
     nat_gateways,
     parameters,
     placement_groups,
+    placement_scores,
     queues,
     security_groups,
 )
@@ -45,6 +46,7 @@ def install() -> None:
         nat_gateways,
         parameters,
         placement_groups,
+        placement_scores,
         queues,
         security_groups,
     ):

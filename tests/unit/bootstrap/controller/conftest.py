@@ -14,12 +14,13 @@ import moto
 import pytest
 from moto.autoscaling.models import FakeAutoScalingGroup, autoscaling_backends
 from moto.autoscaling.responses import AutoScalingResponse
+from moto.ec2.responses import EC2Response
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
-from tests.engine.moto_extension import activities, lifecycle, mixed_instances
+from tests.engine.moto_extension import activities, lifecycle, mixed_instances, placement_scores
 from tests.unit.bootstrap.controller.world import settings
 
 REGION = "us-east-1"
@@ -130,8 +131,8 @@ class Stack:
 @contextmanager
 def taught() -> Iterator[None]:
     """moto with what it lacks, and afterwards, for the other tests of this process, without."""
-    before = {owner: dict(vars(owner)) for owner in (FakeAutoScalingGroup, AutoScalingResponse)}
-    for module in (activities, lifecycle, mixed_instances):
+    before = {owner: dict(vars(owner)) for owner in (FakeAutoScalingGroup, AutoScalingResponse, EC2Response)}
+    for module in (activities, lifecycle, mixed_instances, placement_scores):
         module.install()
     try:
         yield

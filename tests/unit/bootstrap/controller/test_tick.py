@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from moto.ec2.models import ec2_backends
 
 from bootstrap.contract.capacity import PoolName
 from bootstrap.contract.settings import VARIABLE
@@ -20,7 +21,8 @@ from bootstrap.controller.gather import gather
 from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from tests.engine.moto_extension.activities import fail_launch, record
-from tests.unit.bootstrap.controller.conftest import Stack
+from tests.engine.moto_extension.placement_scores import scores
+from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack
 from tests.unit.bootstrap.controller.world import PLACES, rotating
 
 # In UTC this is in the year 0, which no datetime holds.
@@ -453,6 +455,7 @@ def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: py
     }
     zones = {own: "use1-az1", other: "use1-az2"}
     stack.config = rotating(queue_url=stack.config.queue_url, places=places, deadline_hours=1.0, zones=zones)
+    refuse(monkeypatch, clients.ec2, "get_spot_placement_scores")  # of one spot place nothing is asked
     stack.tick()
     stack.group.instance_states.clear()
     fail_launch(
@@ -633,3 +636,56 @@ def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, m
     monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3
+
+
+def test_spot_placement_scores_are_asked_where_a_place_is_chosen_and_missed_without_harm(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subnets = [subnet["SubnetId"] for subnet in stack.clients.ec2.describe_subnets()["Subnets"][:2]]
+    places = {
+        name: replace(PLACES["spot p4d az1"], subnets=subnet)
+        for name, subnet in zip(("own", "other"), subnets, strict=True)
+    }
+    zones = dict(zip(subnets, ("use1-az4", "use1-az6"), strict=True))
+    stack.config = rotating(queue_url=stack.config.queue_url, places=places, zones=zones)
+    asked: list[dict[str, Any]] = []
+    get = stack.clients.ec2.get_spot_placement_scores
+
+    def watched(**query: Any) -> Any:
+        asked.append(query)
+        return get(**query)
+
+    monkeypatch.setattr(stack.clients.ec2, "get_spot_placement_scores", watched)
+    scores(ec2_backends[ACCOUNT][REGION]).update({"use1-az6": 7, "use1-az4": 3})
+    state = stack.tick()
+    assert state.place and state.place.name == "other"
+    assert "at equal cost its spot placement score is the best: 7 of 10" in state.reason
+    assert state.scores["use1-az4"] == 3 and state.scored_at == state.updated_at
+    # One question, of one type: kept for ten minutes, and not asked of a gang that is complete.
+    (query,) = asked
+    assert query == {
+        "InstanceTypes": ["p4d.24xlarge"],
+        "TargetCapacity": 3,
+        "SingleAvailabilityZone": True,
+        "RegionNames": ["us-east-1"],
+    }
+    stack.tick(9)
+    assert len(asked) == 1
+    stack.tick(1)
+    assert len(asked) == 2
+    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
+    assert stack.tick(20).phase == "running" and len(asked) == 3
+    stack.tick(20)
+    assert len(asked) == 3
+    stack.group.instance_states.pop()
+    # A throttled or denied call is a note; the scores of before are too old to count.
+    refuse(monkeypatch, stack.clients.ec2, "get_spot_placement_scores", "UnauthorizedOperation")
+    stack.tick()
+    capsys.readouterr()
+    state = stack.tick()
+    assert (state.phase, state.scores) == ("running", {})
+    (line,) = events(capsys.readouterr().out, "unreadable")
+    assert (
+        line["reason"].startswith("no spot placement scores, so places keep their order")
+        and "Unauthorized" in line["reason"]
+    )

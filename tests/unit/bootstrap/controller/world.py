@@ -123,6 +123,7 @@ class World:
         boot: time until the next nodes serve; None for nodes that fail.
         capacity: most nodes of each lifecycle that live at once.
         rooms: the same of a lifecycle in a subnet, where it is another.
+        scores: spot placement scores by zone id, told in each tick.
         says_why: Auto Scaling names the lack of capacity, and not another failure.
     """
 
@@ -146,6 +147,7 @@ class World:
     state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
+    scores: dict[str, int] | None = None
     says_why: bool = True
     born: datetime = START
 
@@ -256,6 +258,7 @@ class World:
             },
             failed_launches=tuple(self.failed),
             request=self.request,
+            scores=self.scores,
         )
 
     def tick(self) -> Decision:
