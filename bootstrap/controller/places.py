@@ -62,8 +62,8 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     in_time = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
     if own in ready and not (state.pools and own in spot):
         equal = [name for name in in_time if name in ready and _usd(places[name]) <= _EQUAL_COST * _usd(places[own])]
-        best = _best_scored(tick, state, [own, *equal]) if own in spot else own
-        return ChosenPlace(name=best, why="the plan's own place" if best == own else _why_scored(tick, state, best))
+        name = _best_scored(tick, state, [own, *equal]) if own in spot else own
+        return ChosenPlace(name=name, why="the plan's own place" if name == own else _why_scored(tick, state, name))
     demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
     if best := _best_spot(tick, state, {name: place for name, place in in_time.items() if name in ready}):
         return best
