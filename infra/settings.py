@@ -155,6 +155,9 @@ class Settings(_Model):
     program with a launcher of its own (accelerate, deepspeed, mpirun, conda, python; docs/launchers.md). Empty is
     gpufleet's own trainer (-m bootstrap.trainer) where it carries out the plan and trainDir is not set; else the nodes
     join and wait, as they do with none."""
+    standby: Boolean = False
+    """Keep processes ready that replace a failed worker of a script of your own within seconds (docs/training.md).
+    gpufleet's own trainer has them in any case."""
     data: str = ""
     """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read,
     or a folder on the nodes. The command finds it in GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes

@@ -96,6 +96,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.command,
+        "GPUFLEET_STANDBY": "1" if settings.standby else "",
         "GPUFLEET_TRAIN_DATA": settings.data,
         "GPUFLEET_STAGING_LIMIT_S": str(settings.staging_limit_s),
         "GPUFLEET_BASE_WEIGHTS": settings.base_weights,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from bootstrap.contract.report import EXIT_AT_FAULT
+
 # EX_TEMPFAIL ("try again later") and EX_SOFTWARE ("the program is at fault") of sysexits.h.
 EXIT_INTERRUPTED = 75
 EXIT_HUNG = 70
@@ -24,7 +30,28 @@ class AlreadyExistsError(CheckpointError):
 
 
 class ConfigurationError(TrainingError):
-    """An argument or an environment variable that the run cannot honour."""
+    """An argument or an environment variable that the run cannot honour.
+
+    Uncaught, it ends the process with ``EXIT_AT_FAULT``, so that torchrun does not start it again.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        if not isinstance(sys.excepthook, _FinalHook):
+            sys.excepthook = _FinalHook(sys.excepthook)
+
+
+class _FinalHook:
+    """``sys.excepthook`` that shows an exception as the hook before it does, and makes a ConfigurationError final."""
+
+    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._show = show
+
+    def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        self._show(kind, error, where)
+        if isinstance(error, ConfigurationError):
+            # Python ends with the status of a SystemExit that its hook raises (CPython, pythonrun.c, _PyErr_PrintEx).
+            sys.exit(EXIT_AT_FAULT)
 
 
 class Interrupted(SystemExit):

@@ -309,6 +309,8 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     file = tmp_path / "node.env"
     file.write_text(environment_file(given))
     assert read_back(file) == given and "'" not in given["GPUFLEET_ARCHITECTURE"]
+    assert given["GPUFLEET_STANDBY"] == ""
+    assert variables(plan, standby=True)["GPUFLEET_STANDBY"] == "1"
     data = variables(plan, data="s3://corpus/tokens")
     assert (data["GPUFLEET_TRAIN_DATA"], data["GPUFLEET_STAGING_LIMIT_S"]) == ("s3://corpus/tokens", "1800")
     assert (base_limit := given["GPUFLEET_STAGING_LIMIT_S"]) == "0"

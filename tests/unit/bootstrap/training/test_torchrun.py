@@ -14,10 +14,11 @@ import pytest
 from bootstrap.logs.ranks import Ranks
 from bootstrap.training import standby, torchrun
 
-# Dies without a word at its first start, and finds its settings at fault at its second.
+# Dies without a word at its first start, and finds its settings at fault at its second, as a script of the user's own.
 WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger.writer import process_started_at
 
 here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -30,7 +31,7 @@ while not restarts and not (here / "go").exists():
     time.sleep(0.01)
 if not restarts:
     os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(78)
+raise ConfigurationError("the plan's sharding is zero3, and the model is not sharded")
 """
 
 
