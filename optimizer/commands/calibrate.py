@@ -13,6 +13,7 @@ import click
 from bootstrap.contract.measured import FOLDER
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table, write_text
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
@@ -116,15 +117,16 @@ def _calibrate(runs: Path, without_shipped: bool, *, origin: str = "", arguments
     from optimizer.catalog.gpus import gpu_table
     from optimizer.performance.user_runs import calibrate
 
-    return calibrate(
-        runs,
-        gpu_table(),
-        _shipped(needed=not without_shipped),
-        alone=without_shipped,
-        as_of=datetime.now(UTC).date(),
-        command=f"gpufleet calibrate {arguments or runs.name}{' --without-shipped' if without_shipped else ''}",
-        origin=origin,
-    )
+    with patience("fitting the speed model"):
+        return calibrate(
+            runs,
+            gpu_table(),
+            _shipped(needed=not without_shipped),
+            alone=without_shipped,
+            as_of=datetime.now(UTC).date(),
+            command=f"gpufleet calibrate {arguments or runs.name}{' --without-shipped' if without_shipped else ''}",
+            origin=origin,
+        )
 
 
 def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) -> CalibrationReport:

@@ -12,6 +12,7 @@ import click
 
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -75,7 +76,8 @@ def command(stack: str, directory: Path, since: datetime | None, untagged: bool,
     """
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
-    bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
+    with patience("asking Cost Explorer"):
+        bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
     if output_format == "json":
         write_json(as_json(names, file.plan, bill))
     elif output_format == "csv":

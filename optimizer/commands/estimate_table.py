@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.calibration import Calibration
@@ -21,7 +22,8 @@ def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as
     from optimizer.catalog.gpus import gpu_table
 
     columns, rows = _read(path)
-    results = estimate_rows(rows, gpu_table(), calibration)
+    with patience(f"estimating {len(rows):,} rows"):
+        results = estimate_rows(rows, gpu_table(), calibration)
     names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
     text = _json(names, rows, results) if as_json else _csv(names, rows, results)
     if out is None or str(out) == "-":

@@ -14,6 +14,7 @@ import click
 from bootstrap.contract.launcher import Start, split_command, start_of
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
+from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
@@ -90,7 +91,8 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
 
     from optimizer.preflight.run import preflight
 
-    return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file))
+    with patience("checking the account"):
+        return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file))
 
 
 def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:

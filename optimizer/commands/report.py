@@ -10,6 +10,7 @@ import click
 
 from optimizer.commands.options import directory_option, parse_plan_argument, plan_number_option
 from optimizer.commands.output import replace_file
+from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
         ) from error
     now = datetime.now(UTC)
     if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
-        chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
+        with patience("reading the stack and its ledger"):
+            chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
         page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
     else:
         answer: Answer | NoPlan = parse_plan_argument(

@@ -14,6 +14,7 @@ import numpy as np
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, plot_option, save_plot
+from optimizer.commands.progress import PATIENCE_S, steps
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
@@ -190,34 +191,37 @@ def command(
         ratios: Sequence[float] | Floats = pool_price_ratios or [asked.price_ratio] * len(paths)
         if price_histories:
             traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
-        write_rows(
-            [
-                _row(result)
-                for result in replay_together(
-                    traces,
-                    asked,
-                    TOGETHER_NAMES if "all" in policy else dict.fromkeys(policy),
-                    launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
-                    price_ratios=ratios,
-                    starts=starts,
-                    seed=seed,
-                    nodes=nodes,
-                )
-            ],
-            {**COLUMNS, "refusals": "refusals", "moves": "moves"},
-            output_format,
-            title="Policies over all traces together",
-        )
+        names = TOGETHER_NAMES if "all" in policy else tuple(dict.fromkeys(policy))
+        with steps("policies", len(names), after_s=PATIENCE_S) as advance:
+            together_results = replay_together(
+                traces,
+                asked,
+                names,
+                launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
+                price_ratios=ratios,
+                starts=starts,
+                seed=seed,
+                nodes=nodes,
+                told=advance,
+            )
+        rows = [_row(result) for result in together_results]
+        columns = {**COLUMNS, "refusals": "refusals", "moves": "moves"}
+        write_rows(rows, columns, output_format, title="Policies over all traces together")
         return
-    results = replay(
-        [read_trace(path) for path in paths],
-        Job(**job),
-        NAMES if "all" in policy else dict.fromkeys(policy),
-        starts=starts,
-        seed=seed,
-        nodes=nodes,
-        processes=len(os.sched_getaffinity(0)),
-    )
+    traces = [read_trace(path) for path in paths]
+    names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
+    tick_lengths = {trace.gap_s for trace in traces}
+    with steps("policies", len(names) * len(tick_lengths), after_s=PATIENCE_S) as advance:
+        results = replay(
+            traces,
+            Job(**job),
+            names,
+            starts=starts,
+            seed=seed,
+            nodes=nodes,
+            processes=len(os.sched_getaffinity(0)),
+            told=advance,
+        )
     write_rows([_row(result) for result in results], COLUMNS, output_format, title="Policies by trace")
     if output_format == "table" and len(paths) > 1:
         click.echo()

@@ -72,7 +72,7 @@ def command(
     if not yes:
         _ask(plan, name, again)
     _prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(name, directory)
+    carry_out(name, directory, count_declared=lambda: _count_declared(name, directory))
     _resume_stopped(name, directory)
     if follow:
         _follow(name, directory)
@@ -144,6 +144,13 @@ def _prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept
         raise GpufleetError(
             "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
         )
+
+
+def _count_declared(stack: str, directory: Path) -> int:
+    from infra.offline.preview import resources
+
+    file = read_stack(stack, directory)
+    return len(resources(file.plan, stack=stack, config=file.config_texts))
 
 
 def _resume_stopped(stack: str, directory: Path) -> None:

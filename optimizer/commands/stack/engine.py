@@ -5,6 +5,7 @@ https://www.pulumi.com/docs/iac/concepts/automation-api/
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.progress import relayed
 from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ _REMEDIES = {
     # https://www.pulumi.com/docs/iac/concepts/secrets/
     "passphrase": "export PULUMI_CONFIG_PASSPHRASE=...: it encrypts the secrets of a state outside Pulumi Cloud",
 }
+
+
+_DONE = re.compile(r"^\s*[-+~]+\s+\S+ \S+ (created|updated|replaced|deleted)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +53,10 @@ def require_pulumi() -> None:
         )
 
 
-def carry_out(stack: str, directory: Path) -> None:
+def carry_out(stack: str, directory: Path, *, count_declared: Callable[[], int]) -> None:
     """Run ``pulumi up``; make the stack where it is new. Pulumi's progress goes to standard error.
+
+    ``count_declared`` counts the resources that the program declares: the stack gets those that it lacks.
 
     Raises:
         GpufleetError: Pulumi failed, or was interrupted.
@@ -60,7 +67,13 @@ def carry_out(stack: str, directory: Path) -> None:
     with _explained("pulumi up", again):
         # https://www.pulumi.com/docs/reference/pkg/python/pulumi/#pulumi.automation.create_or_select_stack
         program = automation.create_or_select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        _run(lambda: program.up(on_output=_show, color="never", suppress_progress=True, suppress_outputs=True), again)
+        with relayed(f"stack {stack}", is_done, lambda: max(0, count_declared() - len(_state(program)))) as show:
+            _run(
+                lambda: program.up(
+                    on_output=_told_to(show), color="never", suppress_progress=True, suppress_outputs=True
+                ),
+                again,
+            )
 
 
 def take_down(stack: str, directory: Path) -> list[Resource]:
@@ -75,18 +88,23 @@ def take_down(stack: str, directory: Path) -> list[Resource]:
     again = f"gpufleet down --stack {stack}, again: it goes on where this ended"
     with _explained("pulumi destroy", again):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        _run(
-            lambda: program.destroy(on_output=_show, color="never", suppress_progress=True, exclude_protected=True),
-            again,
-        )
-        return list(_resources(program))
+        with relayed(f"stack {stack}", is_done, lambda: sum(not one.get("protect") for one in _state(program))) as show:
+            _run(
+                lambda: program.destroy(
+                    on_output=_told_to(show), color="never", suppress_progress=True, exclude_protected=True
+                ),
+                again,
+            )
+        return [
+            Resource(type=resource["type"], id=resource["id"])
+            for resource in _state(program)
+            if resource.get("custom") and not resource["type"].startswith("pulumi:")
+        ]
 
 
-def _resources(program: automation.Stack) -> Iterator[Resource]:
-    state = program.export_stack().deployment or {}
-    for resource in state.get("resources") or []:
-        if resource.get("custom") and not resource["type"].startswith("pulumi:"):
-            yield Resource(type=resource["type"], id=resource["id"])
+def _state(program: automation.Stack) -> list[dict[str, Any]]:
+    """Resources in the stack's state."""
+    return (program.export_stack().deployment or {}).get("resources") or []
 
 
 def _run(call: Callable[[], Any], again: str) -> None:
@@ -96,7 +114,8 @@ def _run(call: Callable[[], Any], again: str) -> None:
         try:
             running.result()
         except KeyboardInterrupt as error:
-            _show("interrupted: Pulumi finishes the calls it has begun; Ctrl-C again ends it at once")
+            message = "interrupted: Pulumi finishes the calls it has begun; Ctrl-C again ends it at once"
+            click.echo(message, err=True)
             running.exception()
             raise GpufleetError("Pulumi was interrupted; what it made stays as it is", next_step=again) from error
 
@@ -120,6 +139,14 @@ def _explained(command: str, again: str) -> Iterator[None]:
         raise GpufleetError(f"{command} failed: {complaint}", next_step=remedy) from error
 
 
-def _show(line: str) -> None:
-    if line.strip():
-        click.echo(line, err=True)
+def _told_to(show: Callable[[str], None]) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        if line.strip():
+            show(line)
+
+    return tell
+
+
+def is_done(line: str) -> bool:
+    """Tell whether a line of Pulumi's is the end of one resource's change: " +  aws:ec2/vpc:Vpc net created (2s)"."""
+    return bool(_DONE.match(line))

@@ -16,6 +16,7 @@ import click
 from bootstrap.contract.codec import to_json
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import IMAGE_KEY, StackFile, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
@@ -79,7 +80,8 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
             watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s)
         return
     while True:
-        reading = read(names, datetime.now(UTC), image_id(file))
+        with patience("reading the stack"):
+            reading = read(names, datetime.now(UTC), image_id(file))
         ahead = forecast(file.plan, reading)
         measures = compare(file.plan, reading, ahead)
         told = [*notices(file.plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]

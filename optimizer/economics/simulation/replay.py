@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import get_context
@@ -48,8 +49,11 @@ def replay(
     seed: int,
     nodes: int = 1,
     processes: int,
+    told: Callable[[str], object] = lambda _: None,
 ) -> list[Result]:
     """Simulate each of ``policies`` (of NAMES) from ``starts`` places of each trace.
+
+    ``told`` gets the policy's name after it has been played on all traces of one tick length.
 
     Raises:
         InvalidInputError: a trace is shorter than the deadline.
@@ -63,13 +67,16 @@ def replay(
         windows = cut_windows(groups[-1], hours=job.deadline_hours, starts=starts, seed=seed, nodes=nodes)
         tasks += [(policy, windows, job, seed) for policy in chosen]
     size = sum(windows.available.size for _, windows, _, _ in tasks)
-    if processes > 1 and size > _WORTH_PROCESSES:
-        # The longest first, so that no process is left with one at the end.
-        order = sorted(range(len(tasks)), key=lambda place: -tasks[place][1].available.shape[1])
-        with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
-            played = dict(zip(order, pool.map(_play, [tasks[place] for place in order]), strict=True))
-    else:
-        played = {place: _play(task) for place, task in enumerate(tasks)}
+    # The longest first, so that no process is left with one at the end.
+    order = sorted(range(len(tasks)), key=lambda place: -tasks[place][1].available.shape[1])
+    played = {}
+    with ExitStack() as stack:
+        play_all: Callable[..., Iterable[Runs]] = map
+        if processes > 1 and size > _WORTH_PROCESSES:
+            play_all = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("fork"))).map
+        for place, runs in zip(order, play_all(_play, [tasks[place] for place in order]), strict=True):
+            played[place] = runs
+            told(tasks[place][0])
     results = {}
     for place, (policy, _, _, _) in enumerate(tasks):
         for number, trace in enumerate(groups[place // len(chosen)]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -41,11 +41,13 @@ def replay_together(
     starts: int,
     seed: int,
     nodes: int = 1,
+    told: Callable[[str], object] = lambda _: None,
 ) -> list[TogetherResult]:
     """Simulate each of ``policies`` (of NAMES) from ``starts`` places of the time that all traces have.
 
     Every run meets the pools in an order of its own, so that no policy gains from the order of the files.
-    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks).
+    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks). ``told`` gets
+    the name of each policy that has been played.
 
     Raises:
         InvalidInputError: the traces do not fit together, or are shorter than the deadline.
@@ -72,6 +74,7 @@ def replay_together(
             runs, refusals, moves = played.runs, float(played.refusals.mean()), float(played.moves.mean())
         common = asdict(summarise(name, policy, runs, slice(None), job))
         results.append(TogetherResult(**common, refusals=refusals, moves=moves))
+        told(policy)
     return results
 
 
