@@ -2,7 +2,7 @@
 
 Find the cheapest sequence of modes whose work reaches the job's. A price on an hour of work (a Lagrange multiplier)
 replaces that condition: dynamic programming over the stretches of equal availability then maximises worth of work minus
-cost, and the best price makes the bound tight up to the duality gap, which is below one on-demand launch
+cost, and the best price makes the bound tight up to the duality gap, a third of an on-demand launch on average
 (https://en.wikipedia.org/wiki/Lagrangian_relaxation). The mixture of the two sequences that the best price makes equal
 has exactly the work and the bound's cost; its hours and interruptions are what the bound reports.
 
@@ -102,7 +102,8 @@ def _stretches(available: Bools, prices: Floats, gap_hours: float, hours: float)
     tick_hours = np.full(ticks, gap_hours)
     tick_hours[-1] = hours - (ticks - 1) * gap_hours
     np.add.at(lengths, (which, rows), np.broadcast_to(tick_hours, which.shape))
-    pools = np.zeros((*shape, available.shape[1]), dtype=bool)
+    # At the end nothing is taken back.
+    pools = np.ones((*shape, available.shape[1]), dtype=bool)
     pools[which, rows] = available.transpose(0, 2, 1)
     rates = np.ones((*shape, 1 + available.shape[1]))
     rates[which, rows, 1:] = prices.transpose(0, 2, 1)

@@ -137,6 +137,17 @@ def test_prices_of_ticks_are_cut_as_the_traces_are() -> None:
         return [result.mean_normalised_cost for result in found]
 
     constant = costs([4.0, 2.0])
+    # Runs with fewer changes of price than another end without a reclaim.
+    (bound,) = replay_together(
+        traces,
+        job,
+        ["omniscient"],
+        launching=Launching(try_hours=0.05),
+        price_ratios=np.repeat([[4.0, 2.0], [2.0, 4.0]], 30, axis=1),
+        starts=30,
+        seed=0,
+    )
+    assert bound.interruptions == 0
     assert costs(np.repeat([[4.0], [2.0]], 60, axis=1)) == pytest.approx(constant)
     # A price that doubles in the second half costs more than the first and less than the second.
     dearer = np.repeat([[4.0], [2.0]], 60, axis=1)
