@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,20 @@ pytestmark = pytest.mark.training
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 QUICK = ("--device", "cpu", "--sizes-mib", "1")
+RUNS = {
+    "none": (*QUICK, "--nproc", "1"),
+    "is_killed": (*QUICK, "--timeout-s", "250"),
+    "raises": (*QUICK, "--timeout-s", "250"),
+    "hangs": (*QUICK, "--timeout-s", "30"),
+    "is_ended_from_outside": (*QUICK, "--timeout-s", "100"),
+    "slow_together": (*QUICK, "--min-scaling-efficiency", "0.9", "--min-bus-bandwidth-gb-per-s", "100000"),
+}
+"""Runs on this node alone: arguments by fault."""
 
 
-def run(program: tuple[str, ...], *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *launcher, *program, *arguments],
+        [sys.executable, *command],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
         capture_output=True,
@@ -34,23 +42,38 @@ def run(program: tuple[str, ...], *arguments: str, launcher: tuple[str, ...] = (
     )
 
 
-def smoke(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(("-m", "bootstrap.smoke"), *arguments)
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A run of the supervisor; ``report`` is its standard output."""
+
+    code: int
+    report: dict[str, Any]
+    stderr: str
 
 
-def sabotaged(fault: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    done = run((str(HERE / "sabotaged.py"), fault), *arguments)
-    return done, json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of what each of RUNS wrote and ended with."""
+    folder = tmp_path_factory.mktemp("supervised")
+    done = run(str(HERE / "sabotaged.py"), str(folder), json.dumps(RUNS))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def done_of(folder: Path, fault: str) -> Done:
+    stderr = (folder / f"{fault}.err").read_text()
+    code, output = int((folder / f"{fault}.code").read_text()), (folder / f"{fault}.out").read_text()
+    return Done(code=code, report=json.loads(output or "{}"), stderr=stderr)
 
 
 @pytest.fixture(scope="module")
 def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of reports of one pair of ranks, one for each fault that changes a result and lets the ranks live."""
+    """A folder of reports of torchrun's two ranks, one for each fault that changes a result; at last a rank dies."""
     folder = tmp_path_factory.mktemp("wrong")
-    faults = "perturbed_gradient,nan_gradient,no_all_reduce,wrong_sum,diverging_parameters"
+    faults = "perturbed_gradient,nan_gradient,no_all_reduce,wrong_sum,diverging_parameters,dies"
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    done = run((str(HERE / "sabotaged.py"), faults), *QUICK, "--out", str(folder), launcher=launcher)
-    assert done.returncode == 0, done.stderr
+    done = run(*launcher, str(HERE / "sabotaged.py"), faults, str(folder), *QUICK)
+    assert done.returncode == 1, done.stderr
     return folder
 
 
@@ -82,7 +105,7 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of two healthy ranks, with the default sizes."""
     out = tmp_path_factory.mktemp("smoke") / "report.json"
-    done = smoke("--device", "cpu", "--out", str(out))
+    done = run("-m", "bootstrap.smoke", "--device", "cpu", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     report: dict[str, Any] = json.loads(out.read_text())
@@ -137,10 +160,10 @@ def test_the_figures_agree_with_each_other(healthy: dict[str, Any]) -> None:
     )
 
 
-def test_one_rank_has_nobody_to_compare_with() -> None:
-    done = smoke(*QUICK, "--nproc", "1")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_one_rank_has_nobody_to_compare_with(supervised: Path) -> None:
+    done = done_of(supervised, "none")
+    assert done.code == 0, done.stderr
+    report = done.report
     bandwidth = result(report, "all_reduce_bus_bandwidth")
     assert bandwidth["value"] is None
     assert bandwidth["passed"] is True
@@ -148,17 +171,17 @@ def test_one_rank_has_nobody_to_compare_with() -> None:
     assert result(report, "gradients_equal_one_process_float64")["value"] == 0
 
 
-def test_floors_that_are_not_reached_fail() -> None:
+def test_floors_that_are_not_reached_fail(supervised: Path) -> None:
     floors = {"scaling_efficiency": 0.9, "all_reduce_bus_bandwidth": 100000}
-    options = ("--min-scaling-efficiency", "0.9", "--min-bus-bandwidth-gb-per-s", "100000")
-    done, report = sabotaged("slow_together", *QUICK, *options)
+    done = done_of(supervised, "slow_together")
+    report = done.report
     assert {test["name"] for test in report["tests"] if not test["passed"]} == set(floors)
     for name, floor in floors.items():
         failed = result(report, name)
         assert (failed["limit"], failed["verdict"]) == (floor, "fail")
         assert 0 < failed["value"] < floor
     assert (report["passed"], report["verdict"]) == (False, "fail")
-    assert done.returncode == 1
+    assert done.code == 1
     assert "FAIL all_reduce_bus_bandwidth" in done.stderr
 
 
@@ -210,55 +233,39 @@ def test_parameters_that_drift_apart_are_found(wrong_results: Path) -> None:
         ("raises", "rank 1: ValueError: a reason of rank 1's own"),
     ],
 )
-def test_a_rank_that_ends_fails_the_run_at_once(fault: str, told: str) -> None:
-    began = time.monotonic()
-    done, report = sabotaged(fault, *QUICK, "--timeout-s", "250")
-    assert time.monotonic() - began < 200, "it waited for the time limit"
-    assert done.returncode == 1
-    assert not report["passed"]
-    assert told in report["error"]
+def test_a_rank_that_ends_fails_the_run_at_once(fault: str, told: str, supervised: Path) -> None:
+    done = done_of(supervised, fault)
+    assert done.code == 1
+    assert not done.report["passed"]
+    assert done.report["duration_s"] < 200, "it waited for the time limit"
+    assert told in done.report["error"]
     # Earlier results are not lost.
-    assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
+    assert result(done.report, "gradients_equal_on_all_ranks_float64")["passed"]
 
 
-def test_a_rank_that_hangs_is_named_within_the_time_limit() -> None:
-    began = time.monotonic()
-    done, report = sabotaged("hangs", *QUICK, "--timeout-s", "30")
-    # 30 s from when torch is loaded, and 5 s of grace; loading takes long on a busy machine.
-    assert time.monotonic() - began < 200
-    assert done.returncode == 1
-    assert not report["passed"]
+def test_a_rank_that_hangs_is_named_within_the_time_limit(supervised: Path) -> None:
+    done = done_of(supervised, "hangs")
+    assert done.code == 1
+    assert not done.report["passed"]
+    # The limit of 30 s, 5 s of grace, and what a busy machine adds.
+    assert done.report["duration_s"] < 60
     # Its peer gives up on the collective after half of the time; a machine too slow for that runs into the limit.
     assert re.search(
-        r"rank 1 (still ran after the (first failure|time limit) and was killed|is not done)", report["error"]
+        r"rank 1 (still ran after the (first failure|time limit) and was killed|is not done)", done.report["error"]
     )
 
 
-def test_under_torchrun_a_rank_that_dies_leaves_an_unfinished_report(tmp_path: Path) -> None:
-    out = tmp_path / "report.json"
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    program = (str(HERE / "sabotaged.py"), "dies")
-    done = run(program, *QUICK, "--timeout-s", "60", "--out", str(out), launcher=launcher)
-    assert done.returncode == 1
-    report = json.loads(out.read_text())
+def test_under_torchrun_a_rank_that_dies_leaves_an_unfinished_report(wrong_results: Path) -> None:
+    report = json.loads((wrong_results / "dies.json").read_text())
     assert report["passed"] is False
     assert report["error"]
 
 
-def test_ended_from_outside_it_ends_its_ranks() -> None:
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "sabotaged.py"), "hangs", *QUICK, "--timeout-s", "100"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    with process.stderr:
-        line = next(line for line in process.stderr if "pids" in line)
-        pids = [int(pid) for pid in line.split("pids")[1].split()]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 1
+def test_ended_from_outside_it_ends_its_ranks(supervised: Path) -> None:
+    done = done_of(supervised, "is_ended_from_outside")
+    assert (done.code, done.report) == (1, {})
+    (line,) = (line for line in done.stderr.splitlines() if "pids" in line)
+    pids = [int(pid) for pid in line.split("pids")[1].split()]
     assert len(pids) == 2
     for pid in pids:
         with pytest.raises(ProcessLookupError):
