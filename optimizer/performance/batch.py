@@ -19,6 +19,7 @@ from optimizer.performance.rows import read_row, row_error
 # Columns added to the input's, in order. Tokens are samples for a CNN.
 COLUMNS = (
     "predicted_tokens_per_second_per_gpu", "predicted_peak_memory_gib", "predicted_step_time_s", "fits", "error",
+    "predicted_p95_memory_gib", "fit",
 )  # fmt: skip
 
 
@@ -46,7 +47,8 @@ def estimate_rows(
         speed = float(estimates.tokens_per_second[index]) / count
         values = (speed, float(estimates.peak_memory_gib[index]), float(estimates.step_time_s[index]))
         if all(math.isfinite(value) and value > 0 for value in values):
-            results[position].update(zip(COLUMNS, (*values, bool(estimates.fits[index])), strict=False))
+            p95_gib, fit = float(estimates.p95_memory_gib[index]), str(estimates.fit[index])
+            results[position] |= zip(COLUMNS, (*values, bool(estimates.fits[index]), None, p95_gib, fit), strict=True)
         else:
             results[position]["error"] = "the row's numbers are too large or too small to estimate"
     return results

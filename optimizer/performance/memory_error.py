@@ -18,7 +18,7 @@ TENSOR = 0.038  # 5
 CONTEXT = ALL_LAYOUTS  # 7 rows: 0.009
 EXPERT = ALL_LAYOUTS  # 5 rows: 0.002
 CONVOLUTIONAL = 0.079  # 19: cuDNN's workspace
-# No measured peak has pipeline stages or fused kernels: as far off as the worst layout above.
+# No measured peak has pipeline stages, fused kernels, or an encoder with a decoder: as far off as the worst above.
 UNMEASURED = CONVOLUTIONAL
 
 
@@ -30,4 +30,4 @@ def margin(x: Inputs) -> Number:
     for ranks, own in splits:
         share = np.where(ranks > 1, np.maximum(share, own), share)
     share = np.where(x.convolutions > 0, np.maximum(share, CONVOLUTIONAL), share)
-    return np.where(x.fused_kernels > 0, np.maximum(share, UNMEASURED), share)
+    return np.where((x.fused_kernels > 0) | (x.t5_like > 0), np.maximum(share, UNMEASURED), share)

@@ -134,7 +134,7 @@ class Grid:
 class Estimates:
     """Estimates of each configuration; ``tokens_per_second`` is the fleet's, in samples for a CNN.
 
-    ``fits`` is of the expected peak; plans need ``fits_p95``.
+    ``fits`` is of the expected peak; plans need ``fits_p95``. A peak between the two limits may fit: measured runs do.
     """
 
     step_time_s: Floats
@@ -152,3 +152,8 @@ class Estimates:
     def fits_p95(self) -> Bools:
         """True where the 95th percentile of the peak is within the limit."""
         return np.asarray(self.p95_memory_gib <= self.limit_gib)
+
+    @property
+    def fit(self) -> npt.NDArray[np.str_]:
+        """``fits`` at p95, ``may not fit`` where only the expected peak does, or ``does not fit``."""
+        return np.where(self.fits_p95, "fits", np.where(self.fits, "may not fit", "does not fit"))

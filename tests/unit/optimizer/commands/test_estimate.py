@@ -66,10 +66,28 @@ def test_the_table_names_every_part_and_says_whether_it_fits() -> None:
     assert "DOES NOT FIT" in large
 
 
+def test_a_peak_between_expected_and_p95_limit_may_not_fit() -> None:
+    """The tightest measured run, at 99.8% of the limit: neither refused nor called safe."""
+    with RUNS.open(newline="") as file:
+        tightest = [row for row in csv.DictReader(file) if row["row_id"] == "h200-steps-53"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(tightest[0]))
+    writer.writeheader()
+    writer.writerows(tightest)
+    answer = CliRunner().invoke(command, ["--batch", "-", "--format", "json"], input=text.getvalue())
+    (row,) = json.loads(answer.stdout)
+    assert (row["fits"], row["fit"]) == (True, "may not fit")
+    assert 131.8 < row["predicted_peak_memory_gib"] < row["predicted_p95_memory_gib"]  # 131.8 measured
+    one = run(
+        "--model", "llama-3.2-1b", "--gpu", "h100-80gb", "--gpus", "1", "--seq-len", "1024", "--micro-batch", "17"
+    )
+    assert "MAY NOT FIT" in one.stdout and "one run in twenty" in one.stderr
+
+
 def test_csv_is_one_row_with_a_column_for_every_part() -> None:
     (row,) = csv.DictReader(io.StringIO(run("--model", "7B", *H100, "--format", "csv").stdout))
     reserve = ("fragmentation_gib", "cuda_context_gib", "nccl_gib")
-    others = ("peak_memory_gib", "limit_gib", "needed_gib", "gpu_memory_gib", *reserve)
+    others = ("peak_memory_gib", "p95_memory_gib", "limit_gib", "needed_gib", "gpu_memory_gib", *reserve)
     parts = [name for name in row if name.endswith("_gib") and name not in others]
     assert sum(float(row[name]) for name in parts) == pytest.approx(float(row["peak_memory_gib"]))
     beyond = sum(float(row[name]) for name in reserve)
