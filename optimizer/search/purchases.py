@@ -72,7 +72,7 @@ def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
 def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = False) -> list[PricedPurchase]:
     """Every purchase of one offer that the limits allow and the catalog has a price for.
 
-    Spot nodes come from the cheapest zone, or from ``every_zone``.
+    Spot nodes come from the cheapest zone; from ``every_zone``, or where own events tell the zones apart, from each.
     """
     purchases = []
     options = limits.purchase_options
@@ -84,7 +84,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
         bases = (0, 1) if offer.on_demand else () if fallback else (0,)
         purchases += [
             PricedPurchase(option="spot", offer=offer, price=price, hazard=hazard, fallback=fallback, base=base)
-            for price in (offer.spot_by_zone if every_zone else (offer.spot,))
+            for price in (offer.spot_by_zone if every_zone or offer.learned_spot else (offer.spot,))
             for hazard in [pool_hazard(offer, price.zone_id)]
             for base in bases
         ]

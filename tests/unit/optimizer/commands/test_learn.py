@@ -155,3 +155,14 @@ def test_bad_files_are_told_and_a_fixed_catalog_is_left_as_it_is(
     monkeypatch.setenv("GPUFLEET_CATALOG", str(SHIPPED))
     assert "GPUFLEET_CATALOG is set" in gpufleet("catalog", "learn", "--from", str(state))[2]
     assert "learned" not in hazard(recommended(gpufleet))["source"]
+
+
+def test_a_zone_that_was_seen_empty_loses_its_plan_to_the_next(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    deadline = ("--deadline", "5h")
+    assert recommended(gpufleet, *deadline)["plans"][0]["purchase"]["zone_id"] == "use1-az1"
+    drought = {**EVENTS, "asked": 1, "reclaims": 3000, "hours": 480.0, "returns": 0, "empty_hours": 900.0}
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(controller_state() | {"capacity": {POOL: drought}}))
+    assert gpufleet("catalog", "learn", "--from", str(path))[0] == 0
+    plan = recommended(gpufleet, *deadline)["plans"][0]
+    assert plan["purchase"]["zone_id"] == "use1-az6" and "learned" not in plan["interruption"]["source"]
