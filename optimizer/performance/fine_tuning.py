@@ -1,8 +1,8 @@
 """Costs of fine-tuning: a base without gradients, adapters, 4-bit weights, frozen layers, pure 16-bit training.
 
 Counted from peft 0.21 (tuners/lora/layer.py, Linear.forward) and bitsandbytes 0.50 (nn/modules.py, functional.py,
-optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). No run measured them: the errors of
-``search/confidence.py`` say so.
+optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). 18 runs on one H100 judge them
+(tests/benchmarks/results/finetuning_h100_202611.md); other GPUs have the error of ``search/confidence.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import FineTuning
+from bootstrap.contract.fine_tuning import EIGHT_BIT, FineTuning
 from optimizer.errors import InvalidInputError
 from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs
@@ -34,7 +34,8 @@ ADAPTER_OUTPUT = (6.0, 4.0)
 # weight: its scales, their offset, the weights.
 ADAPTER_KERNELS = (4.0, 6.0)
 FOUR_BIT_KERNELS = 3.0
-# Share of the memory bandwidth at which 4-bit weights are widened. Assumed: no source was found and no run measured it.
+# Share of the memory bandwidth at which 4-bit weights are widened. Assumed; an 8B model on H100 took 31 ms a step
+# for it where this gives 45 (finetuning_h100_202611.md).
 WIDENING_EFFICIENCY = 0.5
 
 
@@ -63,7 +64,8 @@ def with_fine_tuning(x: Inputs, model: ModelSpec, recipe: Recipe) -> Inputs:
     tuning = recipe.tuning
     if recipe.pure:
         # https://docs.pytorch.org/docs/2.11/generated/torch.optim.AdamW.html: moments are made like the parameter.
-        halved = 1.0 if recipe.optimizer == "adamw8bit" else 0.5
+        # Blockwise quantisation bounds the update with 8-bit moments, not the bytes it moves.
+        halved = 1.0 if recipe.optimizer == EIGHT_BIT else 0.5
         x = replace(
             x,
             weight_bytes=2.0,
@@ -74,8 +76,7 @@ def with_fine_tuning(x: Inputs, model: ModelSpec, recipe: Recipe) -> Inputs:
             residual_bytes=2.0,
             bucket_bytes=0.5 * x.bucket_bytes,
             optimizer_state_bytes=halved * x.optimizer_state_bytes,
-            # Moments are read and written once.
-            optimizer_traffic_bytes=0.5 * x.optimizer_traffic_bytes + (2.0 * halved - 1.0) * x.optimizer_state_bytes,
+            optimizer_traffic_bytes=halved * x.optimizer_traffic_bytes,
         )
     if tuning.trains_all:
         return x

@@ -27,7 +27,12 @@ from bootstrap.trainer.optimize import (
 )
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.notices import Notice
+from optimizer.performance.frameworks import frameworks
 from tests.unit.bootstrap.trainer.test_config import parse
+
+
+def test_the_estimate_counts_the_turns_of_the_loss() -> None:
+    assert frameworks()["gpufleet"].loss_turn_elements == loss.TURN_ELEMENTS
 
 
 def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
