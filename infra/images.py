@@ -52,9 +52,9 @@ WITH_TORCH = {
     "arm64": Dlami(type=_PYTORCH, architecture="arm64", torch=True, families=frozenset({"g5g"})),
 }
 # With driver, CUDA and EFA, without torch. Driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python
-# 3.12 by arm64's notes: .../aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html. P6-B300 is named in
-# .../aws-deep-learning-ami-gpubasesinglecuda-ul2204-2026-01-02.html; no page that was read names G7 and G7e, so
-# their nodes prove themselves by the driver's step and the smoke test.
+# 3.12; x86_64's names G7, G7e and P6-B300, arm64's P6e-GB200:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
 WITHOUT_TORCH = {name: Dlami(type=_BASE, architecture=name, torch=False) for name in ("x86_64", "arm64")}
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Order: 20
-# The GPUs have the plan's number and model.
+# The GPUs have the plan's number and model, and are whole.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
@@ -21,4 +21,10 @@ for name in "${names[@]}"; do
     [[ $have == *" $word "* ]] || die "a GPU is \"$name\", the plan counts on $GPUFLEET_GPU"
   done
 done
+# An image may have cut them into MIG instances, which share no memory and no NVLink ([N/A]: a GPU without MIG):
+# https://docs.nvidia.com/datacenter/tesla/mig-user-guide/deployment-considerations.html
+answer=$(query_gpus mig.mode.current)
+if grep --quiet --line-regexp Enabled <<<"$answer"; then
+  die "MIG is enabled, the plan counts on whole GPUs: turn it off in the image (nvidia-smi --multi-instance-gpu 0)"
+fi
 log "$expected x ${names[0]}"

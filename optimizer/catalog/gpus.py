@@ -1,5 +1,6 @@
-"""GPUs (data/gpus.csv), their links by family (data/interconnects.csv), and the types whose EFA reaches GPU memory
-(data/gpudirect.csv), kept by hand: no AWS API has these facts.
+"""GPUs (data/gpus.csv), their links by family (data/interconnects.csv), the types whose EFA reaches GPU memory
+(data/gpudirect.csv), and families without a place in the catalog (data/left_out.csv), kept by hand: no AWS API has
+these facts.
 """
 
 from __future__ import annotations
@@ -85,6 +86,26 @@ def _parse_gpudirect(row: dict[str, str]) -> tuple[re.Pattern[str], bool]:
     if not row["types"] or not row["source"]:
         raise ValueError(row)
     return re.compile(row["types"]), {"yes": True, "no": False}[row["gpudirect"]]
+
+
+def why_left_out(instance_type: str) -> str:
+    """Return why the catalog leaves out the family of a type or pattern ("trn1.*"); empty for any other."""
+    family = instance_type.partition(".")[0]
+    return next((row["reason"] for row in left_out() if re.fullmatch(row["families"], family)), "")
+
+
+@cache
+def left_out() -> list[dict[str, str]]:
+    """Rows of data/left_out.csv."""
+    return _read("left_out.csv", _parse_left_out)
+
+
+def _parse_left_out(row: dict[str, str]) -> dict[str, str]:
+    date.fromisoformat(row["as_of"])
+    re.compile(row["families"])
+    if not all(row.values()):
+        raise ValueError(row)
+    return row
 
 
 def _read(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:

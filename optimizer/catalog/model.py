@@ -8,6 +8,7 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from optimizer.catalog.gpus import why_left_out
 from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.hardware import Gpu, InstanceType, LearnedPool, Offer
 from optimizer.spelling import near_names
@@ -195,7 +196,14 @@ class Catalog:
 
 
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
-    """Error for an unknown name, with the nearest known ones."""
+    """Error for an unknown name, with the nearest known ones, or why the catalog leaves it out."""
+    if kind == "instance type" and (why := why_left_out(value)):
+        return InvalidInputError(
+            f"{kind} {value!r} is not in the catalog",
+            limit=f"a family of {', '.join(sorted({name.partition('.')[0] for name in known}))}",
+            why=why,
+            next_step="choose another type: docs/instance-types.md has what works on which",
+        )
     near = near_names(value, known)
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
     return InvalidInputError(

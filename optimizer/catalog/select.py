@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from optimizer.catalog.gpus import why_left_out
 from optimizer.catalog.model import Catalog, unknown
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import HourlyPrice, Offer
@@ -141,7 +142,7 @@ def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[s
     for pattern in patterns:
         matches = [name for name in known if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
         if not matches:
-            if any(sign in pattern for sign in "*?["):
+            if any(sign in pattern for sign in "*?[") and not (kind == "instance type" and why_left_out(pattern)):
                 raise InvalidInputError(
                     f"no {kind} matches {pattern!r}",
                     limit=f"one of {', '.join(sorted(known))}, or a pattern of them",

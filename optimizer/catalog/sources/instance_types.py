@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, get_args
 
-from optimizer.catalog.gpus import find_gpu, has_gpudirect, interconnects
+from optimizer.catalog.gpus import find_gpu, has_gpudirect, interconnects, why_left_out
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.hardware import CpuArchitecture, InstanceType, Interconnect
 
@@ -22,8 +22,6 @@ ORIGIN = "EC2 DescribeInstanceTypes"
 
 # Families with GPUs. The API has no filter on GPUs; the pattern keeps an answer to a tenth of all types.
 FAMILIES = ("p*", "g*")
-# Kepler (compute capability 3.7) is not in CUDA 12, so no current framework trains on it.
-LEFT_OUT_GPUS = {"K80": "compute capability 3.7, which CUDA 12 and current PyTorch no longer support"}
 
 
 def fetch(client: EC2Client) -> list[dict[str, Any]]:
@@ -59,8 +57,8 @@ def _instance_type(name: str, info: Mapping[str, Any], *, source: str, as_of: da
     if len(gpus) != 1:
         raise UnusableRowError(f"{len(gpus)} GPU models in one instance")
     device = gpus[0]
-    if device["Name"] in LEFT_OUT_GPUS:
-        raise UnusableRowError(f"{device['Name']}: {LEFT_OUT_GPUS[device['Name']]}")
+    if why := why_left_out(name):
+        raise UnusableRowError(why)
     # A fractional GPU has Count 0, LogicalGpuCount 1, its share in GpuPartitionSize and the share's memory. Answers
     # recorded before 2026 have whole GPUs only and lack the last two fields.
     fraction = float(device.get("GpuPartitionSize", 1.0))

@@ -8,6 +8,7 @@ every() {
 case "$*" in
   --list-gpus) exit 0 ;;
   *--query-gpu=name\ *) for _ in 0 1 2 3 4 5 6 7; do echo "NVIDIA A100-SXM4-40GB"; done && exit 0 ;;
+  *--query-gpu=mig*) for _ in 0 1 2 3 4 5 6 7; do echo "Disabled"; done && exit 0 ;;
   *--query-gpu=index,ecc*) every "0, [N/A]" ;;
   *--query-remapped-rows=*) every "No, No" ;;
   *--query-gpu=index,pcie*) every 16 ;;

@@ -136,7 +136,7 @@ def test_an_unknown_family_with_one_gpu_needs_no_link() -> None:
     [
         (_gpu(Name="R100"), "'R100' with 40960 MiB is not in data/gpus.csv"),
         ({**P4D, "InstanceType": "p9.24xlarge"}, "family p9 are linked is not in data/interconnects.csv"),
-        (_gpu(Name="K80", MemoryInfo={"SizeInMiB": 12288}), "compute capability 3.7"),
+        ({**_gpu(Name="K80", MemoryInfo={"SizeInMiB": 12288}), "InstanceType": "p2.xlarge"}, "compute capability 3.7"),
         ({**P4D, "ProcessorInfo": {"SupportedArchitectures": ["riscv"]}}, "processor architecture 'riscv'"),
     ],
 )
