@@ -61,20 +61,25 @@ work=$(mktemp --directory --tmpdir="$([[ -d $NVME_MOUNT ]] && echo "$NVME_MOUNT"
 trap 'rm -rf "$work"' EXIT
 wheels=s3://$GPUFLEET_BUCKET/$WHEELS_KEY
 rm -rf "$venv"
+# Without pip: the module venv is in Ubuntu's Python itself, ensurepip in a package python3-venv that AWS's release notes
+# do not name: https://packages.ubuntu.com/noble/amd64/libpython3.12-stdlib/filelist
+"${torch_of:-python3}" -m venv --without-pip "$venv" || die "${torch_of:-python3} cannot make an environment"
 if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$work/wheels.tar"; then
   tar --extract --file "$work/wheels.tar" --directory "$work" --no-same-owner
   rm "$work/wheels.tar"
-  # pip comes along: Ubuntu's python3 makes an environment with pip only where python3-venv is installed.
-  "${torch_of:-python3}" -m venv --without-pip "$venv" || die "${torch_of:-python3} cannot make an environment"
   pip=$(find "$work" -name 'pip-*.whl')
   [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet wheels"
   assert_sha256 "$pip" "$(grep --after-context=1 '^pip==' "$node_list" | sed --silent 's/.*sha256:\([0-9a-f]*\).*/\1/p')"
   install=("$venv/bin/python3" "$pip/pip" install --no-index --find-links "$work")
 else
   log "$wheels cannot be read: trying a package index"
-  "${torch_of:-python3}" -m venv "$venv" ||
-    die "${torch_of:-python3} cannot make an environment (Ubuntu's package is python3-venv)"
-  install=("$venv/bin/python3" -m pip install --timeout 15 --retries 2)
+  pip=(-m pip)
+  if ! "$venv/bin/python3" -m ensurepip >/dev/null 2>&1; then
+    # The image's own pip installs into the environment too, whose packages it would take for installed.
+    pip=("$("${torch_of:-python3}" -c 'import pip; print(pip.__path__[0])')") ||
+      die "${torch_of:-python3} has neither ensurepip (Ubuntu's python3-venv) nor pip: give the image one of them"
+  fi
+  install=("$venv/bin/python3" "${pip[@]}" install --ignore-installed --timeout 15 --retries 2)
 fi
 # Each list is complete, and pip takes a file only with the SHA-256 that the list in the bundle has.
 install+=(--quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes)

@@ -135,3 +135,21 @@ def test_a_wheel_with_another_hash_is_not_installed(tmp_path: Path, house: Path,
     done = made.run(STEP)
     assert done.exit_code == 1
     assert "does not have SHA-256" in done.output or "DO NOT MATCH THE HASHES" in done.output
+
+
+def test_an_image_without_ensurepip_installs_from_an_index_with_its_own_pip(tmp_path: Path, house: Path) -> None:
+    made = node(tmp_path, house)
+    (tmp_path / "case/input/answers/aws.sh").write_text("exit 1\n")
+    (packages,) = (made.root / "opt/pytorch/lib").glob("python3*/site-packages")
+    shutil.unpack_archive(next(house.glob("pip-*.whl")), packages, "zip")
+    # As on Ubuntu without python3-venv.
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/ensurepip.py").write_text("raise SystemExit(1)\n")
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(house), "PYTHONPATH": str(tmp_path / "broken")}
+    done = made.run(STEP, index)
+    assert done.exit_code == 0 and "trying a package index" in done.output, done.output
+    assert imported(made, "__import__('boto3').__file__").startswith(str(made.root / "opt/gpufleet/venv"))
+    shutil.rmtree(packages / "pip")
+    shutil.rmtree(made.root / "opt/gpufleet/venv")
+    done = made.run(STEP, index)
+    assert done.exit_code == 1 and "has neither ensurepip (Ubuntu's python3-venv) nor pip" in done.output, done.output
