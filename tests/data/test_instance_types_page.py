@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,7 +17,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.catalog.gpus import left_out
 from optimizer.catalog.select import Filter, select
 from optimizer.errors import InvalidInputError
-from optimizer.hardware import InstanceType
+from optimizer.hardware import InstanceType, Precision
 from optimizer.performance import calibration
 from optimizer.plan import FleetPlan
 from optimizer.search.plan_builder import describe_node
@@ -53,7 +54,7 @@ def plan_of(instance: InstanceType) -> FleetPlan:
 
 def speed(instance: InstanceType) -> str:
     fitted = calibration.load()
-    measured = any(fitted.residual(instance.gpu, precision).rows for precision in instance.gpu.peak_tflop_per_s)
+    measured = any(fitted.residual(instance.gpu, precision).rows for precision in get_args(Precision))
     return "measured" if measured else "pooled"
 
 
