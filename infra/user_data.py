@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
 
+from bootstrap.contract import report
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.node_env import NodeEnvironment
 from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
@@ -49,6 +50,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_LAUNCH_HOOK": names.launch_hook,
         "GPUFLEET_TERMINATE_HOOK": names.terminate_hook,
         "GPUFLEET_BUCKET": facts.bucket,
+        "GPUFLEET_REPORT_FOLDER": f"{names.control_prefix}/{report.FOLDER}/{names.arn('ec2', 'instance')}",
         "GPUFLEET_CHECKPOINT_PREFIX": names.checkpoint_prefix,
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
         "GPUFLEET_LOG_GROUP": facts.log_group,

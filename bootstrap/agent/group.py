@@ -15,9 +15,6 @@ from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 from bootstrap.training.imds import Imds, ImdsError
 
-# Folder of node reports in the stack's bucket (contract/report.py).
-REPORTS_FOLDER = "control/nodes"
-
 
 @dataclass(frozen=True, order=True)
 class Instance:
@@ -129,9 +126,10 @@ class Group:
             body.write(json.dumps(report) + "\n")
             body.flush()
             # Encrypted by the bucket's default, the stack's key.
+            key = f"{settings.report_folder}/{instance_id}.json"
             return None is not self._aws(
-                "s3api", "put-object", "--bucket", settings.bucket, "--key", f"{REPORTS_FOLDER}/{instance_id}.json",
-                "--body", body.name, "--content-type", "application/json",
+                "s3api", "put-object", "--bucket", settings.bucket, "--key", key, "--body", body.name,
+                "--content-type", "application/json",
             )  # fmt: skip
 
     def written_at(self, key: str) -> str | None:

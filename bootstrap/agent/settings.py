@@ -59,6 +59,7 @@ class Settings:
     group_name: str
     terminate_hook: str
     bucket: str
+    report_folder: str
     log_group: str
     run_id: str
     mode: str
@@ -128,6 +129,7 @@ class Settings:
             group_name=group_name,
             terminate_hook=read.text("GPUFLEET_TERMINATE_HOOK"),
             bucket=read.text("GPUFLEET_BUCKET"),
+            report_folder=read.text("GPUFLEET_REPORT_FOLDER", "control/nodes"),
             log_group=read.text("GPUFLEET_LOG_GROUP"),
             run_id=read.text("GPUFLEET_RUN"),
             mode=mode,

@@ -22,6 +22,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_LAUNCH_HOOK: str  # empty for none, as in the next ones
     GPUFLEET_TERMINATE_HOOK: str
     GPUFLEET_BUCKET: str
+    GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)
     GPUFLEET_CHECKPOINT_PREFIX: str  # folder in the bucket
     GPUFLEET_KMS_KEY_ARN: str
     GPUFLEET_LOG_GROUP: str  # empty for none

@@ -1,4 +1,9 @@
-"""A node's report: ``control/nodes/<instance id>.json``, written by bootstrap/agent/group.py (bootstrap/README.md)."""
+"""A node's report, written by bootstrap/agent/group.py (bootstrap/README.md).
+
+    control/nodes/<ARN of the instance>.json
+
+The node's policy names its own ARN alone (infra/policies/roles.py), so no node writes another's report.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,11 @@ class NodeReport:
     step: str
     at: datetime
     modified_at: datetime  # when S3 took it
+
+
+def instance_of(name: str) -> str:
+    """Return the instance id of a report's name."""
+    return name.rpartition("/")[2].removesuffix(".json")
 
 
 def read_report(text: str, modified_at: datetime, place: str) -> NodeReport:

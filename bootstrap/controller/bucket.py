@@ -95,7 +95,7 @@ def load_reports(
         Bucket=settings.bucket, Prefix=prefix, PaginationConfig={"MaxItems": REPORTS}
     )
     for entry in (entry for page in pages for entry in page.get("Contents", [])):
-        instance_id = entry["Key"].removeprefix(prefix).removesuffix(".json")
+        instance_id = report.instance_of(entry["Key"])
         modified_at = to_seconds(entry["LastModified"])
         if instance_id not in known or known[instance_id] == modified_at:
             continue

@@ -8,6 +8,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bootstrap.contract.gpus import STREAMS
 from bootstrap.logs.upload import LogStream
@@ -18,7 +19,7 @@ from bootstrap.metrics.publish import Publisher, points
 from bootstrap.metrics.throughput import Throughput
 from bootstrap.metrics.traffic import TrafficReader
 from bootstrap.service import REGION_VARIABLE, log_to_journal, make_client
-from bootstrap.training.imds import Imds
+from bootstrap.training.watcher import own_imds
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,14 @@ def sample_window(
     return samples
 
 
+def minute_log(client: Any, group: str) -> MinuteLog | None:
+    """Log of this node's minutes; None without a group, and in a pod, which cannot ask for its node's id."""
+    imds = own_imds()
+    if not group or imds is None:
+        return None
+    return MinuteLog(lambda: LogStream(client, group, f"{STREAMS}{imds.get('instance-id')}"))
+
+
 def main() -> int:
     """Publish until the service is stopped; 0 at once without a namespace."""
     log_to_journal()
@@ -55,7 +64,7 @@ def main() -> int:
         make_client(name, region, connect_timeout_s=5, read_timeout_s=10, attempts=3) for name in ("cloudwatch", "logs")
     )
     publisher = Publisher(cloudwatch, namespace)
-    minutes = MinuteLog(lambda: LogStream(logs, group, f"{STREAMS}{Imds().get('instance-id')}"))
+    minutes = minute_log(logs, group)
     reader, traffic, exporter = GpuReader(), TrafficReader(), Exporter()
     throughput = Throughput(Path(os.environ[PROGRESS_VARIABLE]))
     while True:
@@ -64,7 +73,7 @@ def main() -> int:
         minute = node_minute(samples, traffic.read(), now)
         exporter.show(minute, tokens_per_second)
         publisher.send(points(samples, tokens_per_second, now))
-        if group:
+        if minutes is not None:
             minutes.send(minute)
 
 

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from bootstrap.contract import report
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
@@ -16,7 +17,7 @@ EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
     "PublishMetrics SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
     "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadData ListData "
-    "ReadBaseWeights ListBaseWeights ReportRun UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
+    "ReadBaseWeights ListBaseWeights UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
 }
 
@@ -97,7 +98,14 @@ def node_policy(
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
         *(statement for what, uri in read_prefixes.items() for statement in _read_prefix(names, what, uri)),
-        allow("ReportRun", "s3:PutObject", f"{bucket}/{names.control_prefix}/nodes/*"),
+        # The request's own instance, so that no node reports for another:
+        # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
+        # AWS's policy AWSElasticDisasterRecoveryEc2InstancePolicy has the same variable.
+        allow(
+            "ReportRun",
+            "s3:PutObject",
+            f"{bucket}/{names.control_prefix}/{report.FOLDER}/${{ec2:SourceInstanceARN}}.json",
+        ),
         allow("SeeController", "s3:GetObject", f"{bucket}/{names.control_prefix}/state.json"),
         _use_key_through(names, key_arn, "s3", "ssm"),
         allow(

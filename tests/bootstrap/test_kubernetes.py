@@ -141,9 +141,8 @@ def test_a_node_that_is_scaled_in_lets_the_container_save_and_completes_both_hoo
     assert "gpufleet-demo-launch" in launched and "gpufleet-demo-terminate" in left and INSTANCE in left
     assert any("record-lifecycle-action-heartbeat" in call for call in node.calls)
     # The agent's state reaches the controller in the node's name.
-    assert any(
-        f"put-object --bucket gpufleet-demo-bucket --key control/nodes/{INSTANCE}.json" in call for call in node.calls
-    )
+    own = f"control/nodes/arn:aws:ec2:us-east-1:123456789012:instance/{INSTANCE}.json"
+    assert any(f"put-object --bucket gpufleet-demo-bucket --key {own}" in call for call in node.calls)
 
 
 def test_an_idle_node_that_is_scaled_in_waits_for_nobody(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.agent.group import REPORTS_FOLDER
 from bootstrap.agent.lease import STATE_KEY
-from bootstrap.contract import report, state
+from bootstrap.contract import state
 from bootstrap.contract.requirements import read_pins
 from examples.local_imds import LocalImds
 from tests.bootstrap.node import BOOTSTRAP, HERE, Node, in_order
@@ -269,10 +268,9 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         assert line in unit.splitlines()
 
 
-def test_nodes_report_where_the_controller_reads() -> None:
+def test_nodes_look_for_the_controllers_state_where_it_writes() -> None:
     naming = pytest.importorskip("infra.naming")
-    folder = f"{naming.Names.control_prefix}/{report.FOLDER}"
-    assert (folder, f"{naming.Names.control_prefix}/{state.FILE}") == (REPORTS_FOLDER, STATE_KEY)
+    assert f"{naming.Names.control_prefix}/{state.FILE}" == STATE_KEY
 
 
 def test_the_metrics_unit_never_hurts_training() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import fnmatch
 import json
 import re
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.report import instance_of
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.roles import eks_policy, node_policy
@@ -57,7 +60,7 @@ def test_a_node_reaches_its_stack_alone() -> None:
         "Sid": "ReportRun",
         "Effect": "Allow",
         "Action": "s3:PutObject",
-        "Resource": f"{BUCKET}/control/nodes/*",
+        "Resource": f"{BUCKET}/control/nodes/${{ec2:SourceInstanceARN}}.json",
     }
     assert statements["UseKeyThroughServices"]["Resource"] == "key"
     assert statements["UseKeyThroughServices"]["Condition"] == {
@@ -67,6 +70,27 @@ def test_a_node_reaches_its_stack_alone() -> None:
     assert statements["ActInOwnGroup"]["Resource"] == (
         "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpufleet-dev-nodes"
     )
+
+
+def test_a_node_writes_its_own_report_alone() -> None:
+    """As IAM resolves the policy's variable for a request of node i-1; a request of no instance has no value."""
+    stack = deploy()
+    account = "arn:aws:ec2:us-east-1:000000000000:instance"
+    pattern = stack.policy("RolePolicy", "-node")["ReportRun"]["Resource"]
+    own = pattern.replace("${ec2:SourceInstanceARN}", f"{account}/i-1")
+    data = base64.b64decode(stack.one("LaunchTemplate")["userData"]).decode()
+    (folder,) = re.findall("^GPUFLEET_REPORT_FOLDER=(.*)$", data, re.MULTILINE)
+    bucket = "arn:aws:s3:::gpufleet-dev-000000000000-us-east-1"
+    for key, may in (
+        (f"{folder}/i-1.json", True),
+        (f"{folder}/i-12.json", False),
+        ("control/nodes/i-2.json", False),
+        ("control/state.json", False),
+    ):
+        assert fnmatch.fnmatchcase(f"{bucket}/{key}", own) is may, key
+    assert folder == f"control/nodes/{account}" and instance_of(f"{folder}/i-1.json") == "i-1"
+    # A pod's credentials are no instance's, and its node reports for it.
+    assert "ReportRun" not in {one["Sid"] for one in training_policy("")["Statement"]}
 
 
 @pytest.mark.parametrize(

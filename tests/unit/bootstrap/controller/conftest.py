@@ -103,7 +103,7 @@ class Stack:
             "step": "",
             "at": at,
         }
-        self.put(f"nodes/{instance}.json", report)
+        self.put(f"nodes/arn:aws:ec2:us-east-1:123456789012:instance/{instance}.json", report)
 
     def send(self, kind: str, instance: str) -> None:
         """Put an event of EC2 into the queue, as EventBridge does."""
