@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.options import stack_options
+from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
@@ -57,7 +57,7 @@ Example:
   gpufleet costs --stack dev --no-untagged --format json
 """
 )
-@stack_options
+@one_stack_options
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d"]),
@@ -67,13 +67,14 @@ Example:
     "--untagged/--no-untagged", default=True, show_default=True, help="Also read the region's costs without the tag."
 )
 @format_option
-def command(stack: str, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
+def command(stack: str | None, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
     """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
 
     Cost Explorer bills 0.01 USD a request; this command makes at most three, two with --no-untagged, and one more for
     each further page. Its data are hours to days old; the controller's meter, which enforces the ceiling, is a minute
     old, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
+    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     with patience("asking Cost Explorer"):

@@ -142,7 +142,9 @@ def directory_option(function: F) -> F:
 
 def one_stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
-    stack = click.option("--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one]")
+    stack = click.option(
+        "--stack", metavar="NAME", shell_complete=stacks, help="Pulumi stack.  [default: the folder's only one]"
+    )
     return stack(directory_option(function))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import stack_options
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.options import one_stack_options
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.errors import DataMissingError, GpufleetError
 
@@ -19,8 +19,8 @@ Example:
   gpufleet resume --stack dev
 """
 )
-@stack_options
-def command(stack: str, directory: Path) -> None:
+@one_stack_options
+def command(stack: str | None, directory: Path) -> None:
     """Start a stopped, failed or finished run anew, from its last checkpoint.
 
     Writes control/request.json in the stack's bucket; the controller starts the nodes within a minute or two. The
@@ -30,6 +30,7 @@ def command(stack: str, directory: Path) -> None:
     from optimizer.aws.actuals import read_group
     from optimizer.aws.drain import RAISING_PROCESSES
 
+    stack = stack or only_stack(directory)
     names, caller = resolve_names(read_stack(stack, directory))
     autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
     try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import stack_options
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.options import one_stack_options
+from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
 
@@ -53,14 +53,14 @@ Example:
   gpufleet stop --stack dev --no-wait
 """
 )
-@stack_options
+@one_stack_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Follow the drain until no node is left.")
 @click.option(
     "--timeout",
     metavar="TIME",
     help="Time limit of a node's last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
 )
-def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> None:
+def command(stack: str | None, directory: Path, wait: bool, timeout: str | None) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
     Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the group's
@@ -71,6 +71,7 @@ def command(stack: str, directory: Path, wait: bool, timeout: str | None) -> Non
         save = timedelta(hours=parse_hours(timeout)) if timeout else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--timeout") from error
+    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
     names, caller = resolve_names(file)
     ask(names, caller, "stop")

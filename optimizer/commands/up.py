@@ -150,7 +150,7 @@ def _count_declared(stack: str, directory: Path) -> int:
     from infra.offline.preview import resources
 
     file = read_stack(stack, directory)
-    return len(resources(file.plan, stack=stack, config=file.config_texts))
+    return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
 
 
 def _resume_stopped(stack: str, directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -24,6 +25,7 @@ from tests.infra.deployed import on_demand as as_on_demand
 from tests.infra.deployed import reserved as as_reserved
 from tests.infra.test_deployer import CALLS, denied, recorded
 from tests.plans import sample_plan
+from tests.unit.test_docs import shown_commands
 
 GROUP = "aws:autoscaling/group:Group"
 THREE_NODES: dict[str, Any] = {
@@ -206,18 +208,30 @@ constraints:
 """
 
 
-def one_command(tools: Tools, scratch: Path) -> None:
-    """From a request to a fleet and to nothing, by ``gpufleet up`` and ``gpufleet down``."""
+# Nobody answers a question here, and no node trains.
+UNATTENDED = {"up": ("--yes", "--no-follow"), "down": ("--yes",)}
+
+
+def first_fleet(tools: Tools, scratch: Path) -> None:
+    """Run the commands of docs/first-fleet.md in their order: from a request to a fleet and to nothing."""
+    commands = [
+        shlex.split(line, comments=True)[1:] for page, line in shown_commands() if page == "docs/first-fleet.md"
+    ]
+    said: dict[str, str] = {}
     write_project(scratch, "first")
     with deployment(tools, scratch, "first") as deployed:
         project, empty = deployed.stack.project, inventory(deployed.aws)
         (project / "request.yaml").write_text(REQUEST, encoding="utf-8")
-        assert "gpufleet status --stack first" in deployed.gpufleet("up", "request.yaml", "--yes", "--no-follow")
-        plan = read_plan_file(project / "plans.first.json", plan_number=1)
-        facts.check(deployed, plan)
-        check_tags(deployed, empty)
-        assert_settled(deployed)
-        assert "nothing of stack first is left" in deployed.gpufleet("down", "--yes")
+        for name, *words in commands:
+            said[name] = deployed.gpufleet(name, *words, *UNATTENDED.get(name, ()))
+            if name == "up":
+                facts.check(deployed, read_plan_file(project / "plans.first.json", plan_number=1))
+                check_tags(deployed, empty)
+                assert_settled(deployed)
+        assert [*said] == ["recommend", "report", "preview", "up", "status", "logs", "down"]
+        assert (project / "report.html").is_file()
+        assert "gpufleet status --stack first" in said["up"] and "no word from the controller yet" in said["status"]
+        assert "nothing of stack first is left" in said["down"]
         assert left_behind(empty, inventory(deployed.aws)) == {}
         check_calls(deployed)
 
@@ -325,7 +339,7 @@ SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
     "on-demand": on_demand,
     "kubernetes": kubernetes,
     "workers": workers,
-    "one-command": one_command,
+    "first-fleet": first_fleet,
     "reserved-elsewhere": reserved_elsewhere,
     "capacity-block": capacity_block,
 }

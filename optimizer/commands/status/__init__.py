@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootstrap.contract.codec import to_json
-from optimizer.commands.options import stack_options
+from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import IMAGE_KEY, StackFile, read_stack, resolve_names
+from optimizer.commands.stack.file import IMAGE_KEY, StackFile, only_stack, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
@@ -51,7 +51,7 @@ Example:
   gpufleet status --stack dev --format json
 """
 )
-@stack_options
+@one_stack_options
 @click.option(
     "--watch",
     "watch_s",
@@ -59,10 +59,11 @@ Example:
     flag_value=WATCH_S,
     type=click.FloatRange(min=5),
     metavar="[SECONDS]",
-    help=f"A live page in a terminal, else the answer again and again, until Ctrl-C.  [every {WATCH_S} s]",
+    help=f"Until Ctrl-C a live page in a terminal, elsewhere a line an event; CSV and JSON again and again.  [every "
+    f"{WATCH_S} s]",
 )
 @format_option
-def command(stack: str, directory: Path, watch_s: float | None, output_format: str) -> None:
+def command(stack: str | None, directory: Path, watch_s: float | None, output_format: str) -> None:
     """Show what a stack does now: phase, money, nodes, failed launches, speed; predicted against actual.
 
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
@@ -71,13 +72,17 @@ def command(stack: str, directory: Path, watch_s: float | None, output_format: s
     be read is named with the reason, and the rest is shown. CSV has predicted against actual.
     Exit status 4: the stack is not deployed.
     """
+    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
-    if watch_s is not None and output_format == "table" and sys.stdout.isatty():
-        from optimizer.commands.status.live import watch_page
+    if watch_s is not None and output_format == "table":
+        from optimizer.commands.status.live import watch_events, watch_page
 
         with suppress(KeyboardInterrupt):
-            watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s)
+            if sys.stdout.isatty():
+                watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s)
+            else:
+                watch_events(file.plan, lambda: read(names, datetime.now(UTC)), watch_s)
         return
     while True:
         with patience("reading the stack"):

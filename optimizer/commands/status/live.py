@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import click
+
 from optimizer.commands.output import LEAST_WIDTH, output_width
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import gpu_notices, gpu_summary
@@ -35,6 +37,23 @@ def watch_page(plan: FleetPlan, stack: str, read: Callable[[], Reading], every_s
             before = reading
             live.update(page(plan, stack, reading, list(events), every_s), refresh=True)
             time.sleep(every_s)
+
+
+def watch_events(plan: FleetPlan, read: Callable[[], Reading], every_s: float) -> None:
+    """Print a line for each event, and for each reading with new steps; Ctrl-C ends it."""
+    before: Reading | None = None
+    told: set[str] = set()
+    while True:
+        reading = read()
+        now = facts(plan, reading)
+        steps = ", ".join(f"{name} {now[name]}" for name in ("steps", "speed", "loss", "spent") if name in now)
+        unread = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
+        lines = [*changes(before, reading), *([steps] if current_progress(reading) else []), *unread]
+        for line in lines:
+            if line not in told:
+                click.echo(f"{reading.at:%H:%M:%SZ} {line}")
+        before, told = reading, set(lines)
+        time.sleep(every_s)
 
 
 def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:

@@ -302,22 +302,29 @@ def test_an_unknown_stack_ends_with_2(deployed: DeployedStack, gpufleet: Gpuflee
     assert code == 2 and says in err
 
 
-def test_watch_shows_it_again_until_it_is_interrupted(
-    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", ["table", "csv"])
+def test_watch_without_a_terminal_tells_events_or_repeats_csv(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     deployed.write_state()
+    write_ledger(deployed)
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        deployed.write_state(phase="draining")
-        if len(slept) == 2:
+        deployed.write_state(phase="draining", reason="asked to stop")
+        if len(slept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("optimizer.commands.status.time.sleep", sleep)
-    code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60")
-    assert code == 0 and slept == [60, 60]
-    assert out.count("running since") == 1 and out.count("draining since") == 1
+    monkeypatch.setattr("time.sleep", sleep)
+    code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60", "--format", form)
+    assert code == 0 and slept == [60, 60, 60]
+    if form == "csv":
+        assert out.count("measure,unit,") == 3
+        return
+    assert [out.count(words) for words in ("running: both nodes", "draining: asked to stop")] == [1, 1]
+    (steps,) = [line for line in out.splitlines() if "steps [" in line]
+    assert "1,000 of 2,000" in steps and "loss 2.4321 at step 999" in steps and "44.00 USD" in steps
 
 
 def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
