@@ -1,7 +1,8 @@
 """Nearest plans: where no plan keeps the limits, the plans that keep them with one limit moved, or two.
 
-Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, and regions,
-instance types and purchase options that the request names are opened to all.
+Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
+instance types and purchase options that the request names are opened to all, and the batch moves to one that other
+numbers of nodes divide.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from optimizer.search.ranking import rank_first
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
 _MORE_NODES = 4
 _MOST_NODES = 1000  # of a request
+# Batches that fleets of 3, 5 and 6 nodes divide too, the numbers that most divide first; the nearest multiple of one,
+# at most an eighth away, moves the batch less than a published one to the next (global_batch.py).
+_DIVISIBLE = (480, 240, 120, 60)
+_MOST_OF_BATCH = 1 / 8
 _FLAGS = {
     "budget_usd": "--budget",
     "deadline_hours": "--deadline",
@@ -30,6 +35,7 @@ _FLAGS = {
     "regions": "--region",
     "instance_types": "--instance-type",
     "purchase_options": "--purchase",
+    "global_batch": "--global-batch",
 }
 
 
@@ -38,8 +44,9 @@ class NearestPlan:
     """A plan beyond the limits.
 
     Attributes:
-        changes: constraints of the request, with the values that make the plan feasible; an empty tuple opens one.
-        distance: sum of the relative changes of budget, deadline and nodes; None where a list of names is opened.
+        changes: constraints of the request (or its global_batch), with the values that make the plan feasible; an empty
+            tuple opens one.
+        distance: sum of the relative changes of budget, deadline, nodes and batch; None if a list of names is opened.
     """
 
     changes: Mapping[str, Any]
@@ -69,6 +76,7 @@ class NearestPlan:
 def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
     nearest = _move_numbers(problem, tables)
+    nearest += _divide_batch(problem)
     for changes in _list_openings(problem.request.constraints):
         nearest += _open(problem, changes, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
@@ -138,6 +146,28 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
     if missing:
         openings.append({"purchase_options": (*limits.purchase_options, *missing)})
     return openings
+
+
+def _divide_batch(problem: Problem) -> list[NearestPlan]:
+    """Nearest plan with a batch that more numbers of nodes divide; none where it has no more or steps are given."""
+    work, batch = problem.request.workload, problem.amount.global_batch
+    moved = next((near for unit in _DIVISIBLE if (near := _multiple(batch, unit))), batch)
+    if work.steps is not None or moved == batch:
+        return []
+    request = problem.request.model_copy(update={"workload": work.model_copy(update={"global_batch": moved})})
+    other = replace(problem, request=request, amount=replace(problem.amount, global_batch=moved))
+    tables = [result for result in find_candidates(other) if isinstance(result, CandidateTable)]
+    candidate = rank_first(tables, request)
+    if candidate is None:
+        return []
+    (plan,) = PlanBuilder(other).build([candidate])
+    return [NearestPlan(changes={"global_batch": moved}, distance=abs(moved / batch - 1), plan=plan)]
+
+
+def _multiple(batch: int, unit: int) -> int:
+    """Nearest multiple of ``unit``; 0 where it is too far from ``batch``."""
+    near = round(batch / unit) * unit
+    return near if abs(near - batch) <= _MOST_OF_BATCH * batch else 0
 
 
 def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:

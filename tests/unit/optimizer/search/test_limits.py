@@ -160,3 +160,20 @@ def test_a_model_too_large_for_the_types_and_nodes_is_told_which_have_room() -> 
     assert changed.keys() == {("max_nodes", "budget_usd"), ("instance_types", "budget_usd")}
     more = changed["max_nodes", "budget_usd"]
     assert more.plan.node_count == more.changes["max_nodes"] > 1
+
+
+def test_a_batch_that_three_nodes_divide_is_named_where_no_other_number_of_nodes_keeps_the_limits() -> None:
+    limits: dict[str, Any] = {"instance_types": ["p4d"], "purchase_options": ["on-demand"], "max_nodes": 3}
+    work = {"samples": 200_000, "global_batch": 128}
+    hours = {plan.node_count: plan.hours.p95 for plan in answer(**limits, work=work, objective="pareto").plans}
+    assert set(hours) == {1, 2}  # 24 ranks do not divide 128
+    short = limits | {"deadline_hours": 0.9 * min(hours.values())}
+    answered = answer(**short, work=work)
+    batch = next(plan for plan in answered.nearest if "global_batch" in plan.changes)
+    assert (batch.flags, batch.distance) == ({"global_batch": ["--global-batch", "120"]}, 8 / 128)
+    assert not answered.plans and batch.plan.node_count == 3
+    (found,) = answer(**short, work=work | {"global_batch": 120}).plans
+    assert (found.parallelism, found.cost_usd) == (batch.plan.parallelism, batch.plan.cost_usd)
+    # Steps of another batch are other samples.
+    steps = {"samples": None, "steps": 1563, "global_batch": 128}
+    assert all("global_batch" not in plan.changes for plan in answer(**short, work=steps).nearest)
