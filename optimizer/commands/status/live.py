@@ -42,18 +42,32 @@ def watch_page(plan: FleetPlan, stack: str, read: Callable[[], Reading], every_s
 def watch_events(plan: FleetPlan, read: Callable[[], Reading], every_s: float) -> None:
     """Print a line for each event, and for each reading with new steps; Ctrl-C ends it."""
     before: Reading | None = None
-    told: set[str] = set()
     while True:
         reading = read()
-        now = facts(plan, reading)
-        steps = ", ".join(f"{name} {now[name]}" for name in ("steps", "speed", "loss", "spent") if name in now)
-        unread = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
-        lines = [*changes(before, reading), *([steps] if current_progress(reading) else []), *unread]
-        for line in lines:
-            if line not in told:
-                click.echo(f"{reading.at:%H:%M:%SZ} {line}")
-        before, told = reading, set(lines)
+        print_events(plan, before, reading)
+        before = reading
         time.sleep(every_s)
+
+
+def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> None:
+    """Print a line for each event between two readings, for new steps, and for the next attempt to start nodes."""
+    told = set(_standing(plan, before)) if before else set()
+    lines = [*changes(before, reading), *_standing(plan, reading)]
+    for line in lines:
+        if line not in told:
+            click.echo(f"{reading.at:%H:%M:%SZ} {line}")
+
+
+def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
+    """Lines that hold until a later reading has others."""
+    shown = facts(plan, reading)
+    lines = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
+    if reading.state is not None and reading.state.next_attempt_at is not None:
+        lines.append(f"next: {shown['next']}")
+    if (progress := current_progress(reading)) is not None:
+        rest = [f"{name} {shown[name]}" for name in ("speed", "loss", "spent", "ends") if name in shown]
+        lines.append(", ".join([f"step {progress.step:,} of {plan.job.steps:,}", *rest]))
+    return lines
 
 
 def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:

@@ -312,7 +312,7 @@ def test_watch_without_a_terminal_tells_events_or_repeats_csv(
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        deployed.write_state(phase="draining", reason="asked to stop")
+        deployed.write_state(phase="draining", reason="asked to stop", since="2026-11-23T04:00:00Z")
         if len(slept) == 3:
             raise KeyboardInterrupt
 
@@ -323,7 +323,7 @@ def test_watch_without_a_terminal_tells_events_or_repeats_csv(
         assert out.count("measure,unit,") == 3
         return
     assert [out.count(words) for words in ("running: both nodes", "draining: asked to stop")] == [1, 1]
-    (steps,) = [line for line in out.splitlines() if "steps [" in line]
+    steps = next(line for line in out.splitlines() if "Z step " in line)
     assert "1,000 of 2,000" in steps and "loss 2.4321 at step 999" in steps and "44.00 USD" in steps
 
 
