@@ -73,7 +73,7 @@ class Component(pulumi.ComponentResource):
         )
 
     def _role(
-        self, name: str, trust: dict[str, Any], *, physical: str | None = None, description: str | None = None
+        self, name: str, trust: pulumi.Input[Policy], *, physical: str | None = None, description: str | None = None
     ) -> aws.iam.Role:
         return aws.iam.Role(
             name,
@@ -81,7 +81,7 @@ class Component(pulumi.ComponentResource):
             description=description,
             path=self._settings.iam_path,
             permissions_boundary=self._settings.permissions_boundary or None,
-            assume_role_policy=json.dumps(trust),
+            assume_role_policy=json.dumps(trust) if isinstance(trust, dict) else pulumi.Output.json_dumps(trust),
             tags=self._tags,
             opts=self._own,
         )

@@ -78,6 +78,7 @@ class Names:
     bucket = _Name("{prefix}-{account}-{region}")  # 63
     role = _Name("{prefix}-{region}")  # 64
     service_role_suffix = _Name("{slug}-{short_region}")  # 35; this stack's own Auto Scaling service-linked role
+    training_role = _Name("{prefix}-{region}-train")
     key_alias = _Name("alias/{prefix}")
     # Secrets of the training command, never in user data.
     parameter_path = _Name("/gpufleet/{slug}")
@@ -120,6 +121,10 @@ class Names:
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account_id}:{resource}"
+
+    def training_role_arn(self, iam_path: str) -> str:
+        """ARN of the training's own role."""
+        return f"arn:{self.partition}:iam::{self.account_id}:role{iam_path}{self.training_role}"
 
     def rule(self, event: str) -> str:
         """EventBridge rule for ``event`` (64 characters)."""

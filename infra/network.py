@@ -123,6 +123,7 @@ class Network(Component):
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
         endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
+        endpoints += settings.training_endpoints
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count

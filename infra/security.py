@@ -11,7 +11,7 @@ from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
 
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.policies.resources import key_policy
-from infra.policies.roles import assume_role, node_policy
+from infra.policies.roles import assume_role, node_policy, training_policy, training_trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Security(Component):
         self.service_role_arn = self.claim.arn
         key = self._key()
         self.key_arn = key.arn
-        self.instance_profile_arn = self._instance_profile() if self._settings.platform == "ec2" else None
+        self.instance_profile_arn = self._instance_profile(args.vpc_id) if self._settings.platform == "ec2" else None
         self.node_group_id = self._node_group(args)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
@@ -72,8 +72,29 @@ class Security(Component):
         aws.kms.Alias(f"{self._prefix}-key", name=names.key_alias, target_key_id=key.key_id, opts=self._own)
         return key
 
-    def _instance_profile(self) -> pulumi.Output[str]:
-        names, name = self._names, f"{self._prefix}-node"
+    def _training_role(self, node_role: aws.iam.Role, vpc_id: pulumi.Input[str]) -> None:
+        """Role that the agent hands to the training in place of its own (bootstrap/agent/credentials.py)."""
+        names, settings, name = self._names, self._settings, f"{self._prefix}-training"
+        role = self._role(
+            name,
+            node_role.arn.apply(training_trust),
+            physical=names.training_role,
+            description=f"Training of gpufleet stack {names.stack}",
+        )
+        policy = pulumi.Output.all(self.key_arn, vpc_id).apply(
+            lambda given: json.dumps(
+                training_policy(
+                    names,
+                    key_arn=given[0],
+                    read_prefixes=settings.read_prefixes,
+                    vpc_id="" if settings.vpc_id else given[1],
+                )
+            )
+        )
+        self._role_policy(name, role, policy)
+
+    def _instance_profile(self, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
+        names, name, isolated = self._names, f"{self._prefix}-node", self._settings.isolate_training
         description = f"Nodes of gpufleet stack {names.stack}"
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(
@@ -83,7 +104,10 @@ class Security(Component):
             read_prefixes=self._settings.read_prefixes,
             session_log_group=self._settings.session_log_group,
             own_vpc=not self._settings.vpc_id,
+            training_role_arn=names.training_role_arn(self._settings.iam_path) if isolated else "",
         )
+        if isolated:
+            self._training_role(role, vpc_id)
         granted = self._role_policy(name, role, policy)
         # A node fetches its bundle within seconds of its start.
         return self._profile(name, role, self._after(granted))

@@ -184,6 +184,11 @@ class Settings(_Model):
     session_log_group: str = Field(default="", pattern=r"^[A-Za-z0-9_./#-]*$", max_length=512)
     """CloudWatch log group that your account's Session Manager preferences name: nodes may then log people's sessions
     into it. It is the account's own; the stack makes none."""
+    isolate_training: Boolean = False
+    """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
+    alone, in place of the node's, and keep its user off the metadata service. A VPC of the stack's own gets an endpoint
+    for STS, billed by the hour beside the plan's cost; an existing one must reach STS. On platform eks the training
+    container has its own role in any case."""
     force_destroy: Boolean = False
     """Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected otherwise."""
     mode: Mode = "training"
@@ -221,6 +226,11 @@ class Settings(_Model):
             return "" if self.train_command.strip() == NO_COMMAND else self.train_command
         own_code = self.train_dir is not None or self.mode == "workers"
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
+
+    @property
+    def training_endpoints(self) -> tuple[str, ...]:
+        """Interface endpoints beside those that every VPC of a stack has."""
+        return ("sts",) if self.isolate_training else ()
 
     @property
     def read_prefixes(self) -> dict[str, str]:

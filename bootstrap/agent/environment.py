@@ -47,6 +47,7 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
     }
     if (user := user_of(settings.train_user)) is not None:
         made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    made |= node.credentials.environment()
     if settings.gpudirect:
         made |= efa_settings(settings.root, made)
     return made

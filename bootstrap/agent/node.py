@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from bootstrap.agent.commands import BOOTSTRAP
+from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.group import Group
 from bootstrap.agent.messages import log
 from bootstrap.agent.reports import Reports
@@ -36,6 +37,7 @@ class Node:
         for path in (settings.run_dir / "state", settings.progress_file):
             path.unlink(missing_ok=True)
         self.group = Group(settings)
+        self.credentials = TrainingCredentials(settings, self.group)
         self.reports = Reports(self.group, settings.run_dir / "state", settings.tell_delay_s)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0

@@ -32,6 +32,7 @@ class Settings:
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
         train_user: user that torchrun runs as; empty: the agent's own, as in a pod.
+        train_role_arn: role whose credentials that user gets; empty: the node's own.
         peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
         node_rank: this pod's rank.
         left_status: exit status of a node that left the run; Kubernetes counts a pod with 0 as done.
@@ -71,6 +72,7 @@ class Settings:
     train_command: str
     train_dir: Path
     train_user: str
+    train_role_arn: str
     checkpoint_prefix: str
     peers: str
     node_rank: int
@@ -141,6 +143,7 @@ class Settings:
             train_command=train_command,
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),
             train_user=train_user,
+            train_role_arn=read.text("GPUFLEET_TRAIN_ROLE_ARN"),
             checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
             peers=peers,
             node_rank=read.count("GPUFLEET_NODE_RANK", 0, least=0),

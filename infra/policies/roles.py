@@ -22,6 +22,13 @@ EKS_STATEMENTS = {
 }
 
 
+# Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
+TRAINING_STATEMENTS = (
+    "KeepCheckpoints ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights UseKeyThroughServices "
+    "ReadParameters"
+)
+
+
 def assume_role(service: str, condition: Statement | None = None, actions: Values = "sts:AssumeRole") -> Policy:
     """Trust policy of a role for one AWS service, like "ec2.amazonaws.com".
 
@@ -79,6 +86,7 @@ def node_policy(
     read_prefixes: Mapping[str, str] = MappingProxyType({}),
     session_log_group: str = "",
     own_vpc: bool = False,
+    training_role_arn: str = "",
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
 
@@ -146,6 +154,7 @@ def node_policy(
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
         *_log_sessions(names, session_log_group),
+        *([allow("TakeTrainingRole", "sts:AssumeRole", training_role_arn)] if training_role_arn else []),
         *(_only_on_own_node(names) if own_vpc else []),
     )
 
@@ -155,6 +164,30 @@ def eks_policy(names: Names, *, role: str, **options: Any) -> Policy:
     policy = node_policy(names, **options)
     statements = {statement["Sid"]: statement for statement in policy["Statement"]}
     return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
+
+
+def training_trust(node_role_arn: str) -> Policy:
+    """Trust policy of the training's own role: the nodes' agent takes it."""
+    return document({"Effect": "Allow", "Principal": {"AWS": node_role_arn}, "Action": "sts:AssumeRole"})
+
+
+def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, str], vpc_id: str) -> Policy:
+    """Policy of the training's own role: ``TRAINING_STATEMENTS``, from the stack's own VPC alone where it has one.
+
+    Credentials of a role that was taken name no instance, so the VPC is named here:
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+    """
+    kept = TRAINING_STATEMENTS.split()
+    whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)["Statement"]
+    elsewhere = {
+        "StringNotEquals": {"aws:SourceVpc": vpc_id},
+        "StringEquals": {"aws:RequestedRegion": names.region},
+        "BoolIfExists": {"aws:ViaAWSService": "false"},
+    }
+    return document(
+        *(statement for statement in whole if statement["Sid"] in kept),
+        *([deny("OnlyInOwnVpc", "*", "*", elsewhere, principal=None)] if vpc_id else []),
+    )
 
 
 def controller_policy(names: Names, *, key_arn: str) -> Policy:

@@ -29,6 +29,11 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet's own trainer copies it; read S3 in your code (bootstrap.training.staging.stage does), or use "
             "platform ec2"
         )
+    if settings.isolate_training:
+        yield (
+            "gpufleet:isolateTraining is for gpufleet:platform ec2: on eks the training container has a role of its "
+            "own in any case; `pulumi config rm gpufleet:isolateTraining`"
+        )
     if not eks.admin_arns:
         yield (
             "gpufleet:eks has no adminArns: nobody could use the cluster; list the IAM roles and users who may, like "

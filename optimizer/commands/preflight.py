@@ -190,6 +190,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     with suppress(ValueError):  # reported by _check_configuration
         # 0 means the plan's budget.
         ceiling_usd = float(text("ceilingUsd")) or ceiling_usd
+    isolated = text("isolateTraining").lower() == "true"
     return Target(
         plan=plan,
         stack=_stack(plan, stack) if stack else None,
@@ -199,7 +200,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ()),
+        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ()) + (("sts",) if isolated else ()),
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,

@@ -114,7 +114,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "capacity block": (capacity_block(), ALARM),
     "lone node": (LONE_NODE, {}),
     "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions"}),
-    "existing vpc": ({}, EXISTING_VPC),
+    "existing vpc": ({}, {**EXISTING_VPC, "gpufleet:isolateTraining": "true"}),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
     "eks": (on_demand(), {**EKS, **FULL}),

@@ -274,8 +274,8 @@ def test_every_exception_is_needed() -> None:
     for ending in exceptions.VOLUMES_UNDER_ACCOUNT_KEY:
         assert any(resource.name.endswith(ending) for resource in everything)
     trusted = {
-        statement["Principal"].get("Service")
+        statement["Principal"]["Service"]
         for _, kind, statement in statements
-        if kind == "trust" and "Condition" not in statement
+        if kind == "trust" and "Condition" not in statement and "Service" in statement["Principal"]
     }
     assert trusted == exceptions.TRUSTED_WITHOUT_SOURCE

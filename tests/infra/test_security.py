@@ -208,6 +208,35 @@ def test_credentials_work_on_their_own_node_alone() -> None:
     assert "OnlyInOwnVpc" not in deploy(config=EXISTING_VPC).policy("RolePolicy", "-node")
 
 
+def test_isolated_training_has_a_role_of_its_own() -> None:
+    """It reaches what a training reads and writes; the agent, that takes it, keeps the rest."""
+    own = {"gpufleet:isolateTraining": "true", "gpufleet:data": "s3://corpus/tokens", "gpufleet:iamPath": "/ml/"}
+    stack = deploy(config=own)
+    arn = "arn:aws:iam::000000000000:role/ml/gpufleet-dev-us-east-1-train"
+    node, training = stack.policy("RolePolicy", "-node"), stack.policy("RolePolicy", "-training")
+    assert (node["TakeTrainingRole"]["Action"], node["TakeTrainingRole"]["Resource"]) == ("sts:AssumeRole", arn)
+    assert stack.one("Role", "-training")["name"] == arn.rpartition("/")[2]
+    trust = json.loads(stack.one("Role", "-training")["assumeRolePolicy"])["Statement"]
+    assert trust == [
+        {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam:::gpufleet-dev-node"}, "Action": "sts:AssumeRole"}
+    ]
+    elsewhere = training.pop("OnlyInOwnVpc")
+    assert elsewhere["Effect"] == "Deny"
+    assert elsewhere["Condition"]["StringNotEquals"] == {"aws:SourceVpc": "gpufleet-dev-vpc-id"}
+    assert training.items() <= node.items() and {"KeepCheckpoints", "ReadData", "ReadParameters"} <= training.keys()
+    actions = {action for statement in training.values() for action in as_list(statement["Action"])}
+    assert {action.partition(":")[0] for action in actions} == {"s3", "kms", "ssm"}
+    assert [one.inputs["serviceName"] for one in stack.all("VpcEndpoint") if one.name.endswith("-sts")] == [
+        "com.amazonaws.us-east-1.sts"
+    ]
+    assert f"GPUFLEET_TRAIN_ROLE_ARN={arn}\n" in stack.user_data
+    existing = deploy(config=own | EXISTING_VPC)
+    assert "OnlyInOwnVpc" not in existing.policy("RolePolicy", "-training")
+    plain = deploy()
+    assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 3
+    assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in plain.user_data
+
+
 def test_nodes_log_sessions_where_the_account_does() -> None:
     """Session Manager's agent writes the log with the node's credentials."""
     sids = {"LogSessions", "FindSessionStreams", "FindSessionGroup"}

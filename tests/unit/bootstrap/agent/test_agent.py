@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import botocore.session
 import pytest
 
 import bootstrap.agent
+from bootstrap.agent import credentials
+from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
+from bootstrap.agent.group import Group
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
 from bootstrap.agent.settings import Settings
@@ -83,6 +90,63 @@ def test_programs_beside_the_trainings_python_are_found_first() -> None:
         ":"
     )
     assert _path(Settings.from_environment({"PATH": "/usr/bin"})).startswith("/usr/bin:")
+
+
+AWS = """#!/bin/sh
+echo "$@" >>{folder}/calls
+n=$(wc -l <{folder}/calls)
+[ "$n" -gt 1 ] || exit 254
+printf 'AKIA%s\\tsecret\\ttoken\\t2099-01-01T00:00:00+00:00\\n' "$n"
+"""
+
+
+def test_the_training_gets_its_own_roles_credentials_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As botocore, and with it every SDK, reads them; a refusal of the first minute is tried again."""
+    program = tmp_path / "aws"
+    program.write_text(AWS.format(folder=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slept: list[float] = []
+    kept: list[Any] = []
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr("threading.Thread.start", kept.append)
+    role = "arn:aws:iam::123456789012:role/train"
+    given = {"GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_REGION": "us-east-1", "GPUFLEET_INSTANCE_ID": "i-1"}
+    without, settings = (Settings.from_environment(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
+    assert TrainingCredentials(without, Group(without)).environment() == {}
+    own = TrainingCredentials(settings, Group(settings))
+    for name, value in own.environment().items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    found = botocore.session.Session().get_credentials()
+    assert found is not None and found.method == "custom-process"
+    frozen = found.get_frozen_credentials()
+    assert (
+        frozen.access_key
+        and frozen.access_key.startswith("AKIA")
+        and (frozen.secret_key, frozen.token) == ("secret", "token")
+    )
+    call = (tmp_path / "calls").read_text().splitlines()[0]
+    assert f"sts assume-role --role-arn {role} --role-session-name i-1 --duration-seconds 3600" in call
+    file = tmp_path / "run-credentials/credentials.json"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o640, 0o750)
+    # Renewed well before botocore asks for the next ones, 15 minutes before the end of an hour.
+    before = file.read_text()
+    assert len(kept) == 1 and own.environment() and len(kept) == 1, "one thread renews"
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise StopIteration
+
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(StopIteration):
+        own._keep()
+    assert slept == [credentials.RETRY_S, credentials.RENEW_S, credentials.RENEW_S] and file.read_text() != before
+    assert credentials.RENEW_S < credentials.LIFE_S - 15 * 60
 
 
 def test_the_commands_run_in_the_python_of_amazon_linux() -> None:

@@ -1,0 +1,94 @@
+"""Credentials of the training's own role, which the agent takes and renews: the training's user has no others.
+
+AWS's SDKs read them by a credential_process of a configuration file:
+https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+from bootstrap.agent.commands import aws_cli
+from bootstrap.agent.group import Group
+from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.settings import Settings, user_of
+
+# A role taken with a role's credentials lasts an hour at most:
+# https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
+# botocore renews 15 minutes before the end, so that a file must be younger than 45 minutes.
+LIFE_S = 3600
+RENEW_S = 1200.0
+RETRY_S = 10.0
+# In a stack's first minute its roles and policies are still spreading through AWS.
+FIRST_TRIES = 12
+
+
+class TrainingCredentials:
+    """A file that the training's user may read, renewed until the agent ends; nothing where training has no role."""
+
+    def __init__(self, settings: Settings, group: Group) -> None:
+        self._settings, self._group = settings, group
+        self._folder = settings.run_dir.with_name(f"{settings.run_dir.name}-credentials")
+        self._started = False
+
+    def environment(self) -> dict[str, str]:
+        """Take the role the first time, and return the variables of a process that has its credentials alone."""
+        if not self._settings.train_role_arn:
+            return {}
+        if not self._started:
+            for attempt in range(FIRST_TRIES):
+                if self._renew():
+                    break
+                if attempt == FIRST_TRIES - 1:
+                    raise AgentError(f"the training's role {self._settings.train_role_arn} cannot be taken")
+                time.sleep(RETRY_S)
+            self._started = True
+            threading.Thread(target=self._keep, name="credentials", daemon=True).start()
+        return {
+            "AWS_CONFIG_FILE": str(self._folder / "config"),
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            # The firewall refuses it (steps/limit-metadata.sh).
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def _keep(self) -> None:
+        wait_s = RENEW_S
+        while True:
+            time.sleep(wait_s)
+            wait_s = RENEW_S if self._renew() else RETRY_S
+
+    def _renew(self) -> bool:
+        settings = self._settings
+        answer = aws_cli(
+            settings.region, "sts", "assume-role", "--role-arn", settings.train_role_arn, "--role-session-name",
+            self._group.instance_id() or "node", "--duration-seconds", str(LIFE_S),
+            "--query", "Credentials.[AccessKeyId,SecretAccessKey,SessionToken,Expiration]",
+        )  # fmt: skip
+        words = (answer or "").split()
+        if len(words) != 4:
+            log(f"role {settings.train_role_arn} could not be taken; trying again in {RETRY_S:g} s")
+            return False
+        names = ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
+        self._write(json.dumps({"Version": 1, **dict(zip(names, words, strict=True))}))
+        return True
+
+    def _write(self, credentials: str) -> None:
+        user = user_of(self._settings.train_user)
+        group = user.pw_gid if user else -1
+        # Others than the training's user have no business here.
+        self._folder.mkdir(mode=0o750, exist_ok=True)
+        os.chown(self._folder, -1, group)
+        file = self._folder / "credentials.json"
+        for path, text in (
+            (file, credentials),
+            (self._folder / "config", f"[default]\ncredential_process = /bin/cat {file}\n"),
+        ):
+            new = path.with_suffix(".new")
+            new.unlink(missing_ok=True)
+            new.touch(mode=0o640)
+            os.chown(new, -1, group)
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
