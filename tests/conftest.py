@@ -22,9 +22,36 @@ _CREDENTIALS = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
 }
 
+# Half a minute and more each, besides tests/training; the slowest first.
+SLOW_FILES = (
+    "test_lifecycle.py",
+    "test_smoke_runs.py",
+    "test_proves_something.py",
+    "test_lost_state.py",
+    "test_gang.py",
+    "test_layouts.py",
+)
+
 # Before torch is imported. On a busy machine its threads spin while they wait for each other: a small training takes
 # twice the processor time with two of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let xdist's workers begin with slow files: tests/training the first, SLOW_FILES the last; they end together.
+
+    ``--dist worksteal`` gives each worker an equal, contiguous share, and an idle one takes from the end of another's:
+    https://pytest-xdist.readthedocs.io/en/stable/distribution.html
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    first = [item for item in items if Path(__file__).with_name("training") in item.path.parents]
+    last = [item for name in SLOW_FILES for item in items if item.path.name == name]
+    quick = [item for item in items if item not in {*first, *last}]
+    at = max(0, len(items) // workers * (workers - 1) - len(first))
+    items[:] = [*first, *quick[:at], *last, *quick[at:]]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ that the tests play, sign with another key. ``GET /asked-of-iam`` answers with t
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import io
 import json
@@ -226,22 +227,31 @@ def _of_ec2(operation: str, given: dict[str, str], tag_of: Callable[[str], str])
 def _rest(service: str, method: str, path: str, query: str) -> tuple[str, dict[str, str]]:
     """Operation and parameters of a REST request, by botocore's model of the service."""
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    model = botocore.session.get_session().get_service_model(service)
     best: tuple[int, str, dict[str, str]] = (-1, "", {})
-    for name in model.operation_names:
-        http_of = model.operation_model(name).http
-        uri, _, fixed = http_of["requestUri"].partition("?")
-        wanted = dict(urllib.parse.parse_qsl(fixed, keep_blank_values=True))
-        differs = any(asked.get(key) != value for key, value in wanted.items() if key != "x-id")
-        if name in _NOT_MEANT or http_of["method"] != method or differs:
+    for name, its_method, pattern, wanted in _operations(service):
+        if its_method != method or any(asked.get(key) != value for key, value in wanted.items() if key != "x-id"):
             continue
-        pattern = re.sub(r"\\\{(\w+)\\\+\\\}", r"(?P<\1>.+)", re.escape(uri.rstrip("/")))
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", pattern)
-        found = re.fullmatch(pattern, path.rstrip("/"))
+        found = pattern.fullmatch(path.rstrip("/"))
         if found and len(wanted) > best[0]:
             best = len(wanted), name, found.groupdict()
     assert best[1], f"no operation of {service} is {method} {path}?{query}"
     return best[1], best[2] | asked
+
+
+@functools.cache
+def _operations(service: str) -> list[tuple[str, str, re.Pattern[str], dict[str, str]]]:
+    """Name, HTTP method, pattern of the path and fixed query of each operation; botocore takes 0.05 s to read them."""
+    model = botocore.session.get_session().get_service_model(service)
+    operations = []
+    for name in model.operation_names:
+        http_of = model.operation_model(name).http
+        uri, _, fixed = http_of["requestUri"].partition("?")
+        pattern = re.sub(r"\\\{(\w+)\\\+\\\}", r"(?P<\1>.+)", re.escape(uri.rstrip("/")))
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", pattern)
+        if name not in _NOT_MEANT:
+            wanted = dict(urllib.parse.parse_qsl(fixed, keep_blank_values=True))
+            operations.append((name, http_of["method"], re.compile(pattern), wanted))
+    return operations
 
 
 def _arn(service: str, operation: str, given: dict[str, str]) -> str:
