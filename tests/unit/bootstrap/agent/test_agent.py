@@ -111,7 +111,7 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     slept: list[float] = []
     kept: list[Any] = []
     monkeypatch.setattr(credentials, "time", SimpleNamespace(sleep=slept.append))
-    monkeypatch.setattr("threading.Thread.start", kept.append)
+    monkeypatch.setattr("threading.Thread.start", lambda thread: kept.append(thread))
     role = "arn:aws:iam::123456789012:role/train"
     given = {"GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_REGION": "us-east-1", "GPUFLEET_INSTANCE_ID": "i-1"}
     without, settings = (Settings.from_environment(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
