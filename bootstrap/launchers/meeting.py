@@ -22,6 +22,10 @@ class Line:
     """Connection that carries JSON messages, one a line."""
 
     def __init__(self, connection: socket.socket) -> None:
+        # A host that vanished says nothing: found within 10 s (https://man7.org/linux/man-pages/man7/tcp.7.html).
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 4), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self._file = connection.makefile("r", encoding="utf-8")
         self._lock = threading.Lock()

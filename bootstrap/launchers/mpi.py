@@ -26,6 +26,10 @@ from bootstrap.launchers.meeting import Line, Meeting
 
 # As SSH's for a connection that failed.
 NO_CONNECTION = 255
+# Between two looks whether mpirun has ended, s.
+POLL_S = 0.2
+# Until another node's answer, s.
+ANSWER_S = 10.0
 # Number of prctl's option in linux/prctl.h.
 PR_SET_CHILD_SUBREAPER = 36
 # From SIGTERM to SIGKILL for what is left of mpirun, s.
@@ -39,31 +43,43 @@ class _Guest:
         self._line = line
         self._numbers = itertools.count()
         self._pending: dict[int, Future[int]] = {}
-        self._lock, self._is_gone = threading.Lock(), False
+        self._lock, self.is_gone, self._has_failed = threading.Lock(), False, False
+        self._has_answered = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def run(self, command: str) -> int:
         """Run a command there; returns its exit status."""
         with self._lock:
-            if self._is_gone:
+            if self.is_gone:
                 return NO_CONNECTION
             number, ended = next(self._numbers), Future[int]()
             self._pending[number] = ended
         self._line.send({"number": number, "command": command})
-        return ended.result()
+        status = ended.result()
+        self._has_failed |= status != 0
+        return status
 
     def end(self, status: int) -> None:
         """Tell the guest mpirun's exit status."""
         self._line.send({"end": status})
 
+    def was_there(self) -> bool:
+        """Return whether node and daemon lived until mpirun ended; asked once, before ``end``."""
+        self._line.send({"alive": True})
+        return self._has_answered.wait(ANSWER_S) and not self.is_gone and not self._has_failed
+
     def _read(self) -> None:
         while (message := self._line.receive()) is not None:
+            if "alive" in message:
+                self._has_answered.set()
+                continue
             with self._lock:
                 self._pending.pop(message["number"]).set_result(message["status"])
         with self._lock:
-            self._is_gone = True
+            self.is_gone = True
             for ended in self._pending.values():
                 ended.set_result(NO_CONNECTION)
+        self._has_answered.set()
 
 
 def lead(command: Sequence[str], environ: Mapping[str, str], meeting: Meeting) -> int:
@@ -88,9 +104,18 @@ def lead(command: Sequence[str], environ: Mapping[str, str], meeting: Meeting) -
     server = socketserver.ThreadingUnixStreamServer(str(path), Request)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    lost: list[str] = []
     process = subprocess.Popen(command, env=environ)
     signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    status = _exit_status(process.wait())
+    # mpirun itself waits for a host that vanished.
+    while process.poll() is None and not (lost := [host for host, guest in guests.items() if guest.is_gone]):
+        time.sleep(POLL_S)
+    status = 1 if lost else _exit_status(process.wait())
+    # Open MPI 5.0.11 ends with 0 where it lost a node.
+    if status == 0 and (lost := [host for host, guest in guests.items() if not guest.was_there()]):
+        status = 1
+    if lost:
+        sys.stderr.write(f"mpirun lost {', '.join(lost)}\n")
     for guest in guests.values():
         guest.end(status)
     _end_descendants()
@@ -110,6 +135,9 @@ def follow(line: Line, environ: Mapping[str, str]) -> int:
     _adopt_orphans()
     try:
         while (message := line.receive()) is not None:
+            if "alive" in message:
+                line.send(message)
+                continue
             if "end" in message:
                 status: int = message["end"]
                 return status

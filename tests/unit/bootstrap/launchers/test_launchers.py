@@ -164,6 +164,25 @@ def test_ranks_do_not_outlive_a_first_node_that_is_gone(gang: Gang) -> None:
     assert not left.exists() or not left.read_text(), "gone, or a zombie"
 
 
+# Open MPI 5.0.11 says "PRTE has lost communication with a remote daemon", and ends with 0. Or it waits for ever.
+@pytest.mark.parametrize(
+    ("on_the_other", "then", "statuses"),
+    [
+        ("kill -9 \\$PPID", "exit 0", (1, -9)),
+        ("kill -9 \\$PPID", "sleep 300", (1, -9)),
+        ("exit 3", "exit 0", (1, 1)),
+        ("exit 0", "exit 0", (0, 0)),
+    ],
+)
+def test_an_mpirun_that_lost_a_node_has_failed(
+    gang: Gang, on_the_other: str, then: str, statuses: tuple[int, int]
+) -> None:
+    gang.put("mpirun", f'"$OMPI_MCA_plm_rsh_agent" 127.0.0.1 "{on_the_other}"\n{then}\n')
+    (first, said), (second, _) = gang.run("mpirun")
+    assert (first, second) == statuses
+    assert ("mpirun lost 127.0.0.1\n" in said) is (first == 1)
+
+
 def test_a_single_node_has_no_gang(gang: Gang) -> None:
     gang.put(
         "mpirun", 'cat "$HYDRA_HOST_FILE"; echo "$MASTER_ADDR ${TF_CONFIG:-none} ${GPUFLEET_NODE_RANK:-none}"; exit 5'
