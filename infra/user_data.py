@@ -81,6 +81,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_SEQUENCE_PARALLEL": str(int(split.sequence_parallel)),
         "GPUFLEET_VIRTUAL_STAGES": str(split.virtual_stages),
         "GPUFLEET_SEQ_LEN": str(plan.job.seq_len),
+        "GPUFLEET_TARGET_LEN": str(plan.job.target_len or ""),
         "GPUFLEET_MICRO_BATCH": str(split.micro_batch),
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,

@@ -364,6 +364,11 @@ class Job(_Model):
     samples: Count = Field(description="Sequences (or images) to train on.")
     tokens: Count = Field(description="Tokens to train on; equals samples for a CNN.")
     seq_len: Count = Field(description="Tokens of one sequence; 1 where samples count.")
+    target_len: Count | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Tokens that the decoder of T5 or Whisper writes; left out where the request gives none.",
+    )
     global_batch: Count = Field(description="Sequences (or images) of one optimizer step.")
     steps: Count
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]

@@ -236,10 +236,10 @@ def _workload_notes(problem: Problem) -> list[str]:
     if model.counts_samples and work.seq_len is not None:
         notes.append(f"{model.name} fixes the length of its samples: seq_len {work.seq_len} is not used")
     if model.architecture == "seq2seq":
-        inputs, targets = lengths(model, problem.recipe.seq_len)
+        inputs, targets = lengths(model, problem.recipe)
         notes.append(
-            f"{model.name} reads {inputs:,} tokens and writes {targets:,}, T5's span corruption; tokens of the request "
-            "are those it reads"
+            f"{model.name} reads {inputs:,} tokens and writes {targets:,} (--target-len; default: span corruption's); "
+            "tokens of the request are those it reads"
         )
     return notes
 

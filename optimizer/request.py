@@ -71,6 +71,13 @@ class Workload(_Model):
     seq_len: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Tokens of one sequence, of T5's input; none for CNN, ViT and Whisper."
     )
+    target_len: Samples | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_BATCH,
+        exclude_if=lambda value: value is None,
+        description="Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
+    )
     global_batch: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
     )

@@ -71,6 +71,7 @@ class MeasuredRow:
     head_dim: int | None = None  # where it is not hidden_size / attention_heads
     vocab_size: int | None = None
     seq_len: int  # 1 where samples count
+    target_len: int | None = None  # of a decoder beside an encoder, where it is not the model's usual one
     gpu: str  # GPU model (A100), GPUFLEET_GPU
     gpu_memory_gib: float  # total memory of one; an A100 has 40 or 80 GB
     gpus: int

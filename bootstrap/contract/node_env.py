@@ -52,7 +52,8 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_EXPERT_PARALLEL: str  # data-parallel ranks that share the experts; 1 for none
     GPUFLEET_SEQUENCE_PARALLEL: str  # 1 where tensor parallelism splits norms, dropout and residual, else 0
     GPUFLEET_VIRTUAL_STAGES: str  # model chunks of a pipeline rank; 1 for the plain schedule
-    GPUFLEET_SEQ_LEN: str  # tokens of a sample (1 for a CNN)
+    GPUFLEET_SEQ_LEN: str  # tokens of a sample (1 where samples count)
+    GPUFLEET_TARGET_LEN: str  # tokens of a decoder beside an encoder; empty for the model's usual ones
     GPUFLEET_MICRO_BATCH: str  # samples of a data-parallel rank's forward pass
     GPUFLEET_GRAD_ACCUM: str  # forward passes of a step
     GPUFLEET_ACTIVATION_CHECKPOINTING: str  # none, selective or full

@@ -51,6 +51,9 @@ class TrainerConfig:
     seq_len: Annotated[
         int, Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips", "SEQ_LEN")
     ] = 1
+    target_len: Annotated[
+        int, Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript", "TARGET_LEN")
+    ] = 0
     global_batch: Annotated[
         int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation", "GLOBAL_BATCH")
     ] = 0
@@ -125,13 +128,18 @@ class TrainerConfig:
         return self.family in ("cnn", "image", "speech")
 
     @property
-    def target_len(self) -> int:
+    def labels(self) -> int:
         """Labels of a sample."""
         if self.family == "seq2seq":
-            return span_targets(self.seq_len)
+            return self.target_len or span_targets(self.seq_len)
         if self.family == "speech":
-            return int(self.architecture.get("max_target_positions", DEFAULT_TARGET_POSITIONS))
+            return self.target_len or self.longest_transcript
         return 1 if self.counts_samples else self.seq_len
+
+    @property
+    def longest_transcript(self) -> int:
+        """Positions of a speech model's decoder."""
+        return int(self.architecture.get("max_target_positions", DEFAULT_TARGET_POSITIONS))
 
     @property
     def tuning(self) -> FineTuning:
@@ -185,7 +193,15 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         "lora_alpha",
     ):
         _check_least(config, name, 1)
-    for name in ("global_batch", "learning_rate", "clip_norm", "weight_decay", "warmup_steps", "evaluate_every"):
+    for name in (
+        "global_batch",
+        "target_len",
+        "learning_rate",
+        "clip_norm",
+        "weight_decay",
+        "warmup_steps",
+        "evaluate_every",
+    ):
         _check_least(config, name, 0)
     if reasons := unsupported(config.job()):
         raise ConfigurationError(
@@ -195,6 +211,13 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         )
     if config.counts_samples and config.seq_len != 1:
         raise ConfigurationError(f"--seq-len is {config.seq_len}; expected 1: {config.kind} fixes its samples' length")
+    if config.target_len and config.family not in ("seq2seq", "speech"):
+        raise ConfigurationError(f"--target-len is {config.target_len}, and {config.kind} has no decoder with targets")
+    if config.family == "speech" and config.target_len > config.longest_transcript:
+        raise ConfigurationError(
+            f"--target-len is {config.target_len}; expected at most {config.longest_transcript}, the config's "
+            "max_target_positions"
+        )
     if config.train_data and config.family in ("seq2seq", "speech"):
         raise ConfigurationError(
             f"--train-data is {config.train_data}, and the trainer has synthetic samples only for {config.kind}: "

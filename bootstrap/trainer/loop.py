@@ -60,7 +60,7 @@ class Stepper:
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
-        self._labels = config.global_batch * config.target_len
+        self._labels = config.global_batch * config.labels
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
         self._steps = 0

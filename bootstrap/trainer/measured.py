@@ -196,6 +196,7 @@ def measured_row(
         **_tuning(config),
         **({} if config.family in ("seq2seq", "image", "speech") else _shape(model)),
         seq_len=config.seq_len,
+        target_len=config.target_len or None,
         gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
         gpu_memory_gib=torch.cuda.get_device_properties().total_memory / 2**30 if has_gpu else 0.0,
         gpus=ranks,

@@ -101,6 +101,7 @@ Presets: {", ".join(presets())}."""
 @click.option(
     "--seq-len", type=_whole, help=f"Tokens of one sequence.  [default: {USUAL_SEQ_LEN}, or the model's most]"
 )
+@click.option("--target-len", type=_whole, help="Tokens that the decoder of T5 or Whisper writes.")
 @click.option(
     "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
 )
@@ -227,6 +228,7 @@ def _estimate_one(
     calibration: Calibration,
     model: str,
     seq_len: int | None,
+    target_len: int | None,
     micro_batch: int,
     grad_accum: int | None,
     global_batch: int | None,
@@ -258,6 +260,7 @@ def _estimate_one(
     recipe = build_recipe(
         spec,
         seq_len=seq_len,
+        target_len=target_len,
         framework=framework,
         gpu=hardware.gpu,
         precision=precision,
@@ -330,6 +333,7 @@ def _estimate_one(
         "gpus": gpus,
         "nodes": setup.grid.nodes,
         "seq_len": recipe.seq_len,
+        **({"target_len": recipe.target_len} if recipe.target_len else {}),
         "global_batch": data * micro_batch * grad_accum,
         "micro_batch": micro_batch,
         "grad_accum": grad_accum,

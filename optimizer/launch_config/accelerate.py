@@ -125,7 +125,8 @@ def _own_launcher(plan: FleetPlan, file: str) -> str:
 
 def _notes(plan: FleetPlan) -> Iterator[str]:
     yield "train.py is yours: transformers' Trainer and TrainingArguments, or a loop around accelerate.Accelerator"
-    yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
+    if plan.job.seq_len > 1:
+        yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
 
 
 ENGINE = Engine(

@@ -73,7 +73,8 @@ def _arguments(plan: FleetPlan, file: str) -> list[str]:
 def _notes(plan: FleetPlan) -> Iterator[str]:
     split = plan.parallelism
     yield "train.py is yours, with transformers' TrainingArguments; in other code deepspeed.initialize takes the file"
-    yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
+    if plan.job.seq_len > 1:
+        yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
     if split.pipeline > 1:
         yield f"the model must be a deepspeed.pipe.PipelineModule with num_stages={split.pipeline}, without Trainer"
 

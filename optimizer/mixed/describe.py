@@ -162,6 +162,7 @@ def _node_environment(mix: Mix, problem: Problem) -> Mapping[str, str]:
         "GPUFLEET_GLOBAL_BATCH": str(mix.global_batch),
         "GPUFLEET_STEPS": str(mix.steps),
         "GPUFLEET_SEQ_LEN": str(problem.recipe.seq_len),
+        "GPUFLEET_TARGET_LEN": str(problem.recipe.target_len or ""),
         "GPUFLEET_SHARDING": SHARDINGS[mix.sharding],
         **{
             f"GPUFLEET_{kind.upper()}_PARALLEL": str(int(layout[kind]))

@@ -190,7 +190,7 @@ def build_inputs(
     if model.profile is not None:
         return _with_module(inputs, model, recipe.precision)
     if model.encoder_layers:
-        inputs = with_stacks(inputs, model, recipe.seq_len)
+        inputs = with_stacks(inputs, model, recipe)
     return with_fine_tuning(inputs, model, recipe)
 
 

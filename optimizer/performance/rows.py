@@ -70,6 +70,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         compiled=row.flag("compiled"),
         gradient_compression=compression,
         tuning=tuning,
+        target_len=row.count("target_len", default=0, least=0) or None,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
     micro_batch = row.count("micro_batch", default=1)

@@ -17,6 +17,7 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.rates import default_network_gbit_per_s
+from optimizer.performance.stacks import check_target_len
 from optimizer.performance.types import (
     SHARDINGS,
     Attention,
@@ -73,6 +74,7 @@ def build_recipe(
     gradient_compression: str = "none",
     tuning: FineTuning = FULL_TRAINING,
     shardings: tuple[str, ...] = SHARDINGS,
+    target_len: int | None = None,
     samples_per_vcpu_s: float | None = None,
 ) -> Recipe:
     """Build the recipe of training ``model``, or raise InvalidInputError.
@@ -82,6 +84,8 @@ def build_recipe(
     """
     framework = framework_name(framework, cnn=model.convolutional)
     check_framework(framework, model)
+    if target_len is not None:
+        check_target_len(model, target_len)
     products = arithmetic(precision)
     if gpu is not None:
         check_precision(gpu, products)
@@ -102,6 +106,7 @@ def build_recipe(
         pure=precision == PURE,
         tuning=tuning,
         shardings=shardings,
+        target_len=target_len or 0,
         samples_per_vcpu_s=(IMAGES_PER_VCPU_S if model.takes_images else 0.0)
         if samples_per_vcpu_s is None
         else samples_per_vcpu_s,

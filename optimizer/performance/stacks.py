@@ -9,23 +9,42 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bootstrap.contract.trainer import span_targets
+from optimizer.errors import InvalidInputError
 from optimizer.performance.inputs import Inputs
+from optimizer.performance.types import Recipe
 from optimizer.workload.model import ModelSpec
 
 # Attention and feed-forward block of a plain layer; a decoder's with cross-attention has one more.
 USUAL_SUBLAYERS = 2.0
 
 
-def lengths(model: ModelSpec, seq_len: int) -> tuple[int, int]:
-    """Tokens of a sample in the encoder and in the decoder; ``seq_len`` is that of a seq2seq model's encoder."""
+def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
+    """Tokens of a sample in the encoder and in the decoder."""
     if model.architecture == "seq2seq":
-        return seq_len, span_targets(seq_len)
-    return model.encoder_tokens, model.decoder_tokens
+        return recipe.seq_len, recipe.target_len or span_targets(recipe.seq_len)
+    return model.encoder_tokens, recipe.target_len or model.decoder_tokens
 
 
-def with_stacks(x: Inputs, model: ModelSpec, seq_len: int) -> Inputs:
+def check_target_len(model: ModelSpec, target_len: int) -> None:
+    """Refuse a length of targets that the model does not have."""
+    if not 0 < model.encoder_layers < model.layers:
+        raise InvalidInputError(
+            f"target_len is {target_len}",
+            limit=f"none: {model.name} has no decoder beside an encoder",
+            next_step="leave out --target-len",
+        )
+    if 0 < model.decoder_tokens < target_len:
+        raise InvalidInputError(
+            f"target_len is {target_len}",
+            limit=f"at most {model.decoder_tokens} for {model.name}",
+            why="its position embedding has no more rows",
+            next_step=f"--target-len {model.decoder_tokens}",
+        )
+
+
+def with_stacks(x: Inputs, model: ModelSpec, recipe: Recipe) -> Inputs:
     """Replace the columns of a model whose layers are not alike by their means over the layers."""
-    inputs, targets = (float(length) for length in lengths(model, seq_len))
+    inputs, targets = (float(length) for length in lengths(model, recipe))
     encoder, decoder = float(model.encoder_layers), float(model.layers - model.encoder_layers)
     width = float(model.attention_heads * model.head_dim)
     of_encoder, of_decoder = encoder * inputs, decoder * targets

@@ -38,11 +38,12 @@ def arithmetic(precision: RecipePrecision) -> Precision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Settings of training that stay the same over a grid; ``seq_len`` is 1 for a CNN.
+    """Settings of training that stay the same over a grid; ``seq_len`` is 1 where samples count.
 
     Attributes:
         precision: arithmetic of the products.
         pure: parameters, gradients and moments are in ``precision`` too.
+        target_len: tokens of a decoder beside an encoder; 0 for the model's usual ones.
         samples_per_vcpu_s: samples a second that one loader process prepares; 0 for data that is there at no cost.
     """
 
@@ -57,6 +58,7 @@ class Recipe:
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS
+    target_len: int = 0
     samples_per_vcpu_s: float = 0.0
 
 

@@ -113,6 +113,7 @@ class PlanBuilder:
             samples=amount.samples,
             tokens=amount.samples * recipe.seq_len,
             seq_len=recipe.seq_len,
+            target_len=recipe.target_len or None,
             global_batch=amount.global_batch,
             steps=amount.steps,
             precision=request.workload.precision,

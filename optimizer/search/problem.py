@@ -86,6 +86,7 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         gradient_compression=work.gradient_compression,
         tuning=work.tuning,
         shardings=reach.shardings,
+        target_len=work.target_len,
         samples_per_vcpu_s=work.samples_per_vcpu_s,
     )
 

@@ -68,9 +68,12 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
     "t5 zero3 selective": (T5, "--sharding zero3 --micro-batch 2 --activation-checkpointing selective"),
     "vit ddp": (VIT, "--micro-batch 2"),
     "vit zero3 accumulated full": (VIT, "--sharding zero3 --micro-batch 1 --activation-checkpointing full"),
-    "whisper ddp accumulated": (WHISPER, "--micro-batch 1"),
-    "whisper zero1 selective": (WHISPER, "--sharding zero1 --activation-checkpointing selective --micro-batch 2"),
-    "whisper zero3": (WHISPER, "--sharding zero3 --micro-batch 2"),
+    "whisper ddp accumulated": (WHISPER, "--target-len 8 --micro-batch 1"),
+    "whisper zero1 selective": (
+        WHISPER,
+        "--target-len 8 --sharding zero1 --activation-checkpointing selective --micro-batch 2",
+    ),
+    "whisper zero3": (WHISPER, "--target-len 8 --sharding zero3 --micro-batch 2"),
 }  # fmt: skip
 
 

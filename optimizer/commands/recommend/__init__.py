@@ -56,6 +56,7 @@ Example:
 @click.option("--samples", help="Sequences or images to train on.")
 @click.option("--steps", help="Optimizer steps; needs --global-batch.")
 @click.option("--seq-len", help="Tokens of one sequence.")
+@click.option("--target-len", help="Tokens that the decoder of T5 or Whisper writes.")
 @click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
 @click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]")
 @click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]")

@@ -12,8 +12,10 @@ from bootstrap.contract.trainer import span_targets
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import build
 from bootstrap.trainer.run import open_samples
+from optimizer.errors import InvalidInputError
 from optimizer.performance.activations import activation_bytes, logits_bytes
 from optimizer.performance.compute import model_flops_per_sample
+from optimizer.performance.setups import build_recipe
 from optimizer.performance.stacks import lengths
 from optimizer.performance.types import Recipe
 from optimizer.workload.resolve import resolve_model
@@ -50,7 +52,7 @@ def test_useful_flops_are_those_that_torch_counts(config: dict[str, Any], seq_le
     spec = resolve_model(config)
     useful = float(model_flops_per_sample(inputs_of(spec, Recipe(seq_len=seq_len))))
     # Torch counts a decoder's own scores whole, and no gradient of the samples, which a stem's third product would be.
-    targets = lengths(spec, seq_len)[1]
+    targets = lengths(spec, Recipe(seq_len=seq_len))[1]
     masked = (spec.layers - spec.encoder_layers) * 3 * 4 * targets**2 * 0.5 * spec.attention_heads * spec.head_dim
     first = spec.flops_per_sample
     if spec.architecture == "speech":  # the second convolution's input has a gradient
@@ -78,6 +80,18 @@ def test_saved_bytes_are_those_that_a_trace_counts(
 def test_the_decoder_of_t5_is_as_long_as_span_corruption_makes_it() -> None:
     # arXiv:1910.10683, section 3.1.4; transformers' run_t5_mlm_flax.py names 512 and 114.
     assert span_targets(512) == 114
-    assert lengths(resolve_model("t5-base"), 512) == (512, 114)
-    assert lengths(resolve_model("whisper-tiny"), 1) == (1500, 448)
-    assert lengths(resolve_model("vit-l-16"), 1) == (197, 0)
+    t5, whisper = resolve_model("t5-base"), resolve_model("whisper-tiny")
+    assert lengths(t5, Recipe(seq_len=512)) == (512, 114)
+    assert lengths(whisper, Recipe(seq_len=1)) == (1500, 448)
+    assert lengths(resolve_model("vit-l-16"), Recipe(seq_len=1)) == (197, 0)
+    assert lengths(t5, Recipe(seq_len=512, target_len=64)) == (512, 64)
+    assert lengths(whisper, build_recipe(whisper, seq_len=None, framework="gpufleet", target_len=100)) == (1500, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "target_len", "says"),
+    [("whisper-tiny", 449, "at most 448"), ("vit-l-16", 10, "no decoder"), ("bert-base", 10, "no decoder")],
+)
+def test_targets_that_a_model_does_not_have_are_refused(name: str, target_len: int, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        build_recipe(resolve_model(name), seq_len=None, framework="gpufleet", target_len=target_len)
