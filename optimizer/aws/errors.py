@@ -7,11 +7,14 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/CommonErrors.html
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from botocore import exceptions
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+
+from optimizer.errors import GpufleetError
 
 # AWS's codes by class, separated by spaces.
 CODES = {
@@ -117,3 +120,14 @@ def _message(error: BaseException) -> str:
     text = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else error
     # A proxy may answer with a page of HTML.
     return textwrap.shorten(str(text), MESSAGE_LENGTH)
+
+
+@contextmanager
+def explained(got: str, *, why: str = "", next_step: str = "") -> Iterator[None]:
+    """Raise an AWS error of the block as a GpufleetError: ``got``, and AWS's reason."""
+    try:
+        yield
+    except Exception as error:
+        if not is_aws_error(error):
+            raise
+        raise GpufleetError(f"{got}: {reason(error)}", why=why, next_step=next_step) from error

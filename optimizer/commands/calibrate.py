@@ -154,15 +154,9 @@ def _read_rows(stack: str, directory: Path) -> list[MeasuredRow]:
 
     names, _ = resolve_names(read_stack(stack, directory))
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
-    try:
+    hint = f"gpufleet status --stack {stack} tells what the credentials may read"
+    with errors.explained(f"{place} cannot be read", next_step=hint):
         runs = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"{place} cannot be read: {errors.reason(error)}",
-            next_step=f"gpufleet status --stack {stack} tells what the credentials may read",
-        ) from error
     for reason in runs.unread.values():
         click.echo(f"refused: {reason}", err=True)
     if not runs.rows:

@@ -168,15 +168,9 @@ def _read_stack(stack: str, directory: Path) -> tuple[str, ControllerState | Non
 
     names, _ = resolve_names(read_stack(stack, directory))
     place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
-    try:
+    hint = f"gpufleet status --stack {stack} tells what the credentials may read"
+    with errors.explained(f"{place} cannot be read", next_step=hint):
         return place, control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"{place} cannot be read: {errors.reason(error)}",
-            next_step=f"gpufleet status --stack {stack} tells what the credentials may read",
-        ) from error
 
 
 def _check(learned: Learned, place: str) -> None:

@@ -10,7 +10,7 @@ import click
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.commands.stop import ask
-from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.errors import DataMissingError
 
 
 @click.command(
@@ -33,7 +33,7 @@ def command(stack: str | None, directory: Path) -> None:
     stack = stack or only_stack(directory)
     names, caller = resolve_names(read_stack(stack, directory))
     autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
-    try:
+    with errors.explained(f"stack {stack} cannot be resumed"):
         if read_group(autoscaling, names.group) is None:
             raise DataMissingError(
                 f"stack {stack} has no Auto Scaling group {names.group} in {names.region}",
@@ -43,10 +43,6 @@ def command(stack: str | None, directory: Path) -> None:
         # `gpufleet stop` suspends them where no controller answers.
         autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
         state = control.read_state(s3, names.bucket, names.control_prefix)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(f"stack {stack} cannot be resumed: {errors.reason(error)}") from error
     ask(names, caller, "run")
     click.echo(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):

@@ -75,30 +75,24 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
     from optimizer.aws import clients, errors, traces
 
     s3 = clients.s3(names.region)
-    try:
+    copied = f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} ."
+    with errors.explained(
+        f"stack {names.stack} cannot be asked for a trace",
+        next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
+    ):
         traces.ask(s3, names.bucket, names.checkpoint_prefix, request)
         click.echo(f"asked rank {request.rank} of stack {names.stack} for {request.steps} steps", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
-        while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
-            if time.monotonic() >= ends_at:
-                raise GpufleetError(
-                    f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",
-                    why=f"the training looks every {POLL_S:.0f} s, and only with SpotTolerantRun.steps on a node; the "
-                    f"request stands for {MAX_AGE.total_seconds() / 60:.0f} minutes",
-                    next_step=f"gpufleet logs --rank {request.rank} --stack {names.stack}; later: "
-                    f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} .",
-                )
-            time.sleep(LOOK_S)
-    except KeyboardInterrupt as error:
-        raise GpufleetError(
-            "no longer waited for; the request stands",
-            next_step=f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} .",
-        ) from error
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"stack {names.stack} cannot be asked for a trace: {errors.reason(error)}",
-            next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
-        ) from error
+        try:
+            while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
+                if time.monotonic() >= ends_at:
+                    raise GpufleetError(
+                        f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",
+                        why=f"the training looks every {POLL_S:.0f} s, and only with SpotTolerantRun.steps on a node; "
+                        f"the request stands for {MAX_AGE.total_seconds() / 60:.0f} minutes",
+                        next_step=f"gpufleet logs --rank {request.rank} --stack {names.stack}; later: {copied}",
+                    )
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt as error:
+            raise GpufleetError("no longer waited for; the request stands", next_step=copied) from error
     return content

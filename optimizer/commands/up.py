@@ -163,16 +163,12 @@ def _resume_stopped(stack: str, directory: Path) -> None:
     if file.config.get("gpufleet:platform") == "eks":
         return  # the program itself asks to stop: nodes wait for `gpufleet manifest` (docs/kubernetes.md)
     names, _ = resolve_names(file)
-    try:
+    with errors.explained(
+        "the bucket's control/request.json cannot be read",
+        why="no node starts while it asks to stop",
+        next_step=f"gpufleet status --stack {stack}; gpufleet resume --stack {stack}",
+    ):
         request = read_request(clients.s3(names.region), names.bucket, names.control_prefix)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"the bucket's control/request.json cannot be read: {errors.reason(error)}",
-            why="no node starts while it asks to stop",
-            next_step=f"gpufleet status --stack {stack}; gpufleet resume --stack {stack}",
-        ) from error
     if request is not None and request.want == "stop":
         click.get_current_context().invoke(resume, stack=stack, directory=directory)
 

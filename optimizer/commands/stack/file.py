@@ -186,13 +186,9 @@ def caller_of(region: str) -> Any:
     """Return AWS's answer about the caller, with its Account and Arn; GpufleetError where there is none."""
     from optimizer.aws import clients, errors
 
-    try:
+    with errors.explained(
+        "AWS does not say whose account this is",
+        why="the names of the stack's resources hold the account",
+        next_step="aws sts get-caller-identity",
+    ):
         return clients.sts(region).get_caller_identity()
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"AWS does not say whose account this is: {errors.reason(error)}",
-            why="the names of the stack's resources hold the account",
-            next_step="aws sts get-caller-identity",
-        ) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.errors import DataMissingError, InvalidInputError
 
 if TYPE_CHECKING:
     from infra.naming import Names
@@ -24,16 +24,12 @@ def node_ids(names: Names) -> list[str]:
     from optimizer.aws.actuals import read_group
     from optimizer.aws.ranks import read_ranks
 
-    try:
+    with errors.explained(
+        f"the nodes of stack {names.stack} cannot be listed",
+        next_step="use credentials with autoscaling:DescribeAutoScalingGroups and ec2:DescribeInstances",
+    ):
         group = read_group(clients.autoscaling(names.region), names.group)
         return read_ranks(clients.ec2(names.region), group) if group else []
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        raise GpufleetError(
-            f"the nodes of stack {names.stack} cannot be listed: {errors.reason(error)}",
-            next_step="use credentials with autoscaling:DescribeAutoScalingGroups and ec2:DescribeInstances",
-        ) from error
 
 
 def node_id(names: Names, node: str) -> str:
