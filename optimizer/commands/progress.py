@@ -20,17 +20,17 @@ PATIENCE_S = 2.0
 
 
 @contextmanager
-def steps(title: str, total: int, *, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+def steps(title: str, total: int, *, is_patient: bool = False) -> Iterator[Callable[[str], None]]:
     """Yield a function that reports one of ``total`` steps done; threads may call it.
 
-    Elsewhere than on a terminal, steps of the first ``after_s`` seconds are not told.
+    Elsewhere than on a terminal, steps of the first ``PATIENCE_S`` are not told where ``is_patient``.
     """
     if not sys.stderr.isatty():
-        done, begin = count(1), time.monotonic()
+        done, begin = count(1), time.monotonic() + (PATIENCE_S if is_patient else 0.0)
 
         def tell(event: str) -> None:
             number = next(done)
-            if time.monotonic() - begin >= after_s:
+            if time.monotonic() >= begin:
                 click.echo(f"{title}, {number} of {total}: {event}", err=True)
 
         yield tell
@@ -81,8 +81,8 @@ def _bar(title: str, total: int | None, *, ticks: bool) -> Iterator[tuple[Progre
 
 
 @contextmanager
-def patience(title: str, *, after_s: float = PATIENCE_S) -> Iterator[None]:
-    """Say what is worked on where it takes longer than ``after_s``."""
+def patience(title: str) -> Iterator[None]:
+    """Say what is worked on where it takes longer than ``PATIENCE_S``."""
     with ExitStack() as stack:
 
         def say() -> None:
@@ -93,7 +93,7 @@ def patience(title: str, *, after_s: float = PATIENCE_S) -> Iterator[None]:
 
             stack.enter_context(Console(stderr=True).status(title))
 
-        timer = threading.Timer(after_s, say)
+        timer = threading.Timer(PATIENCE_S, say)
         timer.daemon = True
         timer.start()
         try:

@@ -14,7 +14,7 @@ import numpy as np
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, plot_option, save_plot
-from optimizer.commands.progress import PATIENCE_S, steps
+from optimizer.commands.progress import steps
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
@@ -192,7 +192,7 @@ def command(
         if price_histories:
             traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
         names = TOGETHER_NAMES if "all" in policy else tuple(dict.fromkeys(policy))
-        with steps("policies", len(names), after_s=PATIENCE_S) as advance:
+        with steps("policies", len(names), is_patient=True) as advance:
             together_results = replay_together(
                 traces,
                 asked,
@@ -211,7 +211,7 @@ def command(
     traces = [read_trace(path) for path in paths]
     names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
     tick_lengths = {trace.gap_s for trace in traces}
-    with steps("policies", len(names) * len(tick_lengths), after_s=PATIENCE_S) as advance:
+    with steps("policies", len(names) * len(tick_lengths), is_patient=True) as advance:
         results = replay(
             traces,
             Job(**job),

@@ -12,9 +12,16 @@ import pytest
 
 from bootstrap.contract.requirements import read_pins
 from optimizer.cli import main
+from optimizer.commands import progress
 
 # Arguments in; exit status, standard output and standard error out.
 Gpufleet = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell no progress, however slow the machine is."""
+    monkeypatch.setattr(progress, "PATIENCE_S", 3600.0)
 
 
 @pytest.fixture

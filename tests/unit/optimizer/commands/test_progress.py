@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from optimizer.commands import progress
 from optimizer.commands.progress import patience, relayed, steps
 from optimizer.commands.stack.engine import is_done
 
@@ -20,17 +21,21 @@ def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_only_long_work_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    with patience("searching", after_s=10):
+def test_only_long_work_says_what_it_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with patience("searching"):
         pass
     assert capsys.readouterr().err == ""
-    with patience("searching", after_s=0.01):
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
+    with patience("searching"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "searching ...\n"
 
 
-def test_steps_of_a_short_work_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with steps("policies", 2, after_s=0.2) as advance:
+def test_steps_of_a_short_work_are_not_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.2)
+    with steps("policies", 2, is_patient=True) as advance:
         advance("greedy")
         time.sleep(0.25)
         advance("adaptive")
