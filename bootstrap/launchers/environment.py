@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # torchrun's own for its only worker; a launcher within would take them for a rank's.
 TORCHRUNS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+")
-# Of mpi.lead, beside the agent's files.
-SOCKET = "remote-shell.socket"
 EXPANDED = re.compile(r"\$\{(GPUFLEET_\w+|MASTER_ADDR|MASTER_PORT)\}")
 
 
@@ -43,16 +39,17 @@ def program_environment(
 
 
 def write_files(environ: Mapping[str, str], addresses: Sequence[str]) -> dict[str, str]:
-    """Write host files and mpirun's remote shell beside the agent's files; returns the variables that name them."""
+    """Write host files beside the agent's files; returns the variables by which launchers find them and each other."""
     folder, slots = Path(environ["GPUFLEET_DRAIN_FILE"]).parent, _slots(environ)
-    hosts, hydra_hosts, shell = folder / "hosts", folder / "hosts.hydra", folder / "remote-shell"
+    hosts, hydra_hosts = folder / "hosts", folder / "hosts.hydra"
     hosts.write_text("".join(f"{address} slots={slots}\n" for address in addresses), encoding="utf-8")
     hydra_hosts.write_text("".join(f"{address}:{slots}\n" for address in addresses), encoding="utf-8")
-    program = [sys.executable, str(Path(__file__).with_name("remote_shell.py")), str(folder / SOCKET)]
-    shell.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n', encoding="utf-8")
-    shell.chmod(0o755)
+    # Not in /run, from which Ubuntu starts no program (noexec):
+    # https://salsa.debian.org/kernel-team/initramfs-tools/-/blob/master/init
+    shell = Path(__file__).with_name("remote_shell.py")
     made = {
         "GPUFLEET_HOSTFILE": str(hosts),
+        "GPUFLEET_REMOTE_SHELL": str(folder / "remote-shell.socket"),
         # Open MPI 4, Open MPI 5 (https://docs.open-mpi.org/en/v5.0.x/mca.html). Without a tree the first node starts
         # all daemons: the others have no remote shell.
         **{f"OMPI_MCA_{name}": value for name, value in _open_mpi("orte", "rsh", hosts, shell).items()},

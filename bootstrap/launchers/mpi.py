@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from bootstrap.launchers.environment import SOCKET
 from bootstrap.launchers.meeting import Line, Meeting
 
 # As SSH's for a connection that failed.
@@ -98,7 +97,7 @@ def lead(command: Sequence[str], environ: Mapping[str, str], meeting: Meeting) -
             with suppress(OSError):  # mpirun may have ended its remote shells
                 self.wfile.write(f"{status}\n".encode())
 
-    path = Path(environ["GPUFLEET_HOSTFILE"]).with_name(SOCKET)
+    path = Path(environ["GPUFLEET_REMOTE_SHELL"])
     path.unlink(missing_ok=True)
     _adopt_orphans()
     server = socketserver.ThreadingUnixStreamServer(str(path), Request)

@@ -1,20 +1,21 @@
-"""mpirun's remote shell: ``remote_shell.py SOCKET HOST COMMAND ...``, with ssh's arguments and exit status."""
+#!/usr/bin/env python3
+"""mpirun's remote shell: ``remote_shell.py HOST COMMAND ...``, with ssh's arguments and exit status."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Have the command run on the host by mpi.lead, which listens at the socket."""
-    path, *words = arguments
-    while words and words[0].startswith("-"):
-        words.pop(0)  # -x and the like, of no meaning here
+    """Have the command run on the host by mpi.lead, which listens at a socket."""
+    words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))  # -x and the like mean nothing here
     host, *command = words
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(path)
+        asking.connect(os.environ["GPUFLEET_REMOTE_SHELL"])
         asking.sendall(json.dumps({"host": host, "command": " ".join(command)}).encode() + b"\n")
         answer = asking.makefile().readline()
     return int(answer or 255)

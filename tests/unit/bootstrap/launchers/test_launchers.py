@@ -192,8 +192,11 @@ def test_a_single_node_has_no_gang(gang: Gang) -> None:
     assert process.returncode == 5
 
 
-def test_a_users_own_variable_of_mpi_stays(tmp_path: Path) -> None:
+def test_mpirun_finds_its_remote_shell_and_a_users_own_variable_stays(tmp_path: Path) -> None:
     environment = {"GPUFLEET_DRAIN_FILE": str(tmp_path / "drain"), "GLOO_SOCKET_IFNAME": "ens6"}
     made = write_files(environment | {"OMPI_MCA_btl_tcp_if_exclude": "lo"}, ["10.0.0.1"])
     assert "OMPI_MCA_btl_tcp_if_exclude" not in made
+    shell = Path(made["OMPI_MCA_plm_rsh_agent"])
+    assert shell.parent == ROOT / "bootstrap/launchers", "/run/gpufleet is mounted noexec"
+    assert shell.read_text().startswith("#!") and os.access(shell, os.X_OK), "the bundle makes it a program"
     assert made["HYDRA_IFACE"] == made["I_MPI_HYDRA_IFACE"] == "ens6"
