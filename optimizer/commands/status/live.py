@@ -62,6 +62,10 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
     """Lines that hold until a later reading has others."""
     shown = facts(plan, reading)
     lines = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
+    if reading.state is None and "state" not in reading.unread:
+        lines.append("no word from the controller yet")
+    if "controller" in shown:
+        lines.append(f"controller {shown['controller']}")
     if reading.state is not None and reading.state.next_attempt_at is not None:
         lines.append(f"next: {shown['next']}")
     if (progress := current_progress(reading)) is not None:

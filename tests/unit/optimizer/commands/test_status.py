@@ -16,8 +16,8 @@ from rich.console import Console
 
 from bootstrap.contract.measured import object_name
 from optimizer.aws import clients
-from optimizer.commands.status.live import changes, page, watch_page
-from optimizer.commands.status.reading import read
+from optimizer.commands.status.live import changes, page, print_events, watch_page
+from optimizer.commands.status.reading import Reading, read
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -385,3 +385,14 @@ def test_the_page_is_redrawn_until_ctrl_c(
         watch_page(sample_plan(), "dev", lambda: read(deployed.names, datetime.now(UTC)), 5)
     assert slept == [5, 5]
     assert "draining: asked to stop" in capsys.readouterr().out
+
+
+def test_events_say_that_the_controller_is_silent_or_never_spoke(
+    deployed: DeployedStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = datetime.now(UTC)
+    print_events(sample_plan(), None, Reading(at=at))
+    deployed.write_state(updated_at=ago(minutes=20))
+    print_events(sample_plan(), Reading(at=at), read(deployed.names, at))
+    out = capsys.readouterr().out
+    assert "no word from the controller yet" in out and "controller SILENT for 20 min" in out
