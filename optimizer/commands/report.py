@@ -57,19 +57,12 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     (without a plan: what each limit excludes, and the nearest feasible ones); - reads standard input. STACK is the name
     of a Pulumi.STACK.yaml: the page adds predicted against actual, steps, speed, loss and interruptions, and each
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
-    works light or dark, on a phone, on paper and with a keyboard (docs/report.md). Needs the extra:
-    pip install 'gpufleet[report]'.
+    works light or dark, on a phone, on paper and with a keyboard (docs/report.md).
     """
-    try:
-        from optimizer.report import facts
-        from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
-        from optimizer.report.page import render, render_no_plan
-    except ImportError as error:
-        raise GpufleetError(
-            f"report needs {error.name}, which is not installed",
-            why="only the page needs it, so it is an extra",
-            next_step="pip install 'gpufleet[report]'",
-        ) from error
+    from optimizer.report import facts  # here: other commands do not wait for the templates and the drawing
+    from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
+    from optimizer.report.page import render, render_no_plan
+
     now = datetime.now(UTC)
     if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
         with patience("reading the stack and its ledger"):

@@ -12,6 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bootstrap.contract.ledger import LEDGER_FILE, read_lines, read_loss
 from tests.training.test_trainer import LLAMA, torchrun
 
 METHODS = {
@@ -69,6 +70,9 @@ def test_adapters_resume_bit_equal_and_merge(tmp_path: Path) -> None:
     torchrun(whole, 2, "bootstrap.trainer", *flags, "--steps", "4")
     for steps in ("2", "4"):
         torchrun(halves, 2, "bootstrap.trainer", *flags, "--steps", steps)
+    lines = (whole / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
+    losses = dict(filter(None, map(read_loss, read_lines(lines)[0])))
+    assert losses.get(4), "the ledger has the last loss"
     first, second = (load_file(folder / "checkpoints/weights/model.safetensors") for folder in (whole, halves))
     assert first.keys() == second.keys()
     assert all(first[name].equal(second[name]) for name in first)

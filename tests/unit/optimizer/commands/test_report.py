@@ -35,14 +35,6 @@ def test_a_file_that_is_no_plan_leaves_the_old_page(gpufleet: Gpufleet, tmp_path
     assert out.read_text(encoding="utf-8") == "an older page"
 
 
-def test_without_the_extra_it_names_it(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in sys.modules if name.startswith("optimizer.report")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    code, _, error = gpufleet("report", "plan.json", "--out", str(tmp_path / "report.html"))
-    assert code == 1 and "needs vl_convert" in error and "pip install 'gpufleet[report]'" in error
-
-
 def test_a_deployed_stack_becomes_a_page_of_its_run(
     gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path
 ) -> None:
