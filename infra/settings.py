@@ -22,6 +22,8 @@ from optimizer.plan import FleetPlan
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
+# Interface endpoints of gpufleet:isolateTraining, beside optimizer.plan.INTERFACE_ENDPOINTS.
+TRAINING_ENDPOINTS = ("sts",)
 
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
@@ -230,7 +232,7 @@ class Settings(_Model):
     @property
     def training_endpoints(self) -> tuple[str, ...]:
         """Interface endpoints beside those that every VPC of a stack has."""
-        return ("sts",) if self.isolate_training else ()
+        return TRAINING_ENDPOINTS if self.isolate_training else ()
 
     @property
     def read_prefixes(self) -> dict[str, str]:

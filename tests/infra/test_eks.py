@@ -226,6 +226,7 @@ def test_administrators_and_gpu_nodes_have_access_entries(cluster: Deployed) -> 
     ("changes", "config", "message"),
     [
         ({}, {**PLATFORM, "gpufleet:nat": "true"}, "no adminArns"),
+        ({}, {**eks(), "gpufleet:isolateTraining": "true"}, "has a role of its own"),
         ({}, eks(publicAccessCidrs=["0.0.0.0/0"]), "publicAccessCidrs has 0.0.0.0/0"),
         ({}, eks(publicAccessCidrs=["128.0.0.0/1"]), "/8 and narrower"),
         ({}, {**eks(), "gpufleet:nat": "false"}, "neither gpufleet:nat nor gpufleet:eks registry"),

@@ -225,6 +225,14 @@ def test_a_cluster_has_its_own_image_endpoints_and_nodes(
     assert (standard["level"], standard["value"]) == ("ok", 4)
 
 
+def test_a_training_with_a_role_of_its_own_needs_one_more_endpoint(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
+) -> None:
+    write_stack(tmp_path, isolateTraining=True)
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    assert rows_of(out)["quota Interface VPC endpoints per VPC"]["value"] == 7
+
+
 def test_a_plan_that_nothing_would_train_is_a_warning(
     gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
 ) -> None:
