@@ -210,6 +210,14 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
     return str(architecture.get(TORCHVISION) or architecture.get("model_type") or "")
 
 
+def data_problem(architecture: Mapping[str, Any] | None) -> str:
+    """Reason why the trainer reads no data for a model; empty where it does."""
+    kind = model_kind(architecture)
+    if kind not in SEQ2SEQ + SPEECH:
+        return ""
+    return f"the trainer has synthetic samples only for {kind}: it reads no format of inputs with targets"
+
+
 def family_of(architecture: Mapping[str, Any]) -> Family:
     """Kind of samples and loss that a model trains with."""
     kind = model_kind(architecture)

@@ -20,6 +20,7 @@ from bootstrap.contract.trainer import (
     SHARDINGS,
     Family,
     TrainerJob,
+    data_problem,
     family_of,
     model_kind,
     span_targets,
@@ -218,10 +219,9 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
             f"--target-len is {config.target_len}; expected at most {config.longest_transcript}, the config's "
             "max_target_positions"
         )
-    if config.train_data and config.family in ("seq2seq", "speech"):
+    if config.train_data and (problem := data_problem(config.architecture)):
         raise ConfigurationError(
-            f"--train-data is {config.train_data}, and the trainer has synthetic samples only for {config.kind}: "
-            "inputs with targets are in no format that it reads. Leave it out to try a plan, or train with code of "
+            f"--train-data is {config.train_data}, and {problem}. Leave it out to try a plan, or train with code of "
             "your own around bootstrap.training (docs/training.md)"
         )
     if not (config.weights or config.tuning.trains_all):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from bootstrap.contract.launcher import gang_faults, split_command
+from bootstrap.contract.trainer import data_problem
 from infra import clock
 from infra.control_settings import node_prices
 from infra.images import brings_torch
@@ -16,7 +17,7 @@ from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
 from infra.secret_text import secrets_in
-from infra.settings import ConfigError, Settings
+from infra.settings import TRAINER_COMMAND, ConfigError, Settings
 from infra.wheels import Wanted, wheels_needed
 
 
@@ -49,6 +50,12 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             "SecureString, and read it in the training code (docs/security.md)"
         )
     yield from prefix_refusals("data", settings.data)
+    if settings.data and settings.command == TRAINER_COMMAND and (problem := data_problem(plan.job.architecture)):
+        yield (
+            f"gpufleet:data is {settings.data}, and {problem}, so every node would end at its start: unset it to "
+            "try the plan (`pulumi config rm gpufleet:data`), or train with your own code (gpufleet:trainDir, "
+            "gpufleet:trainCommand, docs/training.md)"
+        )
     yield from prefix_refusals("baseWeights", settings.base_weights)
     if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
         yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
