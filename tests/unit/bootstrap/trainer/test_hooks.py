@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +8,12 @@ import torch
 
 from bootstrap.trainer.hooks import compress_gradients
 from bootstrap.training.errors import ConfigurationError
+from tests.unit.bootstrap.forked import run_ranks
 
 
 def test_compressed_gradients_train_and_powersgd_resumes_exactly(tmp_path: Path) -> None:
     out = tmp_path / "losses.json"
-    script = str(Path(__file__).with_name("hooks_ranks.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, str(out)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks("tests.unit.bootstrap.trainer.hooks_ranks", 2, out)
     losses = json.loads(out.read_text())
     plain = losses.pop("none")
     assert plain[-1] < 0.1 * plain[0]

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from bootstrap.trainer import weights
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import ConfigurationError
+from tests.unit.bootstrap.forked import run_ranks
 from tests.unit.bootstrap.trainer.weights_ranks import build
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -78,18 +76,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_write_and_read_every_layout(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("weights_ranks.py")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=4",
-        str(script),
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks("tests.unit.bootstrap.trainer.weights_ranks", 4, tmp_path)
     index = json.loads((tmp_path / INDEX_NAME).read_text())
     assert len(set(index["weight_map"].values())) > 1 and "head.weight" not in index["weight_map"]
     assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}

@@ -1,7 +1,7 @@
-"""Training in every layout on four gloo ranks, which test_layouts runs once: python -m …layouts FOLDER.
+"""Training in every layout on four gloo ranks, which test_layouts runs once.
 
-One parent imports torch and forks the ranks. A leg is a process group of its own size, a fresh model in some layout and
-a few steps; its facts go to FOLDER/facts-RANK.json.
+A leg is a process group of its own size, a fresh model in some layout and a few steps; its facts go to
+FOLDER/facts-RANK.json.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -259,8 +257,9 @@ PROGRAM: list[tuple[int, Callable[[Path, str], Any], str, str]] = [
 ]  # fmt: skip
 
 
-def run_rank(folder: Path, rank: int) -> None:
+def main(folder: Path) -> None:
     """Every entry of the program that this rank takes part in."""
+    rank = int(os.environ["RANK"])
     logging.basicConfig(level=logging.INFO, format=f"rank {rank} %(message)s")
     torch.set_num_threads(1)
     # Small tensors are divided as large ones are.
@@ -278,23 +277,3 @@ def run_rank(folder: Path, rank: int) -> None:
         dist.barrier()
         dist.destroy_process_group()
     (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
-
-
-def main() -> int:
-    """Fork the ranks and wait for them."""
-    folder = Path(sys.argv[1])
-    children = []
-    for rank in range(RANKS):
-        if not (child := os.fork()):
-            try:
-                run_rank(folder, rank)
-                os._exit(0)
-            except BaseException:  # noqa: BLE001 - a forked child must not return into the parent's code
-                traceback.print_exc()
-                os._exit(1)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

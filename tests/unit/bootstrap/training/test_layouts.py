@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.bootstrap.forked import run_ranks
 from tests.unit.bootstrap.training.layouts import GLOBAL_BATCH, PROGRAM, RANKS
 
-ROOT = Path(__file__).parents[4]
 Facts = list[list[Any]]
 
 
@@ -22,13 +18,7 @@ Facts = list[list[Any]]
 def facts(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     """Facts of each rank."""
     folder = tmp_path_factory.mktemp("layouts")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUFLEET_")}
-    outcome = subprocess.run(
-        [sys.executable, "-m", "tests.unit.bootstrap.training.layouts", str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert outcome.returncode == 0, outcome.stderr[-5000:]
-    assert "NOT saved" not in outcome.stderr
+    assert "NOT saved" not in run_ranks("tests.unit.bootstrap.training.layouts", RANKS, folder)
     return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
