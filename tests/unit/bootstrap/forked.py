@@ -49,11 +49,11 @@ def main(module: str, ranks: int, path: Path) -> int:
     processes = [ForkProcess(target=_run_rank, args=(module, rank, ranks, store.port, path)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    running = {process.sentinel: process for process in processes}
-    while running and not any(process.exitcode for process in processes):
-        for ended in wait(list(running)):
-            running.pop(ended).join()  # type: ignore[call-overload]
-    for process in running.values():
+    while (running := [one for one in processes if one.exitcode is None]) and not any(
+        one.exitcode for one in processes
+    ):
+        wait([process.sentinel for process in running])
+    for process in running:
         process.kill()
     return int(any(process.exitcode for process in processes))
 
