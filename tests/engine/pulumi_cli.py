@@ -99,6 +99,8 @@ def environment(*, pulumi: Path, plugins: Path, scratch: Path, endpoint: str, re
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "true",  # `make engine-tools` builds a CLI without a version
+        # The state is written when a run ends, failed or not, and not twice a resource; no stack outlives a killed run.
+        "PULUMI_SKIP_CHECKPOINTS": "true",
         "PULUMI_DEBUG_COMMANDS": "true",  # for --event-log, which the Automation API reads as well
         # By default the provider logs all it can, 1 MB at each start; TF_LOG_PROVIDER=DEBUG shows its requests.
         "TF_LOG_SDK": "ERROR",
