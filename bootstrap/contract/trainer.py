@@ -213,9 +213,9 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
 def data_problem(architecture: Mapping[str, Any] | None) -> str:
     """Reason why the trainer reads no data for a model; empty where it does."""
     kind = model_kind(architecture)
-    if kind not in SEQ2SEQ + SPEECH:
+    if kind not in SPEECH:
         return ""
-    return f"the trainer has synthetic samples only for {kind}: it reads no format of inputs with targets"
+    return f"the trainer has synthetic samples only for {kind}: it reads no format of clips with transcripts"
 
 
 def family_of(architecture: Mapping[str, Any]) -> Family:
@@ -231,24 +231,30 @@ def family_of(architecture: Mapping[str, Any]) -> Family:
     return next((family for family, kinds in families.items() if kind in kinds), "decoder")
 
 
-def span_targets(seq_len: int) -> int:
-    """Tokens of T5's decoder beside ``seq_len`` tokens of its encoder: 114 beside 512.
+def spans_of(tokens: int) -> tuple[int, int]:
+    """Tokens that span corruption replaces in a text, and the spans that they are in."""
+    noise = max(1, round(tokens * NOISE_DENSITY))
+    return noise, max(1, round(noise / NOISE_SPAN))
+
+
+def span_lengths(seq_len: int) -> tuple[int, int]:
+    """Tokens of the text and of T5's targets beside ``seq_len`` tokens of its input: 568 and 114 beside 512.
 
     Span corruption takes the longest text whose input fits: a sentinel stands for each span in the input, the targets
     are the spans behind their sentinels, and both end with a token (compute_input_and_target_lengths of
     https://github.com/huggingface/transformers, examples/flax/language-modeling/run_t5_mlm_flax.py, 2021-07).
     """
 
-    def lengths(tokens: int) -> tuple[int, int]:
-        noise = round(tokens * NOISE_DENSITY)
-        spans = round(noise / NOISE_SPAN)
-        return tokens - noise + spans + 1, noise + spans + 1
+    def inputs(tokens: int) -> int:
+        noise, spans = spans_of(tokens)
+        return tokens - noise + spans + 1
 
     # The input has some nine tenths of the tokens.
     tokens = max(1, int(seq_len / (1 - NOISE_DENSITY + NOISE_DENSITY / NOISE_SPAN)) - 8)
-    while lengths(tokens + 1)[0] <= seq_len:
+    while inputs(tokens + 1) <= seq_len:
         tokens += 1
-    return lengths(tokens)[1]
+    noise, spans = spans_of(tokens)
+    return tokens, noise + spans + 1
 
 
 def is_mixture(architecture: Mapping[str, Any]) -> bool:

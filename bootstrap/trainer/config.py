@@ -23,7 +23,7 @@ from bootstrap.contract.trainer import (
     data_problem,
     family_of,
     model_kind,
-    span_targets,
+    span_lengths,
     unsupported,
 )
 from bootstrap.training.errors import ConfigurationError
@@ -132,7 +132,7 @@ class TrainerConfig:
     def labels(self) -> int:
         """Labels of a sample."""
         if self.family == "seq2seq":
-            return self.target_len or span_targets(self.seq_len)
+            return self.target_len or span_lengths(self.seq_len)[1]
         if self.family == "speech":
             return self.target_len or self.longest_transcript
         return 1 if self.counts_samples else self.seq_len
@@ -223,6 +223,11 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         raise ConfigurationError(
             f"--train-data is {config.train_data}, and {problem}. Leave it out to try a plan, or train with code of "
             "your own around bootstrap.training (docs/training.md)"
+        )
+    if config.train_data and config.family == "seq2seq" and config.labels != span_lengths(config.seq_len)[1]:
+        raise ConfigurationError(
+            f"--target-len is {config.target_len}, and span corruption of --train-data makes "
+            f"{span_lengths(config.seq_len)[1]} targets beside {config.seq_len} tokens; leave --target-len out"
         )
     if not (config.weights or config.tuning.trains_all):
         raise ConfigurationError(

@@ -151,6 +151,7 @@ def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: i
         classes=shape.get("num_labels", shape.get("num_classes", 1000)),
         target_len=config.labels,
         start=shape.get("decoder_start_token_id", 0),
+        end=shape.get("eos_token_id", 1),
         mel_shape=(shape.get("num_mel_bins", 80), 2 * shape.get("max_source_positions", 1500)),
         split=split,
         seed=config.seed,

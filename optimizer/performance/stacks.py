@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bootstrap.contract.trainer import span_targets
+from bootstrap.contract.trainer import span_lengths
 from optimizer.errors import InvalidInputError
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.types import Recipe
@@ -21,7 +21,7 @@ USUAL_SUBLAYERS = 2.0
 def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
     """Tokens of a sample in the encoder and in the decoder."""
     if model.architecture == "seq2seq":
-        return recipe.seq_len, recipe.target_len or span_targets(recipe.seq_len)
+        return recipe.seq_len, recipe.target_len or span_lengths(recipe.seq_len)[1]
     return model.encoder_tokens, recipe.target_len or model.decoder_tokens
 
 

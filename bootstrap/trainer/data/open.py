@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bootstrap.contract.trainer import Family
+from bootstrap.contract.trainer import Family, span_lengths, spans_of
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
 from bootstrap.trainer.data.masking import MaskedTokens
+from bootstrap.trainer.data.spans import SENTINELS, CorruptedSpans
 from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticPairs, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles
 from bootstrap.training.errors import ConfigurationError
@@ -28,6 +29,7 @@ def open_dataset(
     classes: int = 1000,
     target_len: int = 1,
     start: int = 0,
+    end: int = 1,
     mel_shape: tuple[int, int] = (80, 3000),
     split: Split = "train",
     seed: int = 0,
@@ -37,7 +39,7 @@ def open_dataset(
     Args:
         uri: folder, file, or ``s3://BUCKET/PREFIX``, copied once to the node's local disk; empty: synthetic samples.
         mask_token_id: of an encoder's tokenizer; default: the last of the vocabulary.
-        target_len, start: tokens of a decoder beside an encoder, and the first that it reads.
+        target_len, start, end: tokens of a decoder beside an encoder, the first that it reads, and the last of a text.
         mel_shape: bins and frames of a clip.
         split: ``train`` or ``val``; files or folders whose name begins with it are taken where there are any. ``train``
             takes all files where none is named so.
@@ -71,6 +73,15 @@ def open_dataset(
         if folder == path and (split == "val" or not path.is_dir()):
             raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")
         return ImageFolder(folder, image_size=image_size, classes=classes, augment=split == "train", seed=seed)
+    if family == "seq2seq":
+        length, _ = span_lengths(seq_len)
+        if (spans := spans_of(length)[1]) > SENTINELS:
+            raise ConfigurationError(
+                f"span corruption of {length} tokens has {spans} spans, and a tokenizer has {SENTINELS} sentinels; "
+                "give a smaller --seq-len"
+            )
+        corrupted = CorruptedSpans(vocab_size=vocab_size, start=start, end=end, seed=seed)
+        return TokenFiles(_token_files(path, uri, split), seq_len=length, vocab_size=vocab_size, masked=corrupted)
     return TokenFiles(_token_files(path, uri, split), seq_len=seq_len, vocab_size=vocab_size, masked=masked)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.masking import MaskedTokens
+from bootstrap.trainer.data.spans import CorruptedSpans
 from bootstrap.training.errors import ConfigurationError
 
 # https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py (read 2026-11): 256 int32, the first the magic.
@@ -73,7 +74,9 @@ def _format(path: Path) -> tuple[np.dtype[Any], int]:
 class TokenFiles(Dataset):
     """Samples of several token files, in the order of their names."""
 
-    def __init__(self, paths: list[Path], *, seq_len: int, vocab_size: int, masked: MaskedTokens | None) -> None:
+    def __init__(
+        self, paths: list[Path], *, seq_len: int, vocab_size: int, masked: MaskedTokens | CorruptedSpans | None
+    ) -> None:
         # A decoder's last label is the token after its last input.
         self._length = seq_len + (masked is None)
         self._seq_len = seq_len

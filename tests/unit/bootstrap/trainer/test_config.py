@@ -41,7 +41,14 @@ def test_variables_are_the_defaults_of_the_flags() -> None:
         ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
         ({"METHOD": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
         ({"ARCHITECTURE": '{"model_type": "vit"}', "SEQ_LEN": "197"}, "--seq-len is 197; expected 1"),
-        ({"ARCHITECTURE": '{"model_type": "t5"}', "TRAIN_DATA": "/data"}, "synthetic samples only for t5"),
+        (
+            {"ARCHITECTURE": '{"model_type": "t5"}', "SEQ_LEN": "512", "TRAIN_DATA": "/data", "TARGET_LEN": "64"},
+            "--target-len is 64, and span corruption of --train-data makes 114 targets beside 512",
+        ),
+        (
+            {"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "TRAIN_DATA": "/data"},
+            "synthetic samples only for whisper",
+        ),
         ({"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "METHOD": "lora"}, "adapts .*, not whisper"),
         ({"TARGET_LEN": "64"}, "--target-len is 64, and llama has no decoder with targets"),
         ({"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "TARGET_LEN": "449"}, "expected at most 448"),

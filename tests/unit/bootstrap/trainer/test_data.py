@@ -86,6 +86,38 @@ def test_masking_is_bert_s_and_a_function_of_step_and_sample() -> None:
     assert not torch.equal(data.batch(indices, CPU, step=8)["labels"], batch["labels"])
 
 
+def test_span_corruption_is_t5_s_and_a_function_of_step_and_sample(tmp_path: Path) -> None:
+    raw = np.arange(5 * 568, dtype="<u2") % 1000 + 10
+    raw.tofile(tmp_path / "train.bin")
+    data = open_dataset(str(tmp_path), family="seq2seq", seq_len=512, vocab_size=32128, start=0, end=1, seed=3)
+    assert len(data) == 5
+    indices = torch.arange(5)
+
+    batch = data.batch(indices, CPU, step=7)
+
+    assert batch["input_ids"].shape == (5, 512) and batch["labels"].shape == (5, 114)
+    assert (batch["decoder_input_ids"][:, 0] == 0).all()
+    assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
+    for number in range(5):
+        # The spans of the targets in the places of their sentinels are the text.
+        spans: dict[int, list[int]] = {}
+        *targets, end = batch["labels"][number].tolist()
+        for token in targets:
+            if token > 32000:
+                spans[token] = []
+            else:
+                spans[list(spans)[-1]].append(token)
+        assert end == 1 and list(spans) == list(range(32099, 32099 - 28, -1))
+        *inputs, end = batch["input_ids"][number].tolist()
+        text = [token for part in inputs for token in spans.get(part, [part])]
+        assert end == 1 and text == raw[568 * number : 568 * (number + 1)].tolist()
+    rank_1 = data.batch(indices[2:], CPU, step=7)
+    assert torch.equal(rank_1["input_ids"], batch["input_ids"][2:])
+    assert not torch.equal(data.batch(indices, CPU, step=8)["labels"], batch["labels"])
+    with pytest.raises(ConfigurationError, match=r"114 spans, and a tokenizer has 100 sentinels"):
+        open_dataset(str(tmp_path), family="seq2seq", seq_len=2048, vocab_size=32128)
+
+
 def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> None:
     tokens = open_dataset("", family="decoder", seq_len=32, vocab_size=50).batch(torch.arange(100), CPU)
     strides = (tokens["labels"] - tokens["input_ids"]) % 50

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bootstrap.contract.trainer import span_targets
+from bootstrap.contract.trainer import span_lengths
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import build
 from bootstrap.trainer.run import open_samples
@@ -79,7 +79,7 @@ def test_saved_bytes_are_those_that_a_trace_counts(
 
 def test_the_decoder_of_t5_is_as_long_as_span_corruption_makes_it() -> None:
     # arXiv:1910.10683, section 3.1.4; transformers' run_t5_mlm_flax.py names 512 and 114.
-    assert span_targets(512) == 114
+    assert span_lengths(512) == (568, 114)
     t5, whisper = resolve_model("t5-base"), resolve_model("whisper-tiny")
     assert lengths(t5, Recipe(seq_len=512)) == (512, 114)
     assert lengths(whisper, Recipe(seq_len=1)) == (1500, 448)

@@ -1,0 +1,68 @@
+"""Span corruption, T5's objective (arXiv:1910.10683, section 3.1.4), over samples of a token file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bootstrap.contract.trainer import spans_of
+from bootstrap.trainer.data.dataset import Batch, hash64
+
+Ints = npt.NDArray[np.int64]
+
+# First sentinel of the published tokenizers, by vocab_size, which rounds up their length: T5's 32,100, mT5's 250,100.
+# Others' sentinels are the last tokens of the vocabulary. A tokenizer has 100 of them.
+FIRST_SENTINEL = {32128: 32099, 250112: 250099}
+SENTINELS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptedSpans:
+    """Spans by (seed, step, sample): 15% of the tokens, three a span on average, are in the targets behind sentinels.
+
+    Attributes:
+        start, end: token that the decoder reads first, and token that ends inputs and targets.
+    """
+
+    vocab_size: int
+    start: int
+    end: int
+    seed: int
+
+    def apply(self, tokens: torch.Tensor, indices: torch.Tensor, *, step: int) -> Batch:
+        """Inputs, decoder inputs and labels of int64 ``tokens`` (samples, length), as long for every sample."""
+        inputs, labels = [], []
+        for row, index in zip(tokens.numpy(), indices.tolist(), strict=True):
+            noise = _noise(len(row), np.random.default_rng(hash64((self.seed, step, index))))
+            inputs.append(self._with_sentinels(row, noise))
+            labels.append(self._with_sentinels(row, ~noise))
+        targets = torch.from_numpy(np.stack(labels))
+        first = torch.full_like(targets[:, :1], self.start)
+        return {
+            "input_ids": torch.from_numpy(np.stack(inputs)),
+            "decoder_input_ids": torch.cat([first, targets[:, :-1]], 1),
+            "labels": targets,
+        }
+
+    def _with_sentinels(self, row: Ints, left_out: npt.NDArray[np.bool_]) -> Ints:
+        """Tokens of ``row`` with one sentinel for each run that is left out, and the end."""
+        begins = left_out & ~np.concatenate(([False], left_out[:-1]))
+        sentinel = FIRST_SENTINEL.get(self.vocab_size, self.vocab_size - 1) + 1 - np.cumsum(begins)
+        kept = np.where(begins, sentinel, row)[~left_out | begins]
+        return np.append(kept, self.end)
+
+
+def _noise(length: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Flags of the tokens in spans; the first token is in none, and the last in one."""
+    noise, spans = spans_of(length)
+    lengths = np.stack([_parts(length - noise, spans, generator), _parts(noise, spans, generator)], 1)
+    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths.ravel())
+
+
+def _parts(total: int, count: int, generator: np.random.Generator) -> Ints:
+    """Random lengths above 0, ``count`` of them, that add up to ``total``."""
+    cuts = np.sort(generator.choice(total - 1, count - 1, replace=False)) + 1
+    return np.diff(np.concatenate(([0], cuts, [total])))
