@@ -71,7 +71,7 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"architecture": MISTRAL, "context": 2}, "mistral over 8192 tokens has no full causal attention"),
         ({"architecture": {"model_type": "bert"}, "context": 2}, "bert over"),
         ({"architecture": {**LLAMA, "layer_types": ["sliding_attention"]}, "context": 2}, "no full causal attention"),
-        ({"architecture": {"model_type": "t5"}}, "model_type t5 is not one of gemma2"),
+        ({"architecture": {"model_type": "mamba"}}, "model_type mamba is not one of gemma2"),
     ],
 )
 def test_a_part_beyond_it_is_named_with_its_value(changes: dict[str, Any], reason: str) -> None:
