@@ -110,6 +110,13 @@ def check_framework(name: str, model: ModelSpec) -> None:
             why="the other profiles are of code that trains language models",
             next_step="leave out --framework",
         )
+    if model.encoder_layers and name not in (DEFAULT, TRAINER):
+        raise InvalidInputError(
+            f"framework is {name}, and {model.name} has an encoder ({model.architecture})",
+            limit=f"{TRAINER} or {DEFAULT}",
+            why="its costs are counted from Hugging Face's modules",
+            next_step="leave out --framework",
+        )
     if model.architecture != "module" and model.architecture != "cnn" and name == CNN_DEFAULT:
         raise InvalidInputError(
             f"framework is {name}, and {model.name} is a transformer",

@@ -215,6 +215,8 @@ def test_no_figure_contradicts_what_an_architecture_lacks() -> None:
     ("model", "framework", "says"),
     [
         ("resnet50", "megatron", "resnet50 is a CNN"),
+        ("t5-base", "megatron-core", r"t5-base has an encoder \(seq2seq\)"),
+        ("vit-b-16", "torchvision", r"vit-b-16 has an encoder \(image\)"),
         ("resnet50", "torchtitan", "torchvision \\(or torch"),
         ("gpt2", "torchvision", "gpt2 is a transformer"),
     ],
