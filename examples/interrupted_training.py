@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from bootstrap.training.ledger.summary import read_ledger, table
 from examples.local_imds import LocalImds
@@ -71,14 +72,17 @@ class Node:
         for name in ("AWS_EC2_METADATA_DISABLED", "GPUFLEET_BUCKET", "GPUFLEET_ASG_NAME", "GPUFLEET_TERMINATE_HOOK"):
             self.environment.pop(name, None)
 
+    def start(self, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start ``python ARGUMENTS`` in a process group of its own."""
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the agent in a process group of its own; kill its remains at the end."""
+        """Run the agent; kill its remains at the end."""
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(ROOT / "bootstrap" / "agent")],
-                env=self.environment, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+            process = self.start([str(ROOT / "bootstrap" / "agent")], log)
             try:
                 yield process
             finally:

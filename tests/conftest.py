@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pytest_socket import socket_allow_hosts
 
+from tests.warm import Warm
+
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -87,3 +89,11 @@ def unaudited(monkeypatch: pytest.MonkeyPatch) -> None:
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Process that has torch imported once for all tests."""
+    process = Warm()
+    yield process
+    process.close()

@@ -164,15 +164,19 @@ def wait_for_command(command: int, ready: int, modules: Sequence[str]) -> None:
     if not text:
         return
     given = json.loads(text)
-    os.environ.clear()
-    os.environ.update(given["environment"])
-    arguments = given["arguments"][1:]  # after -u, as this process has it
     sys.orig_argv = [sys.executable, *given["arguments"]]
+    run_command(given["arguments"][1:], given["environment"])  # after -u, as this process has it
+
+
+def run_command(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run ``python ARGUMENTS`` in this process: a module or a script."""
+    os.environ.clear()
+    os.environ.update(environment)
     if arguments[0] == "-m":
-        sys.argv = arguments[1:]
+        sys.argv = list(arguments[1:])
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = arguments
+        sys.argv = list(arguments)
         if not sys.flags.safe_path:
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")

@@ -1,16 +1,19 @@
-"""Real agent, torchrun and workers on this machine's CPUs, and one undisturbed run to compare with."""
+"""Real agent, torchrun and workers on this machine's CPUs, and undisturbed runs to compare with."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
+from tests.warm import Warm
 
 STEPS = 40
 
@@ -27,22 +30,33 @@ def outcome_of(node: Node) -> Outcome:
     return Outcome(losses=node.losses(), parameters_sha256=node.parameters_sha256())
 
 
-def undisturbed_run(folder: Path, sharding: str) -> Outcome:
+class WarmNode(Node):
+    """Node whose processes are forks (tests/warm.py)."""
+
+    def __init__(self, warm: Warm, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._warm = warm
+
+    def start(self, arguments: Sequence[str], log: IO[bytes]) -> Any:
+        return self._warm.start(arguments, env=self.environment, output=log)
+
+
+def undisturbed_run(warm: Warm, folder: Path, sharding: str) -> Outcome:
     with LocalImds().running() as imds:
-        node = Node(folder, imds, steps=STEPS, step_delay_s=0.0, sharding=sharding)
+        node = WarmNode(warm, folder, imds, steps=STEPS, step_delay_s=0.0, sharding=sharding)
         with node.running() as process:
             node.wait(process)
         return outcome_of(node)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), "ddp")
+def undisturbed(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_run(warm, tmp_path_factory.mktemp("undisturbed"), "ddp")
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sharded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), "fsdp2")
+def undisturbed_sharded(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_run(warm, tmp_path_factory.mktemp("undisturbed"), "fsdp2")
 
 
 @pytest.fixture
@@ -52,10 +66,10 @@ def imds() -> Iterator[LocalImds]:
 
 
 @pytest.fixture
-def make_node(tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
-    def make(*, workers: int = 2, step_delay_s: float = 0.1, sharding: str = "ddp") -> Node:
-        folder = tmp_path / "node"
-        return Node(folder, imds, steps=STEPS, step_delay_s=step_delay_s, workers=workers, sharding=sharding)
+def make_node(warm: Warm, tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
+    def make(*, is_real: bool = False, step_delay_s: float = 0.1, sharding: str = "ddp", **options: Any) -> Node:
+        make_one: Callable[..., Node] = Node if is_real else partial(WarmNode, warm)
+        return make_one(tmp_path / "node", imds, steps=STEPS, step_delay_s=step_delay_s, sharding=sharding, **options)
 
     return make
 

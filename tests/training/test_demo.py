@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,21 +9,22 @@ import pytest
 from bootstrap.contract.ledger import LEDGER_FILE
 from optimizer.report.run import read_run
 from tests.plans import sample_plan
+from tests.warm import Warm
 
 pytestmark = pytest.mark.training
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(280)
-def test_interrupted_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
+def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) -> None:
     kept = tmp_path / "demo"
-    command = [sys.executable, "-m", "examples.interrupted_training", "--steps", "60", "--keep", str(kept)]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=270)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    shown = ("sharded by FSDP2", "spot notice", "SIGKILL of worker 1", "60 of 60 steps equal", "EQUAL: interruptions")
-    for text in (*shown, "recomputed"):
-        assert text in outcome.stdout
-    assert "NOT EQUAL" not in outcome.stdout
+    command = ["-m", "examples.interrupted_training", "--steps", "60", "--keep", str(kept)]
+    shown = warm.run(tmp_path, command)
+    for text in (
+        "sharded by FSDP2", "spot notice", "SIGKILL of worker 1", "60 of 60 steps equal", "EQUAL: interruptions",
+        "recomputed",
+    ):  # fmt: skip
+        assert text in shown
+    assert "NOT EQUAL" not in shown
     lines = (kept / "interrupted" / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
     run = read_run(sample_plan(), lines)
     assert run.summary is not None and run.summary.finished and run.summary.starts == 4

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import Warm
+
 pytestmark = pytest.mark.training
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "training.md"
 
 
-def test_example_runs_and_goes_on(tmp_path: Path) -> None:
+def test_example_runs_and_goes_on(warm: Warm, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(blocks) == 1
     script = tmp_path / "train.py"
@@ -26,15 +28,12 @@ def test_example_runs_and_goes_on(tmp_path: Path) -> None:
         "AWS_EC2_METADATA_DISABLED": "true",
     }  # fmt: skip
 
-    def run(**extra: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script)]
-        return subprocess.run(command, env=environment | extra, capture_output=True, text=True, check=False)
-
-    stopped = run(STOP="1")
+    stopped = subprocess.run(
+        [sys.executable, str(script)], env=environment | {"STOP": "1"}, capture_output=True, text=True, check=False
+    )
     assert (stopped.returncode, stopped.stdout) == (75, ""), stopped.stderr
     assert [path.name[:13] for path in (tmp_path / "store").glob("step-*")] == ["step-00000051"]
-    finished = run()
-    assert finished.returncode == 0 and "last loss" in finished.stdout, finished.stderr
+    assert "last loss" in warm.run(tmp_path, [str(script)], **environment)
     summary = subprocess.run(
         [sys.executable, "-m", "bootstrap.training.ledger", str(tmp_path / "store")],
         env=environment, capture_output=True, text=True, check=True,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bootstrap.contract.ledger import LEDGER_FILE, read_lines, read_loss
 from tests.training.test_trainer import LLAMA, torchrun
+from tests.warm import Warm
 
 METHODS = {
     "lora": "--method lora --lora-rank 4 --precision bf16",
@@ -34,10 +35,10 @@ def _flags(more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def trained(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("methods")
     (folder / "flags.json").write_text(json.dumps({name: _flags(more) for name, more in METHODS.items()}))
-    torchrun(folder, 2, "tests.training.fine_tuning_ranks", "flags.json", "results.json")
+    torchrun(warm, folder, 2, "tests.training.fine_tuning_ranks", "flags.json", "results.json")
     results: dict[str, dict[str, Any]] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     return results
 
@@ -63,13 +64,13 @@ def test_the_loss_falls_and_only_the_chosen_part_changes(trained: dict[str, dict
 # peft 0.21 asks transformers 5.23 by a name that it deprecates.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.timeout(300)
-def test_adapters_resume_bit_equal_and_merge(tmp_path: Path) -> None:
+def test_adapters_resume_bit_equal_and_merge(warm: Warm, tmp_path: Path) -> None:
     whole, halves, flags = tmp_path / "whole", tmp_path / "halves", _flags(METHODS["qlora"])
     whole.mkdir()
     halves.mkdir()
-    torchrun(whole, 2, "bootstrap.trainer", *flags, "--steps", "4")
+    torchrun(warm, whole, 2, "bootstrap.trainer", *flags, "--steps", "4")
     for steps in ("2", "4"):
-        torchrun(halves, 2, "bootstrap.trainer", *flags, "--steps", steps)
+        torchrun(warm, halves, 2, "bootstrap.trainer", *flags, "--steps", steps)
     lines = (whole / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
     losses = dict(filter(None, map(read_loss, read_lines(lines)[0])))
     assert losses.get(4), "the ledger has the last loss"

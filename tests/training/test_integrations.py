@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from bootstrap.training.integrations.engine_files import EngineFiles
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.stores import open_store
 from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, parameters
+from tests.warm import ROOT, TRAINER, Warm
 
 pytestmark = [
     pytest.mark.training,
@@ -60,9 +59,7 @@ def test_an_interrupted_run_goes_on_exactly(engine: str, tmp_path: Path, monkeyp
     assert account.finished and account.steps == STEPS
 
 
-EXAMPLES = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8"), re.DOTALL
-)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engines.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["transformers", "lightning"])
@@ -73,17 +70,13 @@ def test_the_pages_examples_run_as_they_stand(example: str, tmp_path: Path, monk
     assert steps(tmp_path / "store") == [20]
 
 
-def test_two_ranks_stop_together_and_go_on_exactly(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+def test_two_ranks_stop_together_and_go_on_exactly(warm: Warm, tmp_path: Path) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    warm.run(
+        tmp_path,
         [*command, "-m", "tests.training.engine_programs", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
+        modules=(*TRAINER, "transformers.trainer", "lightning.pytorch"),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     for rank in range(2):
         result = json.loads((tmp_path / f"result-{rank}.json").read_text(encoding="utf-8"))
         for engine in ENGINES:

@@ -14,7 +14,8 @@ import pytest
 from bootstrap.training.ledger.summary import read_ledger
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
-from tests.training.conftest import STEPS, Outcome, alive, outcome_of, parent_of
+from tests.training.conftest import STEPS, Outcome, WarmNode, alive, outcome_of, parent_of
+from tests.warm import Warm
 
 pytestmark = pytest.mark.training
 
@@ -24,6 +25,10 @@ def gone_within(pids: list[int], limit_s: float) -> bool:
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(alive(pid) for pid in pids)
+
+
+def pids_of(node: Node) -> set[str]:
+    return {path.read_text() for path in node.out.glob("rank-*.pid")}
 
 
 @pytest.mark.parametrize(("seed", "sharding"), [(11, "ddp"), (12, "fsdp2")])
@@ -37,14 +42,13 @@ def test_sigkill_at_random_steps_ends_bit_equal(
     with node.running() as process:
         for first, last in ((2, 18), (22, 36)):
             node.wait_for_step(dice.randint(first, last), process)
+            before = pids_of(node)
             worker = node.worker_pid(dice.randrange(2))
             os.kill(dice.choice([worker, parent_of(worker)]), signal.SIGKILL)
             assert gone_within([worker], 40)
             # Orphans may have trained on for a moment: what comes next must be about the new workers.
-            for path in node.out.glob("rank-*.pid"):
-                path.unlink()
             deadline = time.monotonic() + 120
-            while len(list(node.out.glob("rank-*.pid"))) < 2 and time.monotonic() < deadline:
+            while pids_of(node) & before and time.monotonic() < deadline:
                 time.sleep(0.05)
         node.wait(process)
     assert outcome_of(node) == undisturbed
@@ -96,7 +100,8 @@ def test_sigterm_to_torchrun_saves_within_its_30_seconds(make_node: Callable[...
 def test_rebalance_recommendation_saves_and_goes_on(
     make_node: Callable[..., Node], imds: LocalImds, undisturbed: Outcome
 ) -> None:
-    node = make_node()
+    """In real interpreters; the run to compare with was in forks of one."""
+    node = make_node(is_real=True)
     with node.running() as process:
         node.wait_for_step(3, process)
         imds.recommend_rebalance()
@@ -123,9 +128,13 @@ def test_hung_peer_does_not_hang_the_others(make_node: Callable[..., Node]) -> N
     assert "rank 0: no progress for 3 s" in text and "Thread 0x" in text
 
 
-def test_four_ranks_resume_bit_equal(make_node: Callable[..., Node], imds: LocalImds, tmp_path: Path) -> None:
+def test_four_ranks_resume_bit_equal(
+    make_node: Callable[..., Node], imds: LocalImds, warm: Warm, tmp_path: Path
+) -> None:
     """On more than two ranks the order of a sum depends on DDP's bucket layout, which the rehearsal settles."""
-    undisturbed = Node(tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4, sharding="ddp")
+    undisturbed = WarmNode(
+        warm, tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4, sharding="ddp"
+    )
     with undisturbed.running() as process:
         undisturbed.wait(process)
     node = make_node(workers=4)

@@ -22,7 +22,8 @@ from infra.kubernetes.manifests import manifests
 from infra.kubernetes.pod import LEFT
 from tests.infra.test_manifests import IMAGE, facts
 from tests.plans import sample_plan
-from tests.training.conftest import STEPS, Outcome, outcome_of
+from tests.training.conftest import STEPS, Outcome, WarmNode, outcome_of
+from tests.warm import Warm
 
 pytestmark = pytest.mark.training
 # Answers for the names in $DNS, as cluster DNS does for pods that have an address.
@@ -44,8 +45,8 @@ def container() -> dict[str, Any]:
 class Gang:
     """Two pods of one worker each, sharing a store."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.dns = folder, folder / "dns"
+    def __init__(self, warm: Warm, folder: Path) -> None:
+        self.warm, self.folder, self.dns = warm, folder, folder / "dns"
         self.dns.touch()
         (folder / "bin").mkdir()
         (folder / "bin/getent").write_text(FAKE_GETENT)
@@ -62,7 +63,7 @@ class Gang:
     def pod(self, rank: int) -> Iterator[Node]:
         """One pod; it has an address as soon as it is here."""
         with LocalImds().running() as imds:
-            node = Node(self.folder / "shared", imds, steps=STEPS, step_delay_s=0.1, workers=1)
+            node = WarmNode(self.warm, self.folder / "shared", imds, steps=STEPS, step_delay_s=0.1, workers=1)
             node.log = self.folder / f"pod-{rank}.log"
             node.environment |= {name: value for name, value in self.variables.items() if name not in LOCAL}
             node.environment |= {
@@ -85,9 +86,9 @@ class Gang:
 
 
 def test_a_pod_whose_node_leaves_saves_ends_as_left_and_is_followed_by_another(
-    tmp_path: Path, undisturbed: Outcome
+    tmp_path: Path, warm: Warm, undisturbed: Outcome
 ) -> None:
-    gang = Gang(tmp_path)
+    gang = Gang(warm, tmp_path)
     with ExitStack() as stack:
         first = stack.enter_context(gang.pod(0))
         first_process = stack.enter_context(first.running())

@@ -11,12 +11,13 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training.test_trainer import LLAMA, torchrun
+from tests.warm import Warm
 
 RANKS, STEPS = 3, 26
 
 
 @pytest.mark.timeout(300)
-def test_unequal_shares_train_the_same(tmp_path: Path) -> None:
+def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
     """Each phase resumes from the one before, in another layout with other shares; the last measures them."""
     common = [
         "--architecture", json.dumps(LLAMA), "--seq-len", "16", "--global-batch", "12", "--precision", "fp32",
@@ -41,7 +42,7 @@ def test_unequal_shares_train_the_same(tmp_path: Path) -> None:
             ]
         )
     )
-    log = torchrun(tmp_path, RANKS, "tests.training.shares_ranks", "phases.json", "out.json")
+    log = torchrun(warm, tmp_path, RANKS, "tests.training.shares_ranks", "phases.json", "out.json")
     found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
 
     equal, unequal = (metrics(tmp_path / out) for out in ("equal", "unequal"))

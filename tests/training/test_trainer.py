@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training.trainer_ranks import STEPS
+from tests.warm import TRAINER, Warm
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -101,25 +101,21 @@ def demo_layouts() -> dict[str, tuple[dict[str, Any], str]]:
     return layouts
 
 
-def torchrun(folder: Path, ranks: int, *arguments: str) -> str:
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true", "HF_HUB_OFFLINE": "1",
+def torchrun(warm: Warm, folder: Path, ranks: int, *arguments: str) -> str:
+    variables = {
+        "AWS_EC2_METADATA_DISABLED": "true", "HF_HUB_OFFLINE": "1",
         "GPUFLEET_CHECKPOINT_URI": str(folder / "checkpoints"), "GPUFLEET_DRAIN_FILE": str(folder / "drain"),
     }  # fmt: skip
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", *arguments,
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stderr
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", *arguments]
+    return warm.run(folder, command, modules=TRAINER, **variables)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
+def measured(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
     folder = tmp_path_factory.mktemp("layouts")
     layouts = {name: flags_of(*layout) for name, layout in (LAYOUTS | demo_layouts()).items()}
     (folder / "layouts.json").write_text(json.dumps(layouts), encoding="utf-8")
-    torchrun(folder, RANKS, "tests.training.trainer_ranks", "layouts.json", "losses.json")
+    torchrun(warm, folder, RANKS, "tests.training.trainer_ranks", "layouts.json", "losses.json")
     found: dict[str, dict[str, list[float]]] = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
     return found
 
@@ -148,16 +144,19 @@ def test_states_are_shared_out(measured: dict[str, dict[str, list[float]]]) -> N
 
 @pytest.mark.timeout(400)
 def test_run_out_of_memory_halves_and_resumes_in_another_layout(
-    tmp_path: Path, measured: dict[str, dict[str, list[float]]]
+    warm: Warm, tmp_path: Path, measured: dict[str, dict[str, list[float]]]
 ) -> None:
-    """Rank 1 runs out while rank 0 waits for it; both start anew. Another layout goes on with the same losses."""
+    """Rank 1 runs out while rank 0 waits for it; both start anew, in new interpreters.
+
+    Another layout goes on with the same losses.
+    """
     common = [*flags_of(LLAMA, "--micro-batch 2"), "--log-every", "1", "--out", "out", "--gpus-per-node", "2"]
     log = torchrun(
-        tmp_path, 2, "tests.training.trainer_ranks", "--room", "1", *common, "--sharding", "zero3", "--steps", "2"
+        warm, tmp_path, 2, "tests.training.trainer_ranks", "--room", "1", *common, "--sharding", "zero3", "--steps", "2"
     )
     assert "with micro-batch 2: all ranks start anew with at most 1" in log
     torchrun(
-        tmp_path, 2, "bootstrap.trainer", *common, "--tensor-parallel", "2", "--steps", str(STEPS),
+        warm, tmp_path, 2, "bootstrap.trainer", *common, "--tensor-parallel", "2", "--steps", str(STEPS),
         "--evaluate-every", str(STEPS), "--evaluation-steps", "1",
     )  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]

@@ -18,7 +18,8 @@ import pytest
 from bootstrap.training.ledger.summary import read_ledger
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
-from tests.training.conftest import STEPS, Outcome, outcome_of
+from tests.training.conftest import STEPS, Outcome, WarmNode, outcome_of
+from tests.warm import Warm
 
 pytestmark = pytest.mark.training
 FAKE_AWS = """#!/usr/bin/env bash
@@ -33,8 +34,8 @@ esac
 class Fleet:
     """A fleet of two nodes with one worker each, sharing a store."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, warm: Warm, folder: Path) -> None:
+        self.warm, self.folder = warm, folder
         self.members = folder / "fleet"
         (folder / "bin").mkdir()
         (folder / "bin" / "aws").write_text(FAKE_AWS)
@@ -52,7 +53,7 @@ class Fleet:
     def node(self, instance_id: str) -> Iterator[tuple[Node, LocalImds]]:
         with LocalImds().running() as imds:
             imds.values["instance-id"] = instance_id
-            node = Node(self.folder / "shared", imds, steps=STEPS, step_delay_s=0.1, workers=1)
+            node = WarmNode(self.warm, self.folder / "shared", imds, steps=STEPS, step_delay_s=0.1, workers=1)
             node.log = self.folder / f"{instance_id}.log"
             node.environment |= {
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
@@ -82,8 +83,8 @@ def end(node: Node, imds: LocalImds, process: subprocess.Popen[bytes]) -> None:
     node.wait(process)
 
 
-def test_an_interrupted_node_is_replaced_and_the_other_stays(tmp_path: Path, undisturbed: Outcome) -> None:
-    fleet = Fleet(tmp_path)
+def test_an_interrupted_node_is_replaced_and_the_other_stays(tmp_path: Path, warm: Warm, undisturbed: Outcome) -> None:
+    fleet = Fleet(warm, tmp_path)
     fleet.set_members("i-0000000000000000b", "i-0000000000000000c")
     with ExitStack() as stack:
         host, host_imds = stack.enter_context(fleet.node("i-0000000000000000b"))
