@@ -32,7 +32,7 @@ from bootstrap.training.standby import MODULES, TRAINER_MODULES, run_command
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = (*MODULES, "torch.distributed.run")
-TRAINER = (*TORCHRUN, *TRAINER_MODULES)
+TRAINER = (*TORCHRUN, *TRAINER_MODULES, "peft")
 # A request; the environment is most of it.
 REQUEST_BYTES = 2**17
 WAIT_S = 200.0
