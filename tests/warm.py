@@ -174,7 +174,7 @@ def _forking(start: Any) -> Any:
         if command[:1] == [sys.executable] and arguments and (arguments[0] == "-m" or arguments[0][0] != "-"):
             environment = dict(os.environ if options.get("env") is None else options["env"])
             keep = options.get("pass_fds", ())
-            # It runs in the child when all but the environment is as it will be.
+            # The child runs this when all but the environment is as it will be.
             options["preexec_fn"] = partial(become, arguments, environment, keep)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -203,7 +203,7 @@ def become(arguments: Sequence[str], environment: Mapping[str, str], keep: Seque
             sys.stderr.write(f"{code}\n")
             code = 1
     finally:
-        # As multiprocessing ends a fork, and the functions that imports registered too.
+        # Ends as multiprocessing ends a fork, with the functions that imports registered too.
         private: Any = threading
         private._shutdown()
         atexit._run_exitfuncs()
@@ -227,7 +227,7 @@ def _name_frames() -> None:
 
 
 def _forget_parent(keep: set[int]) -> None:
-    # Its objects are neither collected nor finalized here.
+    # Objects of the warm process are neither collected nor finalized here.
     gc.freeze()
     gc.enable()
     for descriptor in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - keep:

@@ -88,7 +88,7 @@ def _launch(events: PoolEvents, came: list[Machine]) -> PoolEvents:
         return events
     if events.empty_at is not None:
         first = min(machine.launched_at for machine in came)
-        # It came back at an unknown moment since it was last seen empty: halfway.
+        # Capacity came back at an unknown moment since the pool was last seen empty: halfway.
         gap = max(first - events.empty_at, timedelta(0))
         events = _end_drought(events, gap / 2 if gap <= UNWATCHED else None)
     return replace(events, launched=events.launched + len(came))

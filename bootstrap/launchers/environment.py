@@ -44,7 +44,7 @@ def write_files(environ: Mapping[str, str], addresses: Sequence[str]) -> dict[st
     hosts, hydra_hosts = folder / "hosts", folder / "hosts.hydra"
     hosts.write_text("".join(f"{address} slots={slots}\n" for address in addresses), encoding="utf-8")
     hydra_hosts.write_text("".join(f"{address}:{slots}\n" for address in addresses), encoding="utf-8")
-    # Not in /run, from which Ubuntu starts no program (noexec):
+    # The bundle's folder, as Ubuntu starts no program from /run (noexec):
     # https://salsa.debian.org/kernel-team/initramfs-tools/-/blob/master/init
     shell = Path(__file__).with_name("remote_shell.py")
     made = {

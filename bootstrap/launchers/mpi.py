@@ -23,7 +23,7 @@ from types import FrameType
 
 from bootstrap.launchers.meeting import Line, Meeting
 
-# As SSH's for a connection that failed.
+# Exit status of SSH for a connection that failed.
 NO_CONNECTION = 255
 # Between two looks whether mpirun has ended, s.
 POLL_S = 0.2

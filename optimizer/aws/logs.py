@@ -45,7 +45,7 @@ class LogReader:
         start_ms = int(self.since.timestamp() * 1000)
         if self._seen:
             start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
-        # As bootstrap/logs/ranks.py writes it; the pattern finds it anywhere in a line:
+        # Prefix that bootstrap/logs/ranks.py writes; the pattern finds it anywhere in a line:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
         start = "" if self.rank is None else f"[rank {self.rank}] "
         pages = self.client.get_paginator("filter_log_events").paginate(

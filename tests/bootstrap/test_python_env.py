@@ -142,7 +142,7 @@ def test_an_image_without_ensurepip_installs_from_an_index_with_its_own_pip(tmp_
     (tmp_path / "case/input/answers/aws.sh").write_text("exit 1\n")
     (packages,) = (made.root / "opt/pytorch/lib").glob("python3*/site-packages")
     shutil.unpack_archive(next(house.glob("pip-*.whl")), packages, "zip")
-    # As on Ubuntu without python3-venv.
+    # Stand-in for Ubuntu without python3-venv.
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/ensurepip.py").write_text("raise SystemExit(1)\n")
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(house), "PYTHONPATH": str(tmp_path / "broken")}

@@ -210,7 +210,7 @@ constraints:
 """
 
 
-# Nobody answers a question here, and no node trains.
+# No person answers a question here, and no node trains.
 UNATTENDED = {"up": ("--yes", "--no-follow"), "down": ("--yes",)}
 
 

@@ -73,7 +73,7 @@ def test_a_node_reaches_its_stack_alone() -> None:
 
 
 def test_a_node_writes_its_own_report_alone() -> None:
-    """As IAM resolves the policy's variable for a request of node i-1; a request of no instance has no value."""
+    """Resolve, as IAM does, the policy's variable for a request of node i-1; a request of no instance has no value."""
     stack = deploy()
     account = "arn:aws:ec2:us-east-1:000000000000:instance"
     pattern = stack.policy("RolePolicy", "-node")["ReportRun"]["Resource"]
@@ -209,7 +209,7 @@ def test_credentials_work_on_their_own_node_alone() -> None:
 
 
 def test_isolated_training_has_a_role_of_its_own() -> None:
-    """It reaches what a training reads and writes; the agent, that takes it, keeps the rest."""
+    """The training's role reaches what a training reads and writes; the agent, that takes it, keeps the rest."""
     own = {"gpufleet:isolateTraining": "true", "gpufleet:data": "s3://corpus/tokens", "gpufleet:iamPath": "/ml/"}
     stack = deploy(config=own)
     arn = "arn:aws:iam::000000000000:role/ml/gpufleet-dev-us-east-1-train"

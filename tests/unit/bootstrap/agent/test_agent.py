@@ -103,7 +103,7 @@ printf 'AKIA%s\\tsecret\\ttoken\\t2099-01-01T00:00:00+00:00\\n' "$n"
 def test_the_training_gets_its_own_roles_credentials_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As botocore, and with it every SDK, reads them; a refusal of the first minute is tried again."""
+    """botocore, and with it every SDK, reads them; a refusal of the first minute is tried again."""
     program = tmp_path / "aws"
     program.write_text(AWS.format(folder=tmp_path))
     program.chmod(0o755)

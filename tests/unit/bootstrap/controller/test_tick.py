@@ -661,7 +661,7 @@ def test_spot_placement_scores_are_asked_where_a_place_is_chosen_and_missed_with
     assert state.place and state.place.name == "other"
     assert "at equal cost its spot placement score is the best: 7 of 10" in state.reason
     assert state.scores["use1-az4"] == 3 and state.scored_at == state.updated_at
-    # One question, of one type: kept for ten minutes, and not asked of a gang that is complete.
+    # The score of one type is asked once: kept for ten minutes, and not asked of a gang that is complete.
     (query,) = asked
     assert query == {
         "InstanceTypes": ["p4d.24xlarge"],

@@ -147,7 +147,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 class Rank(ForkProcess):
-    """What supervisor.py takes of subprocess.Popen, for a fork of this process instead of a new one."""
+    """Part of subprocess.Popen that supervisor.py uses, for a fork of this process instead of a new one."""
 
     def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: int) -> None:
         super().__init__(target=self.run_as, args=(command, env, stdout))
