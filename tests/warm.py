@@ -109,6 +109,11 @@ class Warm:
         assert status == 0, text[-4000:]
         return text
 
+    def torchrun(self, folder: Path, ranks: int, *arguments: str, **options: Any) -> str:
+        """Run ranks of ``python -m ARGUMENTS`` as ``run`` does."""
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", *arguments]
+        return self.run(folder, command, **options)
+
     def close(self) -> None:
         """End the process that forks."""
         if self._requests is not None and self._process is not None:

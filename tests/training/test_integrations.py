@@ -71,10 +71,11 @@ def test_the_pages_examples_run_as_they_stand(example: str, tmp_path: Path, monk
 
 
 def test_two_ranks_stop_together_and_go_on_exactly(warm: Warm, tmp_path: Path) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    warm.run(
+    warm.torchrun(
         tmp_path,
-        [*command, "-m", "tests.training.engine_programs", str(tmp_path)],
+        2,
+        "tests.training.engine_programs",
+        str(tmp_path),
         modules=(*TRAINER, "transformers.trainer", "lightning.pytorch"),
     )
     for rank in range(2):

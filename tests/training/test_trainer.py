@@ -106,8 +106,7 @@ def torchrun(warm: Warm, folder: Path, ranks: int, *arguments: str) -> str:
         "AWS_EC2_METADATA_DISABLED": "true", "HF_HUB_OFFLINE": "1",
         "GPUFLEET_CHECKPOINT_URI": str(folder / "checkpoints"), "GPUFLEET_DRAIN_FILE": str(folder / "drain"),
     }  # fmt: skip
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", *arguments]
-    return warm.run(folder, command, modules=TRAINER, **variables)
+    return warm.torchrun(folder, ranks, *arguments, modules=TRAINER, **variables)
 
 
 @pytest.fixture(scope="module")

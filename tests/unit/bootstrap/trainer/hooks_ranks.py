@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,7 @@ def main(out: Path) -> None:
         out.write_text(json.dumps(losses))
     dist.barrier()
     end_process(0)  # a group that a model still holds would be torn down while Python exits
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -8,12 +8,12 @@ import torch
 
 from bootstrap.trainer.hooks import compress_gradients
 from bootstrap.training.errors import ConfigurationError
-from tests.unit.bootstrap.forked import run_ranks
+from tests.warm import Warm
 
 
-def test_compressed_gradients_train_and_powersgd_resumes_exactly(tmp_path: Path) -> None:
+def test_compressed_gradients_train_and_powersgd_resumes_exactly(warm: Warm, tmp_path: Path) -> None:
     out = tmp_path / "losses.json"
-    run_ranks("tests.unit.bootstrap.trainer.hooks_ranks", 2, out)
+    warm.torchrun(tmp_path, 2, "tests.unit.bootstrap.trainer.hooks_ranks", str(out))
     losses = json.loads(out.read_text())
     plain = losses.pop("none")
     assert plain[-1] < 0.1 * plain[0]

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from bootstrap.trainer import weights
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import ConfigurationError
-from tests.unit.bootstrap.forked import run_ranks
 from tests.unit.bootstrap.trainer.weights_ranks import build
 from tests.unit.bootstrap.training.conftest import BUCKET
+from tests.warm import Warm
 
 LIBRARY: Any = transformers
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32, "intermediate_size": 24}
@@ -75,8 +75,8 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
         load_weights(build(0), str(tmp_path))
 
 
-def test_ranks_write_and_read_every_layout(tmp_path: Path) -> None:
-    run_ranks("tests.unit.bootstrap.trainer.weights_ranks", 4, tmp_path)
+def test_ranks_write_and_read_every_layout(warm: Warm, tmp_path: Path) -> None:
+    warm.torchrun(tmp_path, 4, "tests.unit.bootstrap.trainer.weights_ranks", str(tmp_path))
     index = json.loads((tmp_path / INDEX_NAME).read_text())
     assert len(set(index["weight_map"].values())) > 1 and "head.weight" not in index["weight_map"]
     assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}

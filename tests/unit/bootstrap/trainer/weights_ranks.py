@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -69,3 +70,7 @@ def main(folder: Path) -> None:
     load_weights(wrapped, str(folder))
     assert torch.equal(wrapped.module.embed.weight, expected["embed.weight"])
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -277,3 +278,7 @@ def main(folder: Path) -> None:
         dist.barrier()
         dist.destroy_process_group()
     (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

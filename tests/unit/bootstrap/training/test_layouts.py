@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bootstrap.forked import run_ranks
 from tests.unit.bootstrap.training.layouts import GLOBAL_BATCH, PROGRAM, RANKS
+from tests.warm import Warm
 
 Facts = list[list[Any]]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
+def facts(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
     """Facts of each rank."""
     folder = tmp_path_factory.mktemp("layouts")
-    assert "NOT saved" not in run_ranks("tests.unit.bootstrap.training.layouts", RANKS, folder)
+    assert "NOT saved" not in warm.torchrun(folder, RANKS, "tests.unit.bootstrap.training.layouts", str(folder))
     return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
