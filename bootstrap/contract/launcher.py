@@ -1,4 +1,4 @@
-"""How a training command is started: by torchrun, or as a program with a launcher of its own."""
+"""Start of a training command: by torchrun, or as a program with a launcher of its own."""
 
 from __future__ import annotations
 

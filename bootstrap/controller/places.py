@@ -57,9 +57,9 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
         if not _has_just_refused(state, name) and _is_payable(tick, state, name)
     }
     own = tick.settings.own_place
-    # The user took the plan; only a spot place has rivals once launches have told something.
     spot = {name: place for name, place in places.items() if place.purchase == "spot"}
     in_time = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
+    # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
         equal = [name for name in in_time if name in ready and _usd(places[name]) <= _EQUAL_COST * _usd(places[own])]
         name = _best_scored(tick, state, [own, *equal]) if own in spot else own

@@ -127,7 +127,7 @@ def serve(images: list[dict[str, Any]], log: Path) -> NoReturn:
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"http://127.0.0.1:{server.server_port} {os.getpid()}", flush=True)
-    # What moto prints is no answer to the tests.
+    # The tests read one line, the address; moto prints to the log from here on.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while os.getppid() == parent:
         time.sleep(1)

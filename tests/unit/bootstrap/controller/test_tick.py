@@ -34,6 +34,19 @@ def events(output: str, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, output.splitlines()) if line["event"] == kind]
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str) -> list[dict[str, Any]]:
+    """Return the list that the arguments of every later call go to."""
+    sent: list[dict[str, Any]] = []
+    call = getattr(client, operation)
+
+    def watched(**arguments: Any) -> Any:
+        sent.append(arguments)
+        return call(**arguments)
+
+    monkeypatch.setattr(client, operation, watched)
+    return sent
+
+
 def refuse(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str, code: str = "Throttling") -> None:
     """AWS answers one operation with an error from now on."""
 
@@ -409,14 +422,7 @@ def test_spot_falls_back_by_the_groups_own_policy(stack: Stack, monkeypatch: pyt
         fallback_on_demand=True,
         prices={"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
     )
-    sent: list[dict[str, Any]] = []
-    update = stack.clients.autoscaling.update_auto_scaling_group
-
-    def watched(**params: Any) -> Any:
-        sent.append(params)
-        return update(**params)
-
-    monkeypatch.setattr(stack.clients.autoscaling, "update_auto_scaling_group", watched)
+    sent = watch(monkeypatch, stack.clients.autoscaling, "update_auto_scaling_group")
     stack.tick()
     stack.tick(45)
     state = stack.tick()
@@ -463,14 +469,7 @@ def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: py
     )
     state = stack.tick()
     assert (state.phase, stack.group.desired_capacity) == ("waiting", 0)
-    sent: list[dict[str, Any]] = []
-    update = clients.autoscaling.update_auto_scaling_group
-
-    def watched(**params: Any) -> Any:
-        sent.append(params)
-        return update(**params)
-
-    monkeypatch.setattr(clients.autoscaling, "update_auto_scaling_group", watched)
+    sent = watch(monkeypatch, clients.autoscaling, "update_auto_scaling_group")
     assert stack.tick().place == state.next_place
     # One call, so that no node starts half moved; without the launch template's specification.
     (call,) = sent
@@ -648,14 +647,7 @@ def test_spot_placement_scores_are_asked_where_a_place_is_chosen_and_missed_with
     }
     zones = dict(zip(subnets, ("use1-az4", "use1-az6"), strict=True))
     stack.config = rotating(queue_url=stack.config.queue_url, places=places, zones=zones)
-    asked: list[dict[str, Any]] = []
-    get = stack.clients.ec2.get_spot_placement_scores
-
-    def watched(**query: Any) -> Any:
-        asked.append(query)
-        return get(**query)
-
-    monkeypatch.setattr(stack.clients.ec2, "get_spot_placement_scores", watched)
+    asked = watch(monkeypatch, stack.clients.ec2, "get_spot_placement_scores")
     scores(ec2_backends[ACCOUNT][REGION]).update({"use1-az6": 7, "use1-az4": 3})
     state = stack.tick()
     assert state.place and state.place.name == "other"
