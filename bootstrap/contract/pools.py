@@ -11,8 +11,9 @@ Pools that have lived long stay, and pools that have been empty long stay empty:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 # Youngest age of the rate 1 / (age + YOUNG_S): Lomax distributions of shape 1, fitted to the AWS traces.
 YOUNG_S = 0.4 * 3600
@@ -26,6 +27,17 @@ _LEAST_CHANCE = 0.02
 # Weight of the prior share of time with capacity, as time that the run has watched.
 _PRIOR_SHARE_S = 8 * 3600.0
 _HALVINGS = 15
+
+# A caller's name of a pool.
+Pool = TypeVar("Pool", bound=Hashable)
+_Asked = TypeVar("_Asked", contravariant=True)
+
+
+class Prices(Protocol[_Asked]):
+    """An hour's price in each pool."""
+
+    def __getitem__(self, pool: _Asked, /) -> float:
+        """Return a pool's price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +61,7 @@ class PoolRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prospect:
+class Prospect(Generic[Pool]):
     """One pool as the next launch sees it.
 
     Attributes:
@@ -58,7 +70,7 @@ class Prospect:
         value: worth of the pool, in hourly prices; higher is better.
     """
 
-    name: str
+    name: Pool
     chance: float
     stay_s: float
     value: float
@@ -112,15 +124,15 @@ def _expected_events(from_age_s: float, to_age_s: float) -> float:
 
 
 def rank_pools(
-    pools: Mapping[str, PoolRecord],
+    pools: Mapping[Pool, PoolRecord],
     now_s: float,
     *,
-    prices: Mapping[str, float],
+    prices: Prices[Pool],
     on_demand_price: float,
     running_price: float | None,
     restart_s: float,
     try_s: float,
-) -> list[Prospect]:
+) -> list[Prospect[Pool]]:
     """Order the pools in which a launch is worth trying now, the best first; ties keep the order of ``pools``.
 
     An hour in a pool is worth on-demand's price less the pool's and less the restart, which the stay has to earn back.
@@ -144,7 +156,7 @@ def rank_pools(
 
 
 def expected_spot_s(
-    pools: Mapping[str, PoolRecord], now_s: float, *, left_s: float, elapsed_s: float, spot_s: float
+    pools: Mapping[Pool, PoolRecord], now_s: float, *, left_s: float, elapsed_s: float, spot_s: float
 ) -> float:
     """Expected time with spot nodes in the next ``left_s``, after ``spot_s`` of the first ``elapsed_s``.
 
@@ -155,7 +167,7 @@ def expected_spot_s(
     return share * (left_s - _first_return_s(pools, now_s, left_s))
 
 
-def _first_return_s(pools: Mapping[str, PoolRecord], now_s: float, most_s: float) -> float:
+def _first_return_s(pools: Mapping[Pool, PoolRecord], now_s: float, most_s: float) -> float:
     """Median time until the first pool has capacity again, up to ``most_s``."""
     droughts = []
     for pool in pools.values():

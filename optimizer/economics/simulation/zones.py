@@ -9,55 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import numpy as np
 
+from bootstrap.contract.pool_policy import Delays, Event, Mode, RunView
 from optimizer.economics.simulation.engine import DONE_HOURS, DRAWS, Runs
 from optimizer.economics.simulation.job import Job
 from optimizer.performance.types import Bools, Floats
 
-
-class Mode(Enum):
-    """Kind of the running nodes."""
-
-    IDLE = "idle"
-    ON_DEMAND = "on-demand"
-    SPOT = "spot"
-
-
-class Event(Enum):
-    """Outcome of a launch, or end of the running nodes of a pool."""
-
-    CAME = "the whole gang came"
-    REFUSED = "the launch got no whole gang"
-    RECLAIMED = "the nodes were taken back"
-    LEFT = "the run ended its nodes itself"
-
-
-@dataclass(kw_only=True, slots=True)
-class ZoneView:
-    """State of one run, as its policy sees it.
-
-    Attributes:
-        elapsed_hours, left_hours: since the start, and until the deadline.
-        step_hours: until the next tick, when the policy is asked again.
-        work_hours: work that is left.
-        prices: an hour of spot in each pool in this tick; on-demand's is 1.
-        pool: the pool of the running spot nodes, or of the last ones; -1 before the first.
-        loading_hours: restart time left until the running nodes work.
-    """
-
-    job: Job
-    elapsed_hours: float
-    left_hours: float
-    step_hours: float
-    work_hours: float
-    prices: Sequence[float]
-    mode: Mode
-    pool: int
-    loading_hours: float
+# A run's pools are numbered.
+ZoneView = RunView[int]
 
 
 class ZonePolicy(Protocol):
@@ -101,7 +63,7 @@ def simulate_together(
     job: Job,
     launching: Launching,
     prices: Floats,
-    new_policy: Callable[[int, Job, float], ZonePolicy],
+    new_policy: Callable[[int, Job], ZonePolicy],
     *,
     seed: int,
 ) -> ZoneRuns:
@@ -112,7 +74,7 @@ def simulate_together(
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
         prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
-        new_policy: makes a policy from the number of pools, the job and the hours that a try takes.
+        new_policy: makes a policy from the number of pools and the job.
     """
     random = np.random.default_rng(seed)
     count = len(available)
@@ -120,7 +82,7 @@ def simulate_together(
     by_tick = over_ticks(prices, available).transpose(0, 2, 1)
     played = []
     for window, price, restart, lost in zip(available, by_tick, restarts, losses, strict=True):
-        policy = new_policy(len(window), job, launching.try_hours)
+        policy = new_policy(len(window), job)
         played.append(_Run(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost))
         played[-1].play()
 
@@ -162,6 +124,12 @@ class _Run:
         self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
         self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
         self._present = prices[0]
+        self._delays = Delays(
+            restart_hours=job.restart_hours,
+            restart_bound_hours=job.restart_bound_hours,
+            lost_bound_hours=job.checkpoint_hours,
+            try_hours=launching.try_hours,
+        )
         self._mode, self._pool = Mode.IDLE, -1
         self._loading = self._fresh = 0.0
         self._launches = 0
@@ -194,7 +162,7 @@ class _Run:
 
     def _view(self, elapsed: float, step: float) -> ZoneView:
         return ZoneView(
-            job=self._job,
+            delays=self._delays,
             elapsed_hours=elapsed,
             left_hours=self._job.deadline_hours - elapsed,
             step_hours=step,

@@ -1,0 +1,175 @@
+"""The adaptive spot policy for several pools: which pool to try, and when to buy on demand. Pure; all can run it.
+
+The simulation makes an ``Adaptive`` for each run and tells it every event; the controller makes one in each tick, from
+the records in its state. ``pools.py`` orders the pools; the guard here keeps the deadline, whatever they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic
+
+from bootstrap.contract.pools import (
+    Pool,
+    PoolRecord,
+    Prices,
+    Prospect,
+    came,
+    expected_spot_s,
+    left,
+    rank_pools,
+    reclaimed,
+    refused,
+)
+
+
+class Mode(Enum):
+    """Kind of the running nodes."""
+
+    IDLE = "idle"
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class Event(Enum):
+    """Outcome of a launch, or end of the running nodes of a pool."""
+
+    CAME = "the whole gang came"
+    REFUSED = "the launch got no whole gang"
+    RECLAIMED = "the nodes were taken back"
+    LEFT = "the run ended its nodes itself"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delays:
+    """Delays of a run, h.
+
+    Attributes:
+        restart_hours: mean time from a launch to the first new step.
+        restart_bound_hours: time that a launch never exceeds, for the guard.
+        lost_bound_hours: work that a reclaim can lose: the checkpoint interval.
+        try_hours: from a launch to its refusal.
+    """
+
+    restart_hours: float
+    restart_bound_hours: float
+    lost_bound_hours: float
+    try_hours: float
+
+
+@dataclass(kw_only=True, slots=True)
+class RunView(Generic[Pool]):
+    """State of one run, as its policy sees it.
+
+    Attributes:
+        elapsed_hours, left_hours: since the start, and until the deadline.
+        step_hours: until the next tick, when the policy is asked again.
+        work_hours: work that is left.
+        prices: an hour of spot in each pool in this tick; on-demand's is 1.
+        pool: the pool of the running spot nodes, where some run.
+        loading_hours: restart time left until the running nodes work.
+    """
+
+    delays: Delays
+    elapsed_hours: float
+    left_hours: float
+    step_hours: float
+    work_hours: float
+    prices: Prices[Pool]
+    mode: Mode
+    pool: Pool | None
+    loading_hours: float
+
+
+def has_no_time(view: RunView[Pool]) -> bool:
+    """Until the next tick, the time left falls below work and one launch, so nothing but on-demand may be launched."""
+    return view.left_hours - view.step_hours < view.work_hours + view.delays.restart_bound_hours
+
+
+def must_buy(view: RunView[Pool]) -> bool:
+    """On-demand nodes are needed now; spot nodes stay while their loss at the next tick leaves time for a launch."""
+    if view.mode is not Mode.SPOT:
+        return has_no_time(view)
+    worked = max(0.0, view.step_hours - view.loading_hours)
+    if view.work_hours <= worked:
+        return False
+    # A reclaim takes the work since the last checkpoint along.
+    needed_hours = view.work_hours - worked + view.delays.lost_bound_hours + view.delays.restart_bound_hours
+    return view.left_hours - view.step_hours < needed_hours
+
+
+class Adaptive(Generic[Pool]):
+    """Spot in the best pool; on-demand where the spot to be expected does not do the work, or the deadline demands it.
+
+    Args:
+        records: what the run knows of each pool; ties keep this order.
+        spot_hours: time with spot nodes so far.
+    """
+
+    def __init__(self, records: Mapping[Pool, PoolRecord], spot_hours: float = 0.0) -> None:
+        self._records = dict(records)
+        self._spot_hours = spot_hours
+        self._came_hours = 0.0
+        self._order: list[Prospect[Pool]] = []
+        self._asked_hours = -1.0
+
+    def keep(self, view: RunView[Pool]) -> Mode:
+        """Return what runs, or on-demand where spot will not do."""
+        if must_buy(view):
+            return Mode.ON_DEMAND
+        if view.mode is Mode.IDLE:
+            needed_hours = view.work_hours + 2 * view.delays.restart_bound_hours
+            if self.expected_spot_hours(view) < needed_hours:
+                return Mode.ON_DEMAND
+        return view.mode
+
+    def next_try(self, view: RunView[Pool]) -> Pool | None:
+        """Return the best pool that has not refused in this tick and is worth more than what runs."""
+        if has_no_time(view):
+            return None
+        if view.elapsed_hours != self._asked_hours:
+            self._asked_hours = view.elapsed_hours
+            self._order = self._rank(view)[::-1]
+        return self._order.pop().name if self._order else None
+
+    def note(self, event: Event, pool: Pool, hours: float) -> None:
+        """Record what happened to a launch or to running nodes, ``hours`` after the start."""
+        self._records[pool] = _RECORDED[event](self._records[pool], hours * 3600)
+        if event is Event.CAME:
+            self._came_hours = hours
+        elif event in (Event.RECLAIMED, Event.LEFT):
+            self._spot_hours += hours - self._came_hours
+
+    def expected_spot_hours(self, view: RunView[Pool]) -> float:
+        """Return the time with spot nodes that can be expected until the deadline."""
+        return (
+            expected_spot_s(
+                self._records,
+                view.elapsed_hours * 3600,
+                left_s=view.left_hours * 3600,
+                elapsed_s=view.elapsed_hours * 3600,
+                spot_s=self._spot_hours * 3600,
+            )
+            / 3600
+        )
+
+    def _rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
+        running_price = None
+        if view.mode is Mode.ON_DEMAND:
+            running_price = 1.0
+        elif view.mode is Mode.SPOT and view.pool is not None:
+            running_price = view.prices[view.pool]
+        return rank_pools(
+            self._records,
+            view.elapsed_hours * 3600,
+            prices=view.prices,
+            on_demand_price=1.0,
+            running_price=running_price,
+            restart_s=view.delays.restart_hours * 3600,
+            try_s=view.delays.try_hours * 3600,
+        )
+
+
+_RECORDED = {Event.CAME: came, Event.REFUSED: refused, Event.RECLAIMED: reclaimed, Event.LEFT: left}
