@@ -35,6 +35,7 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 
 # Zone ids, unlike names, mean the same zone in every account:
 # https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
+REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
 ZONE_ID = r"^[a-z0-9]+-az\d+$"
 INSTANCE_TYPE = r"^[a-z0-9-]+\.[a-z0-9-]+$"
 
@@ -225,7 +226,7 @@ class CostBreakdown(_Model):
     compute: NonNegative
     volumes: NonNegative
     storage: NonNegative
-    transfer: NonNegative = Field(description="VPC interface endpoints: hours and data.")
+    transfer: NonNegative = Field(description="VPC interface endpoints, and copies of the data out of another region.")
     head_node: NonNegative
 
     def total(self) -> float:
@@ -251,6 +252,15 @@ class Staging(_Model):
     hours: NonNegative = Field(description="Expected hours of the run in which the nodes wait for copies.")
     compute_usd: NonNegative = Field(description="USD of the nodes in these hours, part of compute.")
     storage_usd: NonNegative = Field(description="USD of the data in S3 over the run and of its requests.")
+    # These two are left out of the JSON where the data is in the fleet's region.
+    data_region: Annotated[str, Field(pattern=REGION)] | None = Field(
+        default=None, exclude_if=lambda value: value is None, description="Region of the data's bucket, if another."
+    )
+    transfer_usd: NonNegative = Field(
+        default=0.0,
+        exclude_if=lambda value: not value,
+        description="USD of the copies' bytes out of data_region, part of transfer.",
+    )
 
     def describe(self, nodes: int) -> str:
         """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
@@ -259,6 +269,7 @@ class Staging(_Model):
             f"{each} {self.data_gib:,.3g} GiB in {self.node_hours * 60:,.3g} min, at the start and when replaced "
             f"({self.gib_per_s:,.3g} GiB/s, bound by {self.bound}): {self.hours:,.3g} h and {self.compute_usd:,.2f} "
             f"USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
+            + (f", {self.transfer_usd:,.2f} USD of transfer from {self.data_region}" if self.data_region else "")
         )
 
 
@@ -428,7 +439,7 @@ class FleetPlan(_Model):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     instance_type: str = Field(pattern=INSTANCE_TYPE)
-    region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    region: str = Field(pattern=REGION)
     zone_ids: tuple[Annotated[str, Field(pattern=ZONE_ID)], ...] = Field(
         description="Zones that offer the type; empty where unknown."
     )

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.errors import InvalidInputError
-from optimizer.plan import CapacityBlock, PurchaseOption, Sharding
+from optimizer.plan import REGION, CapacityBlock, PurchaseOption, Sharding
 from optimizer.spelling import near_names
 from optimizer.units import parse_count, parse_hours, parse_usd
 
@@ -133,6 +133,11 @@ class Workload(_Model):
         exclude_if=lambda value: value is None,
         description="Files of the data, each a request; null for files so large that bytes decide. Needs data_gib.",
     )
+    data_region: Annotated[str, Field(pattern=REGION)] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Region of the data's bucket; null for the fleet's own. Bytes that leave a region are billed.",
+    )
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
         default="none",
         exclude_if=lambda value: value == "none",
@@ -157,6 +162,8 @@ class Workload(_Model):
             raise ValueError(f"give exactly one of tokens, samples and steps (got {', '.join(given) or 'none'})")
         if self.data_files is not None and self.data_gib is None:
             raise ValueError(f"data_files is {self.data_files} and data_gib missing: give the size of the data too")
+        if self.data_region is not None and self.data_gib is None:
+            raise ValueError(f"data_region is {self.data_region} and data_gib missing: give the size of the data too")
         if self.steps is not None and self.global_batch is None:
             raise ValueError("steps needs global_batch: without it the amount of training is unknown")
         if self.steps and self.global_batch and self.steps * self.global_batch > MOST_SAMPLES:

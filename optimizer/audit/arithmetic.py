@@ -14,6 +14,7 @@ import numpy as np
 from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, with_fallback
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
@@ -213,6 +214,7 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
         controller_usd_per_hour=_column(usd.controller_usd_per_hour),
         reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
         copy_usd=_column(copy.requests * usd.read_request_usd if copy else 0.0),
+        carry_usd=_column(_carry_usd(plan)),
     )
     falls_back = np.array([purchase.fallback == "on-demand"])
     cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, _column(on_demand_usd)))
@@ -234,6 +236,16 @@ def _with_unit_prices(plan: FleetPlan, catalog: Catalog) -> Catalog:
     return replace(catalog, unit_prices=tuple(prices.values()))
 
 
+def _carry_usd(plan: FleetPlan) -> float:
+    """USD of one copy of the data out of another region, at the plan's price."""
+    staging = plan.staging
+    if staging is None or staging.data_region is None:
+        return 0.0
+    item = transfer_price(staging.data_region, plan.region).item
+    stated = next((price.usd for price in plan.prices if price.item == item), None)
+    return transfer_usd(staging.data_gib, staging.data_region, plan.region, stated)
+
+
 def _check_staging_dollars(plan: FleetPlan, catalog: Catalog, outcome: Outcome) -> Iterator[Fault]:
     staging, copy = plan.staging, _node_copy(plan)
     if staging is None or copy is None:
@@ -246,6 +258,7 @@ def _check_staging_dollars(plan: FleetPlan, catalog: Catalog, outcome: Outcome) 
     compute = plan.cost_usd.breakdown.compute * staging.hours / plan.hours.expected
     for field, value, expected in (
         ("storage_usd", staging.storage_usd, stored + copy.requests * request * copies),
+        ("transfer_usd", staging.transfer_usd, _carry_usd(plan) * copies),
         ("compute_usd", staging.compute_usd, compute),
     ):
         if _differs(value, expected, CENTS):
@@ -262,7 +275,8 @@ def _check_dollars(
         "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",
         "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB, and staging's data "
         "with its requests, at the plan's prices",
-        "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} at the plan's prices",
+        "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} and copies of the data from "
+        "staging.data_region, at the plan's prices",
         "head_node": f"the controller for hours.expected {plan.hours.expected:g} at the plan's prices",
     }
     for part, why in reasons.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import date
 
 from optimizer.audit.fault import AGAIN, Fault
-from optimizer.catalog import Catalog
+from optimizer.catalog import Catalog, region_transfer
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -156,5 +156,9 @@ def _node_prices(node: NodeItem, zone_id: str, catalog: Catalog) -> list[tuple[f
 
 
 def _unit_prices(name: str, region: str, catalog: Catalog) -> list[tuple[float, date]]:
+    item, _, place = name.partition(" ")
+    if item == region_transfer.ITEM and place.count(" ") == 1:
+        price = region_transfer.transfer_price(*place.split())
+        return [(price.usd_per_gb, price.as_of)]
     prices = [catalog.unit_price(item, region) for item in UNIT_ITEMS if name == f"{item} {region}"]
     return [(price.usd, price.as_of) for price in prices]

@@ -34,7 +34,7 @@ def find_gpu(name: str, memory_mib: float) -> Gpu | None:
 
 @cache
 def _rows() -> list[tuple[tuple[str, int], Gpu]]:
-    return _read("gpus.csv", _parse_gpu)
+    return read_table("gpus.csv", _parse_gpu)
 
 
 def _parse_gpu(row: dict[str, str]) -> tuple[tuple[str, int], Gpu]:
@@ -62,7 +62,7 @@ def _parse_gpu(row: dict[str, str]) -> tuple[tuple[str, int], Gpu]:
 @cache
 def interconnects() -> dict[str, Interconnect]:
     """Links between the GPUs of an instance by family ("p5"), for types with several GPUs."""
-    return dict(_read("interconnects.csv", _parse_interconnect))
+    return dict(read_table("interconnects.csv", _parse_interconnect))
 
 
 def _parse_interconnect(row: dict[str, str]) -> tuple[str, Interconnect]:
@@ -78,7 +78,7 @@ def has_gpudirect(instance_type: str) -> bool | None:
 
 @cache
 def _gpudirect() -> list[tuple[re.Pattern[str], bool]]:
-    return _read("gpudirect.csv", _parse_gpudirect)
+    return read_table("gpudirect.csv", _parse_gpudirect)
 
 
 def _parse_gpudirect(row: dict[str, str]) -> tuple[re.Pattern[str], bool]:
@@ -97,7 +97,7 @@ def why_left_out(instance_type: str) -> str:
 @cache
 def left_out() -> list[dict[str, str]]:
     """Rows of data/left_out.csv."""
-    return _read("left_out.csv", _parse_left_out)
+    return read_table("left_out.csv", _parse_left_out)
 
 
 def _parse_left_out(row: dict[str, str]) -> dict[str, str]:
@@ -108,7 +108,8 @@ def _parse_left_out(row: dict[str, str]) -> dict[str, str]:
     return row
 
 
-def _read(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
+def read_table(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
+    """Parse the rows of a table in data/ that is kept by hand; DataMissingError where one is malformed."""
     path, place = DATA / name, ""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -121,7 +122,7 @@ def _read(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
     except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
         raise DataMissingError(
             f"{path} cannot be used: {place}{error!r}",
-            limit="one line a GPU, family or types, every column of the header filled in",
+            limit="one line a GPU, family, types or region, every column of the header filled in",
             why="no estimate is made without these facts",
             next_step="pip install --force-reinstall gpufleet",
         ) from error

@@ -30,6 +30,7 @@ class HourlyRates:
     controller_usd_per_hour: Floats
     reserve_hours: Floats
     copy_usd: Floats | float = 0.0  # requests of one node's copy of the data
+    carry_usd: Floats | float = 0.0  # for one node's copy out of the data's region
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +83,11 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         months = outcome.hours_expected / HOURS_PER_MONTH
         volumes = nodes * rates.volume_usd_per_month * months
         copies = np.where(np.isfinite(outcome.new_nodes), nodes + outcome.new_nodes, np.inf)
-        requests = np.where(np.asarray(rates.copy_usd) > 0, copies * rates.copy_usd, 0.0)
+        requests, carried = (
+            np.where(np.asarray(usd) > 0, copies * usd, 0.0) for usd in (rates.copy_usd, rates.carry_usd)
+        )
         storage = rates.storage_usd_per_month * months + requests
-        transfer = rates.endpoints_usd_per_hour * outcome.hours_expected
+        transfer = rates.endpoints_usd_per_hour * outcome.hours_expected + carried
         head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node
         p50, p95 = lognormal_percentiles(varying, varying * outcome.hours_std / outcome.hours_expected)

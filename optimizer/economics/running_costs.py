@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
+from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, Volumes
 
@@ -22,6 +23,7 @@ class RunningCosts:
     endpoints_usd_per_hour: float
     controller_usd_per_hour: float
     read_request_usd: float  # 0 without data
+    carry_usd: float  # for one copy of the data out of its bucket's region; 0 in the same region
 
 
 def running_costs(
@@ -32,8 +34,9 @@ def running_costs(
     volumes: Volumes = Volumes(),  # noqa: B008 (frozen)
     kept: int = Job.model_fields["checkpoints_kept"].default,
     data_gib: float = 0.0,
+    data_region: str | None = None,
 ) -> RunningCosts:
-    """Look up a region's running costs, with ``kept`` checkpoints and ``data_gib`` in S3."""
+    """Look up a region's running costs, with ``kept`` checkpoints and ``data_gib`` in S3, in ``data_region``."""
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd
         + (volumes.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd
@@ -43,4 +46,5 @@ def running_costs(
         endpoints_usd_per_hour=len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd,
         controller_usd_per_hour=controller_usd_per_hour(catalog, region),
         read_request_usd=catalog.unit_price("s3-read-request", region).usd if data_gib else 0.0,
+        carry_usd=transfer_usd(data_gib, data_region, region),
     )

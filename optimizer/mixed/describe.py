@@ -93,7 +93,7 @@ def describe_mix(mix: Mix, problem: Problem, best: FleetPlan | None) -> dict[str
     busy = sum(seconds * r for seconds, r in zip(mix.computed_s, ranks, strict=True))
     sources = [*dict.fromkeys(purchase.hazard.source for purchase in mix.purchases if purchase.hazard), FAILURE_SOURCE]
     prices = [price for purchase in mix.purchases for price in list_node_prices(purchase)]
-    prices += list_unit_prices(region, problem.catalog, data=problem.request.workload.data_gib is not None)
+    prices += list_unit_prices(region, problem.catalog, problem.request.workload)
     return {
         "region": region,
         "parallelism": {

@@ -198,6 +198,7 @@ class NodeGroups:
                 controller_usd_per_hour=nothing,
                 reserve_hours=drain_reserve_hours,
                 copy_usd=copy_usd,
+                carry_usd=np.array([c.carry_usd for c in costs]),
             ),
         )
         return hours, cost

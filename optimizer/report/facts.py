@@ -68,7 +68,7 @@ FAR = 12.0
 
 # Labels of JSON keys whose plain reading misleads.
 LABELS = {
-    "transfer": "VPC endpoints",
+    "transfer": "VPC endpoints, data from afar",
     "head_node": "controller",
     "compute": "GPU nodes",
     "volumes": "EBS volumes",

@@ -161,6 +161,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         copy_usd=by_purchase(
             [copy.requests * usd.read_request_usd if copy else 0.0 for copy, usd in zip(copies, running, strict=True)]
         ),
+        carry_usd=by_purchase([usd.carry_usd for usd in running]),
     )
     cost = fleet_cost(outcome, with_fallback(rates, outcome, fallback, on_demand))
     p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])

@@ -8,6 +8,7 @@ from datetime import date
 from functools import cache, cached_property
 
 from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.interruption import FAILURE_SOURCE
@@ -35,6 +36,7 @@ from optimizer.plan import (
     Tuning,
     Volumes,
 )
+from optimizer.request import Workload
 from optimizer.search.candidates import CandidateTable
 from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.search.fastest import estimate_configurations
@@ -49,8 +51,7 @@ class PlanBuilder:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         # Looked up once for each region and type.
-        data = problem.request.workload.data_gib is not None
-        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, data=data))
+        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, problem.request.workload))
         self._stand_ins = cache(lambda name: list_stand_ins(name, problem.catalog))
 
     def build(self, candidates: Sequence[tuple[CandidateTable, int]]) -> list[FleetPlan]:
@@ -241,6 +242,7 @@ def describe_staging(problem: Problem, table: CandidateTable, row: int) -> Stagi
     hours, all_hours = float(outcome.staging_hours[row]), float(outcome.hours_expected[row])
     stored = problem.catalog.unit_price("s3-standard-storage", region).usd * work.data_gib / HOURS_PER_MONTH
     requests = copy.requests * problem.running_costs(region).read_request_usd
+    copies = nodes + float(outcome.new_nodes[row])
     return Staging(
         data_gib=work.data_gib,
         files=work.data_files,
@@ -250,7 +252,9 @@ def describe_staging(problem: Problem, table: CandidateTable, row: int) -> Stagi
         source=copy.source,
         hours=rounded(hours),
         compute_usd=cents(float(table.cost.compute[row]) * hours / all_hours),
-        storage_usd=cents(stored * all_hours + requests * (nodes + float(outcome.new_nodes[row]))),
+        storage_usd=cents(stored * all_hours + requests * copies),
+        data_region=work.data_region if work.data_region != region else None,
+        transfer_usd=cents(problem.running_costs(region).carry_usd * copies),
     )
 
 
@@ -301,8 +305,8 @@ def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
     return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
 
 
-def list_unit_prices(region: str, catalog: Catalog, *, data: bool) -> list[PlanPrice]:
-    """Unit prices that a fleet pays in a region; ``data``: it copies data from S3."""
+def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[PlanPrice]:
+    """Unit prices that a fleet pays in a region."""
     items: list[UnitItem] = ["gp3-storage"]
     volumes = Volumes()
     if volumes.iops > GP3_INCLUDED_IOPS:
@@ -310,10 +314,14 @@ def list_unit_prices(region: str, catalog: Catalog, *, data: bool) -> list[PlanP
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
     items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
-    if data:
+    if work.data_gib is not None:
         items.append("s3-read-request")
     prices = (catalog.unit_price(item, region) for item in items)
-    return [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
+    listed = [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
+    if work.data_region not in (None, region):
+        carry = transfer_price(work.data_region, region)
+        listed.append(_price(carry.item, carry.usd_per_gb, "GB", carry.source, carry.as_of))
+    return listed
 
 
 @cache  # plans of one region share its prices

@@ -173,8 +173,9 @@ class Problem:
     @cached_property
     def running_costs(self) -> Callable[[str], RunningCosts]:
         """``running_costs`` of a region, looked up once."""
-        data_gib = self.request.workload.data_gib or 0.0
-        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib, data_gib=data_gib))
+        work = self.request.workload
+        data: dict[str, Any] = {"data_gib": work.data_gib or 0.0, "data_region": work.data_region}
+        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib, **data))
 
     @cached_property
     def node_copy(self) -> Callable[[str], NodeCopy | None]:

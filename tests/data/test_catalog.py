@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 from collections import Counter
 from datetime import date
@@ -14,6 +15,7 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.gpus import DATA, gpu_table
+from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
 from optimizer.catalog.sources import spot_advisor
 from optimizer.catalog.tables import TABLES
@@ -83,6 +85,18 @@ def test_facts_of_known_types(
     instance = catalog.instance_type(name)
     assert (instance.gpu.key, instance.gpu_count, instance.network_gbit_per_s) == (gpu, count, network_gbit_per_s)
     assert (instance.efa_cards, instance.interconnect, instance.nvme_gb) == (efa_cards, interconnect, nvme_gb)
+
+
+def test_data_leaves_every_region_at_a_price(catalog: Catalog) -> None:
+    regions = [region for region in catalog.regions() if "gov" not in region]
+    for pair in itertools.permutations(regions, 2):
+        price = transfer_price(*pair)
+        assert 0.01 <= price.usd_per_gb <= 0.15 and "upper bound" not in price.source, pair
+    assert transfer_price("us-east-1", "us-east-2").usd_per_gb == 0.01
+    assert transfer_price("us-east-1", "us-west-2").usd_per_gb == 0.02
+    assert transfer_price("il-central-1", "ap-southeast-2").usd_per_gb == 0.15
+    unknown = transfer_price("xx-north-1", "us-east-1")
+    assert unknown.usd_per_gb == 0.15 and unknown.source.startswith("upper bound")
 
 
 def test_gpudirect_is_of_the_p_types_from_p4d_on_and_the_larger_g7e(catalog: Catalog) -> None:

@@ -143,6 +143,30 @@ def test_a_plan_has_its_copies_in_hours_and_dollars_and_the_audit_follows_them()
         assert [fault.field for fault in audit(plan_from_dict(data), load())], field
 
 
+def test_copies_from_another_region_pay_for_the_bytes_that_leave_it() -> None:
+    near, far = (
+        answer(["p4d.24xlarge"], data_gib=4000, data_region=region).plans[0] for region in (None, "af-south-1")
+    )
+    assert near.staging is not None and far.staging is not None
+    assert "data_region" not in near.staging.model_dump(mode="json")
+    copies = far.node_count + far.staging.hours / far.staging.node_hours - 1
+    assert far.staging.transfer_usd == pytest.approx(4000 * GIB / 1e9 * 0.147 * copies, rel=1e-3)
+    more = far.cost_usd.breakdown.transfer - near.cost_usd.breakdown.transfer
+    assert more == pytest.approx(far.staging.transfer_usd, abs=0.02)
+    assert "USD of transfer from af-south-1" in far.staging.describe(far.node_count)
+    assert not list(audit(far, load()))
+    for field, value in {"transfer_usd": 0.0, "data_region": "us-east-2"}.items():
+        data = far.model_dump(mode="json")
+        data["staging"][field] = value
+        assert [fault.field for fault in audit(plan_from_dict(data), load())], field
+    cheap = far.model_dump(mode="json")
+    (price,) = (price for price in cheap["prices"] if price["item"] == "region-transfer af-south-1 us-east-1")
+    price["usd"] = 0.01
+    assert any(fault.field.startswith("prices.") for fault in audit(plan_from_dict(cheap), load()))
+    with pytest.raises(InvalidInputError, match="data_gib missing"):
+        answer(["p4d.24xlarge"], data_region="af-south-1")
+
+
 def test_disks_that_are_too_small_are_named_with_their_size() -> None:
     nothing = answer(["g6.xlarge", "g5g.16xlarge"], data_gib=300, precision="bf16")
     reasons = {rejection.instance_type: rejection for rejection in nothing.rejected}
