@@ -35,6 +35,7 @@ from optimizer.search.advice import (
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.cheapest import list_cheapest
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.levers import describe_commitments, describe_reclaims, describe_slack
 from optimizer.search.nearest import NearestPlan, find_nearest
@@ -55,6 +56,7 @@ class Recommendation:
 
     Attributes:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
+        candidates: columns of search/cheapest.py; ``pandas.DataFrame`` takes them.
         searched_plans: ``configurations`` crossed with their purchases.
         configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
@@ -68,6 +70,7 @@ class Recommendation:
     mixed_fleets: tuple[dict[str, Any], ...]
     nearest: tuple[NearestPlan, ...]
     rejected: tuple[Rejection, ...]
+    candidates: Mapping[str, Sequence[Any]]
     searched_plans: int
     configurations: int
     evaluated: int
@@ -88,6 +91,7 @@ class Recommendation:
             "mixed_fleets": list(self.mixed_fleets),
             "nearest": [nearest.to_dict() for nearest in self.nearest],
             "rejected": [asdict(rejection) for rejection in self.rejected],
+            "candidates": self.candidates,
             "searched_plans": self.searched_plans,
             "searched": {
                 "configurations": self.configurations,
@@ -206,6 +210,7 @@ def recommend(
         else find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
         nearest=() if chosen else tuple(find_nearest(problem, searched)),
         rejected=tuple(rejected),
+        candidates=list_cheapest(searched, limits),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
         evaluated=sum(table.fastest.evaluated for table in searched),

@@ -26,7 +26,7 @@ from tests.pages.browser import Scheme, open_page, start_browser
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "images"
 PICTURES: dict[Scheme, Path] = {"light": FOLDER / "report.png", "dark": FOLDER / "report-dark.png"}
-WIDTH, HEIGHT = 1100, 1480
+WIDTH, HEIGHT = 1100, 1600
 # A picture holds these of its page.
 CODE_KEY, TITLE_KEY = "page-code", "page-title"
 

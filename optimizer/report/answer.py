@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from optimizer.catalog.model import Source
-from optimizer.plan import FleetPlan, PlanError, plan_from_dict, read_plan
+from optimizer.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
 from optimizer.request import FleetRequest
 from optimizer.search.rejections import Rejection
 
@@ -21,14 +22,37 @@ class _Catalog(BaseModel):
     sources: tuple[Source, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """A candidate as search/cheapest.py lists it."""
+
+    instance_type: str
+    node_count: int
+    purchase_option: PurchaseOption
+    region: str
+    hours_expected: float | None
+    hours_p95: float | None
+    cost_usd_expected: float | None
+    cost_usd_p95: float | None
+    excluded_by: str
+
+
 class _Extras(BaseModel):
     """Fields of recommend's JSON beside its plans; a later version may have more."""
 
     model_config = ConfigDict(frozen=True)
     catalog: _Catalog = _Catalog()
     rejected: tuple[Rejection, ...] = ()
+    candidates: tuple[Weighed, ...] = ()
     notes: tuple[str, ...] = ()
     searched_plans: int | None = None
+
+    @field_validator("candidates", mode="before")
+    @classmethod
+    def _rows(cls, columns: Any) -> list[dict[str, Any]]:
+        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+            raise ValueError("no columns")
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class _Nearest(BaseModel):
@@ -58,12 +82,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
+class _Around:
+    """Parts of an answer with plans and of one without.
 
-    plan: FleetPlan
-    number: int
+    ``weighed`` are the candidates that ``candidates`` has no plan of, first those within the limits, each the cheapest
+    first.
+    """
+
     candidates: tuple[Candidate, ...]
+    weighed: tuple[Weighed, ...]
     rejected: tuple[Rejection, ...]
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
@@ -71,16 +98,19 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoPlan:
+class Answer(_Around):
+    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
+
+    plan: FleetPlan
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPlan(_Around):
     """An answer without a plan: ``changes`` are flags of recommend that make the same-numbered candidate feasible."""
 
     request: FleetRequest
     changes: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
-    rejected: tuple[Rejection, ...]
-    sources: tuple[Source, ...]
-    notes: tuple[str, ...]
-    searched_plans: int | None
 
     @property
     def model(self) -> str:
@@ -118,11 +148,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     return Answer(
         plan=chosen,
         number=plan_number,
-        candidates=tuple(_number(plans, front)),
-        rejected=extras.rejected,
-        sources=extras.catalog.sources,
-        notes=extras.notes,
-        searched_plans=extras.searched_plans,
+        **_around(extras, _number(plans, front)),
     )
 
 
@@ -139,13 +165,10 @@ def read_no_plan(text: str, *, origin: str = "the answer") -> NoPlan | None:
     return NoPlan(
         request=extras.request,
         changes=tuple(shlex.join(entry.flags) for entry in extras.nearest),
-        candidates=tuple(
-            Candidate(plan=plan, number=i, on_front=False, key=f"near-{i}") for i, plan in enumerate(plans, start=1)
+        **_around(
+            extras,
+            [Candidate(plan=plan, number=i, on_front=False, key=f"near-{i}") for i, plan in enumerate(plans, start=1)],
         ),
-        rejected=extras.rejected,
-        sources=extras.catalog.sources,
-        notes=extras.notes,
-        searched_plans=extras.searched_plans,
     )
 
 
@@ -156,6 +179,22 @@ def _read_extras(kind: type[E], data: dict[str, Any], origin: str) -> E:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
+
+
+def _around(extras: _Extras, candidates: Iterable[Candidate]) -> dict[str, Any]:
+    """Fields of ``_Around``."""
+    listed = tuple(candidates)
+    plans = {(one.plan.instance_type, one.plan.node_count, one.plan.purchase.option) for one in listed}
+    others = [one for one in extras.candidates if (one.instance_type, one.node_count, one.purchase_option) not in plans]
+    others.sort(key=lambda one: (bool(one.excluded_by), one.cost_usd_expected or math.inf))
+    return {
+        "candidates": listed,
+        "weighed": tuple(others),
+        "rejected": extras.rejected,
+        "sources": extras.catalog.sources,
+        "notes": extras.notes,
+        "searched_plans": extras.searched_plans,
+    }
 
 
 def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.plan import FleetPlan, PurchaseOption
-from optimizer.report.answer import Answer, Candidate, NoPlan
+from optimizer.plan import FleetPlan, Job, PurchaseOption
+from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
 from optimizer.report.run import Run
+from optimizer.request import Constraints
 
 # Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
 SIZES = {"wide": (860, 430), "narrow": (272, 300)}
@@ -23,6 +24,9 @@ SMALL_SIZES = {"wide": (860, 240), "narrow": (272, 220)}
 
 # A mark's link in Vega is resolved against this address; the page's own fragments must not be.
 _VEGA_BASE_URL = "https://vega.github.io/vega-datasets/"
+
+# Candidates without a plan are drawn up to so many times beyond the plans and limits; the table has all.
+_BEYOND = 3.0
 
 COLOURS: dict[PurchaseOption, str] = {
     "on-demand": "var(--on-demand)",
@@ -56,16 +60,34 @@ def draw(specification: dict[str, Any]) -> str:
 def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of all candidates: dollars against hours, spreads, Pareto front and limits."""
     plan = answer.candidates[0].plan if isinstance(answer, NoPlan) else answer.plan
-    limits = answer.request.constraints if isinstance(answer, NoPlan) else plan.job
+    limits = _limits(answer)
     rows = [_row(candidate, candidate.plan == plan) for candidate in answer.candidates]
-    hours = _domain([row[name] for row in rows for name in ("hours", "hours_p50", "hours_p95")], limits.deadline_hours)
-    usd = _domain([row[name] for row in rows for name in ("usd", "usd_p50", "usd_p95")], limits.budget_usd)
+    hours, usd = _domains(answer)
     x = _axis("hours", hours, "expected hours", _HOURS_LABEL, sizes[0] // 48)
     y = _axis("usd", usd, "expected USD", _USD_LABEL, sizes[1] // 45)
     colour: dict[str, Any] = {"field": "option", "type": "nominal", "legend": None}
     colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
     chosen = "datum.chosen"
     layers = _limit_layers(hours, usd, limits.deadline_hours, limits.budget_usd)
+    dots = [
+        {
+            "hours": one.hours_expected,
+            "usd": one.cost_usd_expected,
+            "option": one.purchase_option,
+            "kept": not one.excluded_by,
+        }
+        for one in list_drawn(answer)
+    ]
+    if dots:
+        faint = {"condition": {"test": "datum.kept", "value": 0.9}, "value": 0.4}
+        layers.append(
+            {
+                "name": "weighed",
+                "data": {"values": dots},
+                "mark": {"type": "circle", "size": 13, "aria": False},
+                "encoding": {"x": x, "y": y, "color": colour, "opacity": faint},
+            }
+        )
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["hours"])
     if len(front) > 1:
         line = {
@@ -123,6 +145,38 @@ def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int]) -> dict[s
         for look in (halo, {"fill": "var(--ink)"})
     ]
     return _chart(rows, layers, sizes)
+
+
+def list_drawn(answer: Answer | NoPlan) -> list[Weighed]:
+    """List the candidates without a plan that the chart's axes reach, in the order in which it draws them."""
+    hours, usd = _domains(answer)
+    return [
+        one
+        for one in answer.weighed
+        if hours[0] <= (one.hours_expected or 0.0) <= hours[1] and usd[0] <= (one.cost_usd_expected or 0.0) <= usd[1]
+    ]
+
+
+def _limits(answer: Answer | NoPlan) -> Constraints | Job:
+    return answer.request.constraints if isinstance(answer, NoPlan) else answer.plan.job
+
+
+def _domains(answer: Answer | NoPlan) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ends of the axes of hours and dollars."""
+    plans, limits = [candidate.plan for candidate in answer.candidates], _limits(answer)
+    names = ("expected", "p50", "p95")
+    return (
+        _domain(
+            [getattr(plan.hours, name) for plan in plans for name in names],
+            [one.hours_expected for one in answer.weighed if one.hours_expected],
+            limits.deadline_hours,
+        ),
+        _domain(
+            [getattr(plan.cost_usd, name) for plan in plans for name in names],
+            [one.cost_usd_expected for one in answer.weighed if one.cost_usd_expected],
+            limits.budget_usd,
+        ),
+    )
 
 
 def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -238,11 +292,13 @@ def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _domain(values: Sequence[float], limit: float | None) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis: the values with a margin, and the limit unless it is far above."""
+def _domain(values: Sequence[float], others: Sequence[float], limit: float | None) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis: values and near others with a margin, the limit unless it is far above."""
     low, high = min(values), max(values)
     if limit is not None and limit <= FAR * high:
         low, high = min(low, limit), max(high, limit)
+    low = min(low, max(low / _BEYOND, min(others, default=low)))
+    high = max(high, min(high * _BEYOND, max(others, default=high)))
     margin = max(1.12, (high / low) ** 0.05)
     return low / margin, high * margin
 

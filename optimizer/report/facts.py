@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,7 @@ import numpy as np
 from optimizer.economics.checkpoint import stall_s
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.plan import FleetPlan, Spread
-from optimizer.report.answer import Answer, Candidate, NoPlan
+from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
 from optimizer.search.rejections import Rejection
 
 
@@ -180,6 +181,12 @@ def group_rejections(rejected: Iterable[Rejection]) -> list[Group]:
             )
         )
     return sorted(groups, key=lambda group: -group.count)
+
+
+def count_exclusions(weighed: Iterable[Weighed]) -> list[tuple[int, str]]:
+    """Count the candidates that each limit, or limits together, exclude, the most first."""
+    counts = Counter(one.excluded_by for one in weighed if one.excluded_by)
+    return [(number, limits.replace(",", " and ")) for limits, number in counts.most_common()]
 
 
 def cheaper_at_old_prices(answer: Answer) -> list[Candidate]:

@@ -2,22 +2,32 @@
 "use strict";
 
 const tip = document.getElementById("tip");
+const hide = () => { tip.hidden = true; };
+const show = (mark, words) => {
+  tip.textContent = words;
+  tip.hidden = false;
+  const at = mark.getBoundingClientRect();
+  const left = Math.min(at.left + at.width / 2 - tip.offsetWidth / 2, innerWidth - tip.offsetWidth - 8);
+  const above = at.top - tip.offsetHeight - 10;
+  tip.style.left = `${Math.max(8, left) + scrollX}px`;
+  tip.style.top = `${(above < 0 ? at.bottom + 10 : above) + scrollY}px`;
+};
+const listen = (holder, mark, words) => {
+  for (const event of ["mouseenter", "focus"]) holder.addEventListener(event, () => show(mark, words()));
+  for (const event of ["mouseleave", "blur"]) holder.addEventListener(event, hide);
+};
 for (const mark of document.querySelectorAll(".chart [aria-roledescription='point']")) {
-  const holder = mark.closest("a") ?? mark;
-  const show = () => {
-    tip.textContent = mark.getAttribute("aria-label");
-    tip.hidden = false;
-    const at = mark.getBoundingClientRect();
-    const left = Math.min(at.left + at.width / 2 - tip.offsetWidth / 2, innerWidth - tip.offsetWidth - 8);
-    const above = at.top - tip.offsetHeight - 10;
-    tip.style.left = `${Math.max(8, left) + scrollX}px`;
-    tip.style.top = `${(above < 0 ? at.bottom + 10 : above) + scrollY}px`;
-  };
-  const hide = () => { tip.hidden = true; };
-  holder.addEventListener("mouseenter", show);
-  holder.addEventListener("focus", show);
-  holder.addEventListener("mouseleave", hide);
-  holder.addEventListener("blur", hide);
+  listen(mark.closest("a") ?? mark, mark, () => mark.getAttribute("aria-label"));
+}
+
+// The dots are drawn in the order of their rows in the table.
+const rows = document.querySelectorAll("#weighed tbody tr:not(.far)");
+for (const dots of document.querySelectorAll(".weighed_marks")) {
+  [...dots.children].forEach((dot, i) => listen(dot, dot, () => {
+    const [fleet, purchase, hours, hoursP95, usd, usdP95, limits] = [...rows[i].cells].map((cell) => cell.textContent);
+    const excluded = limits === "–" ? "" : `; excluded by ${limits}`;
+    return `${fleet}, ${purchase}: ${hours} h, 95% within ${hoursP95} h; ${usd} USD, 95% within ${usdP95} USD${excluded}`;
+  }));
 }
 
 // A mark's row may be in closed details.
@@ -35,6 +45,6 @@ for (const button of document.querySelectorAll("[data-copy]")) {
   });
 }
 
-const closed = [...document.querySelectorAll("details:not([open])")];
+const closed = [...document.querySelectorAll("details:not([open], .long)")];
 addEventListener("beforeprint", () => closed.forEach((one) => one.setAttribute("open", "")));
 addEventListener("afterprint", () => closed.forEach((one) => one.removeAttribute("open")));

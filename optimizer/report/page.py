@@ -38,8 +38,8 @@ def render(answer: Answer, *, now: datetime, commands: Sequence[tuple[str, str]]
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
     demands = describe_demands(plan)
-    shown = {"answer": answer, "plan": plan, "run": run, "commands": commands, "demands": demands}
-    return _fill("page.html.j2", now, drawings, **shown)
+    shown = {"plan": plan, "run": run, "commands": commands, "demands": demands}
+    return _fill("page.html.j2", answer, now, drawings, **shown)
 
 
 def render_no_plan(answer: NoPlan, *, now: datetime, commands: Sequence[tuple[str, str]]) -> str:
@@ -47,16 +47,18 @@ def render_no_plan(answer: NoPlan, *, now: datetime, commands: Sequence[tuple[st
     drawings: dict[str, Drawing] = {}
     if answer.candidates:
         drawings["cost"] = lambda size: charts.cost_against_time(answer, size)
-    return _fill("nothing.html.j2", now, drawings, answer=answer, commands=commands)
+    return _fill("nothing.html.j2", answer, now, drawings, commands=commands)
 
 
-def _fill(name: str, now: datetime, drawings: Mapping[str, Drawing], **shown: Any) -> str:
+def _fill(name: str, answer: Answer | NoPlan, now: datetime, drawings: Mapping[str, Drawing], **shown: Any) -> str:
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return (
         _environment(now.date())
         .get_template(name)
         .render(
             **shown,
+            answer=answer,
+            drawn=frozenset(charts.list_drawn(answer) if answer.candidates else ()),
             facts=facts,
             usd=usd,
             hours=hours,

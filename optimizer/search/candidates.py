@@ -6,7 +6,7 @@ A fleet's cost rises with its hours, so the fastest configuration is best at eve
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, widen, with_fallback
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
-from optimizer.performance.types import Bools, Floats
+from optimizer.performance.types import Bools, Floats, Ints
 from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
-from optimizer.search.rejections import Rejection, reject_disk, reject_limits, reject_purchase, reject_quota
+from optimizer.search.rejections import Binding, Rejection, reject_disk, reject_limits, reject_purchase, reject_quota
 from optimizer.search.tables import take_rows
 
 # With fewer types, numpy's calls dominate; with more, arrays miss the cache.
@@ -42,29 +42,42 @@ class CandidateTable:
 
     def feasible(self, limits: Constraints) -> Bools:
         """Mask of the candidates that keep the limits and the quotas and end before their capacity does."""
+        return none_broken(self.excluded_by(limits))
+
+    def excluded_by(self, limits: Constraints) -> dict[Binding, Bools]:
+        """Masks of the candidates that break each limit."""
         most = np.array([purchase.most_nodes for purchase in self.purchases])[self.purchase]
-        return self._keeps_limits(limits) & (self.fastest.nodes[self.configuration] <= most)
+        return {**self._broken_limits(limits), "quota": self.nodes > most}
 
     def excluded_by_quota(self, limits: Constraints) -> list[Rejection]:
         """Reject each purchase option whose cheapest candidate only a quota keeps out."""
-        allowed, cost = self._keeps_limits(limits), self.cost.expected
+        allowed, cost = none_broken(self._broken_limits(limits)), self.cost.expected
         within = self.feasible(limits)
         rejected: list[Rejection] = []
-        options = np.array([purchase.option for purchase in self.purchases])[self.purchase]
-        for option in dict.fromkeys(options[allowed].tolist()):
-            rows = np.flatnonzero(allowed & (options == option))
+        for option in dict.fromkeys(self.options[allowed].tolist()):
+            rows = np.flatnonzero(allowed & (self.options == option))
             row = int(rows[cost[rows].argmin()])
             if not within[row]:
-                nodes = int(self.fastest.nodes[self.configuration[row]])
-                rejected.append(reject_quota(self.purchases[int(self.purchase[row])], nodes))
+                rejected.append(reject_quota(self.purchases[int(self.purchase[row])], int(self.nodes[row])))
         return rejected
 
     def reject(self, limits: Constraints) -> Rejection:
         """Reject the type, none of whose candidates is feasible."""
         return reject_limits(self.fastest.instance.name, self.outcome, self.cost, self._available_hours, limits)
 
-    def _keeps_limits(self, limits: Constraints) -> Bools:
-        return keeps_limits(self.outcome, self.cost, limits) & (self.outcome.hours_p95 <= self._available_hours)
+    @property
+    def nodes(self) -> Ints:
+        """Node count of each candidate."""
+        return self.fastest.nodes[self.configuration]
+
+    @property
+    def options(self) -> NDArray[np.str_]:
+        """Purchase option of each candidate."""
+        return np.array([purchase.option for purchase in self.purchases])[self.purchase]
+
+    def _broken_limits(self, limits: Constraints) -> dict[Binding, Bools]:
+        late = self.outcome.hours_p95 > self._available_hours
+        return {**broken_limits(self.outcome, self.cost, limits), "capacity-block": late}
 
     @property
     def _available_hours(self) -> Floats:
@@ -74,10 +87,25 @@ class CandidateTable:
 
 def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bools:
     """Mask of the fleets that keep the limits at the 95th percentile; the budget pays the drain too."""
+    return none_broken(broken_limits(outcome, cost, limits))
+
+
+def none_broken(masks: Mapping[Binding, Bools]) -> Bools:
+    """Mask of what no mask of a limit has."""
+    return np.asarray(~np.any([*masks.values()], axis=0))
+
+
+def broken_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> dict[Binding, Bools]:
+    """Masks of the fleets that break each limit at the 95th percentile; the budget pays the drain too."""
     budget = math.inf if limits.budget_usd is None else limits.budget_usd
     deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
     hours = outcome.hours_p95
-    return np.asarray(np.isfinite(hours) & (hours <= deadline) & (cost.p95 + cost.reserve <= budget))
+    endless = ~np.isfinite(hours)
+    return {
+        "interruptions": endless,
+        "deadline": (hours > deadline) & ~endless,
+        "budget": ~(cost.p95 + cost.reserve <= budget) & ~endless,
+    }
 
 
 def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:

@@ -126,6 +126,13 @@ def test_marks_say_what_they_are_and_lead_to_their_row(browser: Browser, report:
         plan = read_answer(report.with_name("plans.json").read_text(encoding="utf-8")).plan
         words = f"{plan.node_count} × {plan.instance_type}, {plan.purchase.option} in"
         assert page.locator("#tip").inner_text().startswith(words)
+        # A dot's words are those of its row.
+        rows = page.locator("#weighed tbody tr:not(.far)")
+        dots = page.locator(".chart.wide .weighed_marks path")
+        assert rows.count() == dots.count() > 100
+        dots.nth(rows.count() - 1).hover()
+        fleet = rows.last.locator("th").text_content()
+        assert fleet is not None and page.locator("#tip").inner_text().startswith(f"{fleet}, ")
         # By keyboard: the first mark after the introduction, its tip, its row.
         page.locator(".chart.wide a").first.focus()
         name = page.locator("#tip").inner_text()
@@ -155,7 +162,7 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
             "('details[open]').length)"
         )
         assert page.pdf().startswith(b"%PDF-")
-        assert page.evaluate("window.open_details") == page.locator("details").count() > 1
+        assert page.evaluate("window.open_details") == page.locator("details:not(.long)").count() > 1
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 

@@ -47,7 +47,15 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 def test_flags_give_the_contracts_json() -> None:
     document = answer(*ISSUE_FLAGS)
-    assert set(document) == CONTRACT | {"nearest", "alternatives", "mixed_fleets", "notes", "searched", "levers"}
+    assert set(document) == CONTRACT | {
+        "nearest",
+        "alternatives",
+        "mixed_fleets",
+        "notes",
+        "searched",
+        "levers",
+        "candidates",
+    }
     assert document["schema_version"] == 1
     assert set(document["catalog"]) >= {"as_of", "sources"}
     assert document["plans"] and document["pareto"] and document["rejected"]

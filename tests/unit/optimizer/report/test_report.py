@@ -13,7 +13,7 @@ import pytest
 from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
 from optimizer.plan import PlanError
-from optimizer.report import facts
+from optimizer.report import charts, facts
 from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
 from optimizer.report.page import age, hours, number, price, render, render_no_plan, usd
 from optimizer.report.run import read_run
@@ -31,12 +31,27 @@ REJECTED = [
 ]
 
 
+# The first is the first plan, the last is beyond the axes.
+CANDIDATES = {
+    "instance_type": [PLAN.instance_type, "g6e.xlarge", "p5.48xlarge", "g6.xlarge", "g6.2xlarge"],
+    "node_count": [PLAN.node_count, 2, 4, 16, 2],
+    "purchase_option": [PLAN.purchase.option, "spot", "on-demand", "spot", "spot"],
+    "region": ["us-east-1"] * 5,
+    "hours_expected": [4.5, 9.0, 2.0, None, 4e5],
+    "hours_p95": [5.0, 12.5, 2.5, None, 5e5],
+    "cost_usd_expected": [250.0, 180.0, 350.0, None, 3e5],
+    "cost_usd_p95": [300.0, 222.25, 611.0, None, 4e5],
+    "excluded_by": ["", "", "budget", "interruptions", "deadline,budget"],
+}
+
+
 def _answer() -> Answer:
     dearer = sample_plan(purchase={"option": "on-demand", "on_demand_base": 0}, hours={"p95": 5.1})
     document = {
         "plans": [PLAN.model_dump(mode="json"), dearer.model_dump(mode="json")],
         "pareto": [PLAN.model_dump(mode="json"), sample_plan(region="us-west-2", zone_ids=[]).model_dump(mode="json")],
         "rejected": [vars(entry) for entry in REJECTED],
+        "candidates": CANDIDATES,
         "catalog": {
             "sources": [
                 {"name": "spot prices", "origin": "a catalog", "as_of": "2026-07-09", "newest": "2026-07-10", "rows": 9}
@@ -106,6 +121,35 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
     # Each candidate has a mark in both sizes and a row.
     for key in ("plan-1", "plan-2", "front-1"):
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
+
+
+def test_the_page_has_every_candidate_as_a_dot_and_a_row() -> None:
+    answer = _answer()
+    assert [one.instance_type for one in answer.weighed] == ["g6e.xlarge", "p5.48xlarge", "g6.2xlarge", "g6.xlarge"]
+    drawn = charts.list_drawn(answer)
+    assert drawn == list(answer.weighed[:2])
+    page = unescape(render(answer, now=NOW, commands=[]))
+    for dots in re.findall(r'<g class="[^"]*weighed_marks".*?</g>', page):
+        assert dots.count("<path") == len(drawn)
+    rows = re.findall(r'<tr(| class="far")><th scope="row">(\d+ × [\w.]+)</th><td>(spot|on-demand) us-east-1', page)
+    assert [name for far, name, _ in rows if not far] == ["2 × g6e.xlarge", "4 × p5.48xlarge"]
+    assert [name for far, name, _ in rows if far] == ["2 × g6.2xlarge", "16 × g6.xlarge"]
+    for words in (
+        ">222<",
+        ">12.5<",
+        "Within the limits: <b>1</b>",
+        "deadline and budget: <b>1</b>",
+        "Beyond the axes: 2",
+    ):
+        assert words in page
+    assert "eyond the axes" not in render(answer_of(PLAN), now=NOW, commands=[])
+
+
+@pytest.mark.parametrize("columns", [{"region": ["us-east-1"]}, {"region": "x"}, [], CANDIDATES | {"region": []}])
+def test_candidates_that_are_no_table_are_refused(columns: object) -> None:
+    document = {"plans": [PLAN.model_dump(mode="json")], "candidates": columns}
+    with pytest.raises(PlanError, match=r"plans\.json is no output of recommend: candidates"):
+        read_answer(json.dumps(document), origin="plans.json")
 
 
 def test_the_page_lists_the_alternates_and_only_where_there_are_some() -> None:

@@ -41,6 +41,23 @@ def test_limits_are_kept_at_the_95th_percentile(budget: float, deadline: float) 
     assert not bindings(answered).keys() & planned
 
 
+def test_the_candidates_have_each_fleet_once_with_the_limits_that_exclude_it() -> None:
+    answered = answer(budget_usd=60, deadline_hours=3)
+    columns = answered.candidates
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    fleets = {(row["instance_type"], row["node_count"], row["purchase_option"]): row for row in rows}
+    assert len(fleets) == len(rows)
+    for plan in answered.plans + answered.pareto:
+        row = fleets[plan.instance_type, plan.node_count, plan.purchase.option]
+        assert row["excluded_by"] == ""
+        assert row["cost_usd_expected"] <= plan.cost_usd.expected * 1.001 + 0.01  # cents
+    assert {row["excluded_by"] for row in rows} == {"", "budget", "deadline", "deadline,budget"}
+    for row in rows:
+        excluded = row["excluded_by"].split(",")
+        assert ("deadline" in excluded) == (row["hours_p95"] > 3)
+        assert "budget" in excluded or row["cost_usd_p95"] < 60
+
+
 def test_a_rejections_value_is_the_limit_that_would_do() -> None:
     entry = rejection(answer(budget_usd=1.0), "p4d.24xlarge")
     assert entry.binding_constraint == "budget"
