@@ -104,7 +104,9 @@ def main() -> None:
     dist.init_process_group("nccl" if use_cuda else "gloo")
     rank = dist.get_rank()
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
+    process_id = options.out / f"rank-{rank}.pid"
+    process_id.with_suffix(".new").write_text(str(os.getpid()), encoding="ascii")
+    process_id.with_suffix(".new").replace(process_id)  # a killed process leaves no empty file
 
     torch.manual_seed(SEED)
     model = wrap(TinyGpt().to(device), options.sharding)

@@ -18,8 +18,10 @@ from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
 from bootstrap.contract.launcher import split_command, start_of
 
-# Measured with torch 2.11: shrinking two nodes to one took 42.8 s by default, 6.7 to 7.5 s with these intervals.
-RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# A node that says nothing for ``interval`` times ``max_attempt`` seconds is out of the rendezvous. Its replacement
+# needs longer than 10 s to come, so nobody waits for this; with 3 s, a torchrun that stood still for 6 s on a busy
+# machine cost two nodes 70 s (torch 2.11: the next rendezvous waits 60 s for it and both start again).
+RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=10"
 # Limit of the gang test's rendezvous, s; torchrun's own is 600. A node that finds the others at another port than
 # theirs gives up here, and they meet at the training's.
 TEST_JOIN_S = 120.0
