@@ -121,6 +121,9 @@ def control_settings(
         block=BlockTimes(start=block.start, end=block.end) if block else None,
         deadline_hours=plan.job.deadline_hours,
         places=found,
+        spot_policy=settings.spot_policy,
+        steps=plan.job.steps,
+        checkpoint_interval_s=plan.interruption.checkpoint_interval_s,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
     )
     while len(VARIABLE) + len(variable_text(control)) >= VARIABLES_LIMIT and len(control.places) > 1:

@@ -33,7 +33,7 @@ def places(
     own_subnets: list[str],
     subnets: Mapping[str, str],
 ) -> dict[str, Place]:
-    """Places by name, the plan's own first; empty where there is no other.
+    """Places by name, the plan's own first; empty where there is no other, but its fallback of an adaptive gang.
 
     Args:
         settings: the stack's.
@@ -43,7 +43,7 @@ def places(
     """
     plan, purchase = settings.plan, settings.plan.purchase
     others = [alternate for alternate in alternates(settings) if alternate.zone_id in subnets]
-    if not others:
+    if not others and settings.spot_policy == "fallback":
         return {}
 
     def own(option: str) -> tuple[str, Place]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
 from optimizer.plan import FleetPlan
 
@@ -206,6 +206,10 @@ class Settings(_Model):
     gang_window_minutes: int = DEFAULT_GANG_WINDOW_MINUTES
     """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
     gpufleet:data comes on top."""
+    spot_policy: SpotPolicy = "fallback"
+    """When a spot plan with a fallback buys on demand: fallback, once spot has not come, for the rest of the run; or
+    adaptive, where spot will not do the work or the deadline demands it, and back to spot where that pays
+    (docs/controller.md). The deadline needs time to spare for it."""
     scaling: ScalingSettings | None = None
     """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""

@@ -110,7 +110,7 @@ class Group:
             "--should-decrement-desired-capacity",
         )  # fmt: skip
 
-    def report(self, state: str, exit_status: int, step: str = "") -> bool:
+    def report(self, state: str, exit_status: int, step: str = "", done_steps: int | None = None) -> bool:
         """Write this node's report (contract/report.py); True where it is written, or there is no controller."""
         settings = self._settings
         if not settings.bucket or not settings.group_name:
@@ -121,6 +121,7 @@ class Group:
         report = {
             "schema_version": 1, "run": settings.run_id, "state": state, "exit_status": exit_status, "step": step,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **({} if done_steps is None else {"done_steps": done_steps}),
         }  # fmt: skip
         with tempfile.NamedTemporaryFile("w", suffix=".json") as body:
             body.write(json.dumps(report) + "\n")

@@ -18,6 +18,7 @@ class State:
     name: str
     exit_status: int
     step: str = ""
+    done_steps: int | None = None
 
 
 class Reports:
@@ -30,14 +31,14 @@ class Reports:
         self._told: State | None = None
         threading.Thread(target=self._work, name="reports", daemon=True).start()
 
-    def tell(self, name: str, exit_status: int, step: str = "") -> None:
+    def tell(self, name: str, exit_status: int, step: str = "", *, done_steps: int | None = None) -> None:
         """Have the controller told; returns at once."""
         # A Kubernetes node's own service reports what it reads here (kubernetes/serve.sh).
         new = self._state_file.with_name("state.new")
         new.write_text(f"{name} {exit_status}{step and ' '}{step}\n", encoding="utf-8")
         new.replace(self._state_file)
         with self._changed:
-            self._newest = State(name, exit_status, step)
+            self._newest = State(name, exit_status, step, done_steps)
             self._changed.notify_all()
 
     def wait(self, limit_s: float) -> None:
@@ -51,11 +52,12 @@ class Reports:
                 self._changed.wait_for(lambda: self._newest != self._told)
                 state = self._newest
             assert state is not None
-            if self._group.report(state.name, state.exit_status, state.step):
+            if self._group.report(state.name, state.exit_status, state.step, state.done_steps):
+                if self._told is None or self._told.name != state.name:
+                    log(f"the controller knows that this node is {state.name}")
                 with self._changed:
                     self._told = state
                     self._changed.notify_all()
-                log(f"the controller knows that this node is {state.name}")
             else:
                 log(
                     f"the controller could not be told that this node is {state.name}; trying again in "

@@ -19,9 +19,12 @@ from bootstrap.agent.torchrun import Torchrun
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice, notice_limit_s
+from bootstrap.training.progress import read_step
 
 # Gang tests in a row that fail with other hosts to blame: it is not they, then.
 MAX_GANG_FAILURES = 3
+# Between two reports of the steps done, from which the controller knows the work that is left.
+STEPS_REPORT_S = 300.0
 
 
 def supervise(settings: Settings) -> int:
@@ -134,6 +137,7 @@ class _Gang:
 def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:
     """Wait for torchrun, or end it on a notice or when a GPU broke; returns its exit status and the fault."""
     fault, look_at = "", time.monotonic() + node.settings.gpu_check_s
+    tell_at = time.monotonic() + STEPS_REPORT_S
     node.reports.tell("training", 0)
     while torchrun.runs():
         if (notice := node.leaving()) is not None:
@@ -145,6 +149,9 @@ def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:
             if fault:
                 torchrun.end()
                 break
+        if time.monotonic() >= tell_at:
+            tell_at = time.monotonic() + STEPS_REPORT_S
+            node.reports.tell("training", 0, done_steps=read_step(node.settings.progress_file))
         node.tick()
     return torchrun.status(), fault
 

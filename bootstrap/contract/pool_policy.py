@@ -64,6 +64,7 @@ class RunView(Generic[Pool]):
     """State of one run, as its policy sees it.
 
     Attributes:
+        now_s: on the records' clock.
         elapsed_hours, left_hours: since the start, and until the deadline.
         step_hours: until the next tick, when the policy is asked again.
         work_hours: work that is left.
@@ -73,6 +74,7 @@ class RunView(Generic[Pool]):
     """
 
     delays: Delays
+    now_s: float
     elapsed_hours: float
     left_hours: float
     step_hours: float
@@ -131,8 +133,28 @@ class Adaptive(Generic[Pool]):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
-            self._order = self._rank(view)[::-1]
+            self._order = self.rank(view)[::-1]
         return self._order.pop().name if self._order else None
+
+    def pays_to_leave(self, view: RunView[Pool]) -> bool:
+        """Return whether on-demand nodes should end for spot, where no launch can be tried beside running nodes.
+
+        The pools are tried one after another. If all refuse, the same nodes start again: the deadline must allow it.
+        """
+        if view.mode is not Mode.ON_DEMAND or view.loading_hours > 0:
+            return False
+        ranked, delays = self.rank(view), view.delays
+        spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
+        if view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
+            return False
+        gain, all_refuse = 0.0, 1.0
+        for prospect in ranked:
+            stay = min(prospect.stay_s / 3600, view.work_hours)
+            # One restart there, and one to have on-demand nodes again.
+            worth = (1 - view.prices[prospect.name]) * stay - 2 * delays.restart_hours
+            gain += all_refuse * prospect.chance * worth
+            all_refuse *= 1 - prospect.chance
+        return gain > all_refuse * delays.restart_hours
 
     def note(self, event: Event, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
@@ -147,7 +169,7 @@ class Adaptive(Generic[Pool]):
         return (
             expected_spot_s(
                 self._records,
-                view.elapsed_hours * 3600,
+                view.now_s,
                 left_s=view.left_hours * 3600,
                 elapsed_s=view.elapsed_hours * 3600,
                 spot_s=self._spot_hours * 3600,
@@ -155,7 +177,8 @@ class Adaptive(Generic[Pool]):
             / 3600
         )
 
-    def _rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
+    def rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
+        """Order the pools that are worth more than what runs, the best first."""
         running_price = None
         if view.mode is Mode.ON_DEMAND:
             running_price = 1.0
@@ -163,7 +186,7 @@ class Adaptive(Generic[Pool]):
             running_price = view.prices[view.pool]
         return rank_pools(
             self._records,
-            view.elapsed_hours * 3600,
+            view.now_s,
             prices=view.prices,
             on_demand_price=1.0,
             running_price=running_price,

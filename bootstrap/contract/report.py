@@ -31,6 +31,7 @@ class NodeReport:
     step: str
     at: datetime
     modified_at: datetime  # when S3 took it
+    done_steps: int | None = None  # optimizer steps, of the node of rank 0 while it trains
 
 
 def instance_of(name: str) -> str:

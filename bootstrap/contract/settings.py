@@ -17,6 +17,7 @@ VARIABLE = "GPUFLEET_CONTROL"
 DEFAULT_GANG_WINDOW_MINUTES = 45
 
 Lifecycle = Literal["on-demand", "spot", "capacity-block"]
+SpotPolicy = Literal["fallback", "adaptive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,11 @@ class Place:
     speed: float  # work per hour over that of the plan's own place
     hours_p95: float  # of the whole run
     usd_p95: float  # of the whole run
+
+    @property
+    def usd_per_work_hour(self) -> float:
+        """Price of the work that a node of the plan's own place does in an hour."""
+        return self.usd_per_hour / self.speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +83,9 @@ class ControllerSettings:
     # By name, the plan's own first: a refused gang goes to the next. Empty: the group stays where `pulumi up` put it.
     places: dict[str, Place] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)  # zone id by subnet id
+    spot_policy: SpotPolicy = "fallback"
+    steps: int = 0  # optimizer steps of the whole run; 0: unknown
+    checkpoint_interval_s: float = 0.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:
@@ -92,6 +101,11 @@ class ControllerSettings:
         """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""
         by_type = self.prices.get(lifecycle, {})
         return by_type.get(instance_type, self.dearest_usd_per_hour) + self.volume_usd_per_node_hour
+
+    @property
+    def adaptive(self) -> bool:
+        """The gang moves between spot and on-demand places by ``bootstrap.contract.pool_policy``."""
+        return self.spot_policy == "adaptive" and bool(self.places)
 
     @property
     def own_place(self) -> str:

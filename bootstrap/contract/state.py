@@ -111,7 +111,8 @@ class ControllerState:
     next_place: ChosenPlace | None = None  # where the attempt goes on
     round_started_at: datetime | None = None  # places that refused since are not tried again in this attempt
     pools: dict[str, PoolRecord] = field(default_factory=dict)  # by place; times are Unix times
-    progress: float = 0.0  # share of the run's hours at p95 that complete gangs have served
+    progress: float = 0.0  # share of the run that is done
+    done_steps: int | None = None  # of the newest report; None: progress is the time that complete gangs have served
     unfit_nodes: int = 0  # in a row that failed their set-up or tests
     failed_launches: int = 0  # these three: in the run
     interruptions: int = 0

@@ -11,8 +11,9 @@ from bootstrap.contract.timings import LEASE, TICK
 from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
-from bootstrap.controller.places import choose_place, learn
+from bootstrap.controller.places import choose_place, learn, leave_for
 from bootstrap.controller.runs import rest
+from bootstrap.controller.spot_policy import ASK_AGAIN
 
 # Waits before a gang's second, third... attempt; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
@@ -123,6 +124,10 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return state
     if group.desired == 0 and state.desired_seen > 0:
         return _pause(tick, state)
+    if place := leave_for(tick, state):
+        reason = f"the nodes are given up: next is {place.name}, {place.why}"
+        changes = {"after": "waiting", "next_place": place, "round_started_at": now}
+        return _leave(tick, state).with_phase("draining", reason, now, **changes)
     in_service = len(group.in_service)
     if in_service >= count:
         if state.phase == "starting":
@@ -167,12 +172,14 @@ def _leave_empty_place(tick: Tick, state: ControllerState, reason: str) -> Contr
     learned = _lose(tick, state)
     if choose_place(tick, learned):
         return _give_back(tick, state, reason, falls_back=False)
-    again_at = tick.now + _retry_wait(state)
+    again_at = tick.now + _retry_wait(tick, state)
     waits = f"{reason}: all places worth a try have refused, the next attempt is at {again_at:%H:%M} UTC"
     return replace(learned, next_attempt_at=again_at, reason=waits)
 
 
-def _retry_wait(state: ControllerState) -> timedelta:
+def _retry_wait(tick: Tick, state: ControllerState) -> timedelta:
+    if tick.settings.adaptive:
+        return ASK_AGAIN
     return RETRY_WAITS[min(max(state.attempts, 1), len(RETRY_WAITS)) - 1]
 
 
@@ -211,6 +218,9 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
     settings, now = tick.settings, tick.now
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
+    if settings.adaptive and (state.refused_since or state.phase == "running"):
+        # Until the deadline, AWS's refusals and reclaims end no run: only nodes that came and never served do.
+        state = replace(state, attempts=0)
     if settings.places:
         # A gang that was complete, and a wait, begin another attempt.
         anew, state = state.phase == "running" or state.next_attempt_at is not None, _lose(tick, state)
@@ -231,6 +241,6 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
         reason += f", {state.attempts} times in a row: `gpufleet resume` tries again"
         return state.with_phase("draining", reason, now, after="failed")
     else:
-        next_attempt_at = now + _retry_wait(state)
+        next_attempt_at = now + _retry_wait(tick, state)
     reason += f": the next attempt is at {next_attempt_at:%H:%M} UTC"
     return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)

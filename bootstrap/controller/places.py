@@ -1,33 +1,45 @@
 """Choose the place of the next start, and learn from launches.
 
 ``bootstrap.contract.pools`` orders the spot places. On-demand places come after them, or before: where waiting for spot
-would miss the deadline, or where spot has refused in all places before.
+would miss the deadline, or where spot has refused in all places before. An adaptive gang also leaves its place, and
+``bootstrap.contract.pool_policy`` says when it buys on demand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
-from bootstrap.contract.pools import PoolRecord, expected_spot_s, rank_pools
+from bootstrap.contract.pool_policy import Mode, RunView, has_no_time, must_buy
+from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ChosenPlace, ControllerState
 from bootstrap.controller.ends import BOOT, over_budget
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
+from bootstrap.controller.spot_policy import left_hours, make_policy, view_run
 
-# From a launch to a refusal that gives the place up: a tick sees the refusal, and the next starts elsewhere.
-_TRY_S = 120.0
+# No nodes that work are given up for a place that refused less long ago: about a gang's boot.
+_EMPTY = timedelta(minutes=30)
 # Costs that differ by less are equal: a refusal's two minutes are more of any run below three hours.
 _EQUAL_COST = 1.01
 
 
 def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
-    """Add the time since the last tick, where all nodes were in service, as a share of the place's hours at p95.
-
-    It is an estimate: the controller does not read the training's own progress.
-    """
-    place = tick.settings.places.get(state.place.name) if state.place else None
+    """Take the steps that a node reports; until one does, the share that complete gangs have served of hours at p95."""
+    settings = tick.settings
+    told = [
+        (report.modified_at, report.done_steps)
+        for report in tick.seen.reports.values()
+        if report.run_id == settings.run_id and report.done_steps is not None
+    ]
+    if told and settings.steps:
+        _, steps = max(told)
+        state = replace(state, done_steps=steps, progress=min(1.0, max(0, steps) / settings.steps))
+    if state.done_steps is not None:
+        return state
+    place = settings.places.get(state.place.name) if state.place else None
     if place is None or state.phase != "running" or state.complete_since is None:
         return state
     share = hours(tick.now - state.updated_at) / place.hours_p95
@@ -58,25 +70,68 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     }
     own = tick.settings.own_place
     spot = {name: place for name, place in places.items() if place.purchase == "spot"}
-    in_time = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
+    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
+    view = view_run(tick, replace(state, phase="waiting"))
+    if tick.settings.adaptive and demand and has_no_time(view):
+        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
+    # An adaptive gang leaves spot in time.
+    in_time = {name: one for name, one in spot.items() if tick.settings.adaptive or not _is_late(tick, state, one)}
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
-        equal = [name for name in in_time if name in ready and _usd(places[name]) <= _EQUAL_COST * _usd(places[own])]
+        most_usd = _EQUAL_COST * places[own].usd_per_work_hour
+        equal = [name for name in in_time if name in ready and places[name].usd_per_work_hour <= most_usd]
         name = _best_scored(tick, state, [own, *equal]) if own in spot else own
         return ChosenPlace(name=name, why="the plan's own place" if name == own else _why_scored(tick, state, name))
-    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
-    if best := _best_spot(tick, state, {name: place for name, place in in_time.items() if name in ready}):
+    if best := _best_spot(tick, state, view, {name: place for name, place in in_time.items() if name in ready}):
         return best
     worthless = any(name in ready for name in in_time)
-    reason = _why_on_demand(tick, state, in_time, worthless=worthless, on_demand=on_demand or state.attempts > 1)
+    waited = on_demand or state.attempts > 1
+    reason = _why_on_demand(tick, state, view, in_time, worthless=worthless, waited=waited)
     if demand and reason:
-        name = min(demand, key=lambda one: (_is_late(tick, state, demand[one]), _usd(demand[one])))
-        return ChosenPlace(name=name, why=reason)
+        return ChosenPlace(name=_cheapest(tick, state, demand), why=reason)
     if not any(place.purchase == "on-demand" for place in places.values()):
         late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
         if late:
             return ChosenPlace(name=late[0], why="no place is sure to meet the deadline, and this one is the fastest")
     return None
+
+
+def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
+    """Return the place for which an adaptive gang ends the nodes that it has, or asks for, if any."""
+    if not tick.settings.adaptive:
+        return None
+    view = view_run(tick, state)
+    ready = {
+        name: place
+        for name, place in tick.settings.places.items()
+        if not _is_empty(tick, state, name) and _is_payable(tick, state, name)
+    }
+    spot = {name: place for name, place in ready.items() if place.purchase == "spot"}
+    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
+    if view.mode is Mode.SPOT and demand and must_buy(view):
+        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
+    if make_policy(tick, state, spot).pays_to_leave(view):
+        return _best_spot(tick, state, view, spot)
+    return None
+
+
+def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:
+    """Return whether a place refused so lately that no running nodes are given up for it."""
+    record = state.pools.get(name)
+    return bool(record and record.empty_at_s and record.empty_at_s >= (tick.now - _EMPTY).timestamp())
+
+
+def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place]) -> str:
+    """Return the cheapest on-demand place, one that keeps the deadline at p95 before others."""
+    return min(demand, key=lambda one: (_is_late(tick, state, demand[one]), demand[one].usd_per_work_hour))
+
+
+def _why_now(view: RunView[str]) -> str:
+    return (
+        f"on demand, as the deadline allows no more risk: {view.left_hours:.1f} h are left, and "
+        f"{view.work_hours:.1f} h of work, {view.delays.restart_bound_hours:.1f} h of a slow launch and "
+        f"{view.delays.lost_bound_hours:.1f} h of lost work must fit"
+    )
 
 
 def _score(tick: Tick, state: ControllerState, name: str) -> int:
@@ -113,34 +168,13 @@ def _is_payable(tick: Tick, state: ControllerState, name: str) -> bool:
 
 def _is_late(tick: Tick, state: ControllerState, place: Place) -> bool:
     """Return whether the rest of the run misses the deadline at p95."""
-    left = _left_hours(tick, state)
-    return left is not None and (1 - state.progress) * place.hours_p95 > left
+    return (1 - state.progress) * place.hours_p95 > left_hours(tick, state)
 
 
-def _left_hours(tick: Tick, state: ControllerState) -> float | None:
-    deadline = tick.settings.deadline_hours
-    return None if deadline is None else deadline - hours(tick.now - state.run_started_at)
-
-
-def _usd(place: Place) -> float:
-    """Price of the plan's own place for an hour of its work."""
-    return place.usd_per_hour / place.speed
-
-
-def _best_spot(tick: Tick, state: ControllerState, ready: dict[str, Place]) -> ChosenPlace | None:
-    places = tick.settings.places
-    demand = [_usd(place) for place in places.values() if place.purchase == "on-demand"]
-    # Without on-demand places, spot is compared with the dearest.
-    reference = min(demand) if demand else max(map(_usd, places.values()))
-    ranked = rank_pools(
-        {name: state.pools.get(name, PoolRecord()) for name in ready},
-        tick.now.timestamp(),
-        prices={name: _usd(place) for name, place in ready.items()},
-        on_demand_price=reference,
-        running_price=None,
-        restart_s=BOOT.total_seconds(),
-        try_s=_TRY_S,
-    )
+def _best_spot(
+    tick: Tick, state: ControllerState, view: RunView[str], ready: Mapping[str, Place]
+) -> ChosenPlace | None:
+    ranked = make_policy(tick, state, ready).rank(view)
     if ranked:
         best = ranked[0]
         # Places that the run knows as little of, and as cheap.
@@ -148,7 +182,7 @@ def _best_spot(tick: Tick, state: ControllerState, ready: dict[str, Place]) -> C
             one.name: one
             for one in ranked
             if (one.chance, one.stay_s) == (best.chance, best.stay_s)
-            and _usd(ready[one.name]) <= _EQUAL_COST * _usd(ready[best.name])
+            and view.prices[one.name] <= _EQUAL_COST * view.prices[best.name]
         }
         best = equal[_best_scored(tick, state, list(equal))]
         why = (
@@ -158,39 +192,38 @@ def _best_spot(tick: Tick, state: ControllerState, ready: dict[str, Place]) -> C
         if len(equal) > 1 and state.scores:
             why += f"; {_why_scored(tick, state, best.name)}"
         return ChosenPlace(name=best.name, why=why)
-    if ready and not demand:
-        name = min(ready, key=lambda one: _usd(ready[one]))
+    if ready and not any(place.purchase == "on-demand" for place in tick.settings.places.values()):
+        name = min(ready, key=view.prices.__getitem__)
         return ChosenPlace(name=name, why=f"the cheapest spot place that has not just refused, of {len(ready)}")
     return None
 
 
 def _why_on_demand(
-    tick: Tick, state: ControllerState, in_time: dict[str, Place], *, worthless: bool, on_demand: bool
+    tick: Tick,
+    state: ControllerState,
+    view: RunView[str],
+    in_time: Mapping[str, Place],
+    *,
+    worthless: bool,
+    waited: bool,
 ) -> str:
     """Return why on-demand nodes are bought now; empty where waiting for spot is allowed."""
     settings = tick.settings
-    demand = [place for place in settings.places.values() if place.purchase == "on-demand"]
+    demand = any(place.purchase == "on-demand" for place in settings.places.values())
     if not demand or settings.places[settings.own_place].purchase == "on-demand":
         return "the cheapest on-demand place that has not just refused"
     if worthless:
         return "on demand, as no spot place is worth its restarts"
-    left = _left_hours(tick, state)
-    if left is not None and not in_time:
-        return f"on demand, as spot would miss the deadline at p95: {max(left, 0.0):.1f} h are left"
-    if left is not None:
-        records = {name: state.pools.get(name, PoolRecord()) for name in in_time}
-        work = (1 - state.progress) * min(place.hours_p95 for place in demand)
-        elapsed_s = max(0.0, (tick.now - state.run_started_at).total_seconds())
-        spot = expected_spot_s(
-            records,
-            tick.now.timestamp(),
-            left_s=max(left, 0.0) * 3600,
-            elapsed_s=elapsed_s,
-            spot_s=min(elapsed_s, state.progress * settings.places[settings.own_place].hours_p95 * 3600),
-        )
-        # A late launch, and a second one on demand.
-        if spot / 3600 < work + 2 * hours(BOOT):
-            return f"on demand: {spot / 3600:.1f} h of spot can be expected until the deadline, {work:.1f} h are needed"
-    if on_demand:
+    if not in_time:
+        return f"on demand, as spot would miss the deadline at p95: {max(view.left_hours, 0.0):.1f} h are left"
+    if view.left_hours == float("inf"):
+        return "on demand, as no spot place gave all nodes in time" if waited else ""
+    policy = make_policy(tick, state, in_time)
+    spot = policy.expected_spot_hours(view)
+    # A late launch, and a second one on demand.
+    short = policy.keep(view) is Mode.ON_DEMAND if settings.adaptive else spot < view.work_hours + 2 * hours(BOOT)
+    if short:
+        return f"on demand: {spot:.1f} h of spot can be expected until the deadline, {view.work_hours:.1f} h are needed"
+    if waited and not settings.adaptive:
         return "on demand, as no spot place gave all nodes in time"
     return ""

@@ -84,6 +84,7 @@ def _begin(tick: Tick, state: ControllerState) -> ControllerState:
         on_demand=False,
         next_place=None,
         progress=0.0,
+        done_steps=None,
         unfit_nodes=0,
         failed_launches=0,
         interruptions=0,

@@ -23,6 +23,14 @@ SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
 INTERVAL_S = 1.0
 
 
+def read_step(path: Path) -> int | None:
+    """Read the steps done; None where the file is missing or unreadable."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 class ProgressFile:
     """Writer of the agent's progress file, if any; a failure is logged once and never stops training."""
 

@@ -77,6 +77,8 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its "
             "nodes cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
         )
+    if settings.spot_policy == "adaptive":
+        yield from _adaptive_refusals(settings)
     yield from scaling_refusals(settings)
     if settings.platform == "eks":
         yield from eks_refusals(settings)
@@ -119,6 +121,26 @@ def _idle_reason(settings: Settings) -> str:
         return f"gpufleet:trainCommand is {settings.train_command or 'empty'}"
     beyond = "; ".join(settings.plan.beyond_trainer)
     return f"gpufleet:trainCommand is empty, gpufleet's own trainer does not carry out the plan ({beyond})"
+
+
+def _adaptive_refusals(settings: Settings) -> Iterator[str]:
+    plan, back = settings.plan, "`pulumi config rm gpufleet:spotPolicy` takes the default"
+    if settings.mode != "training" or settings.platform != "ec2":
+        yield (
+            f"gpufleet:spotPolicy adaptive is for a gang on EC2, and the stack has mode {settings.mode} on platform "
+            f"{settings.platform}: {back}"
+        )
+    if plan.purchase.option != "spot" or plan.purchase.fallback != "on-demand":
+        yield (
+            f"gpufleet:spotPolicy adaptive moves between spot and on-demand nodes, and the plan buys "
+            f"{plan.purchase.option} with fallback {plan.purchase.fallback}: make the plan with `gpufleet recommend "
+            f"--purchase spot --spot-fallback on-demand`; {back}"
+        )
+    if plan.job.deadline_hours is None:
+        yield (
+            "gpufleet:spotPolicy adaptive keeps a deadline, and the plan has none: make it with `gpufleet recommend "
+            f"--deadline 72h`; {back}"
+        )
 
 
 def _network_refusals(settings: Settings) -> Iterator[str]:

@@ -29,6 +29,8 @@ from tests.infra.deployed import (
 )
 from tests.plans import SPOT_P4D, sample_plan
 
+FALLBACK = {"purchase": {"fallback": "on-demand"}}
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -98,6 +100,25 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
 def test_a_wrong_configuration_is_refused_with_its_value(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         deploy(config=settings)
+
+
+@pytest.mark.parametrize(
+    ("plan", "config", "message"),
+    [
+        ({}, {}, "plan buys spot with fallback none: make the plan with.*--spot-fallback on-demand"),
+        (on_demand(), {}, "plan buys on-demand with fallback none"),
+        (FALLBACK, workers(), "is for a gang on EC2, and the stack has mode workers on platform ec2"),
+        ({**FALLBACK, "job": {"deadline_hours": None}}, {}, "keeps a deadline, and the plan has none"),
+        (
+            FALLBACK,
+            {"gpufleet:spotPolicy": "greedy"},
+            "spotPolicy is 'greedy': Input should be 'fallback' or 'adaptive'",
+        ),
+    ],
+)
+def test_a_gang_that_cannot_be_adaptive_is_refused(plan: dict[str, Any], config: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        deploy(plan, {"gpufleet:spotPolicy": "adaptive", **config})
 
 
 def test_a_block_that_was_not_bought_is_refused() -> None:

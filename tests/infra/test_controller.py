@@ -144,6 +144,11 @@ def test_every_way_to_buy_and_run_is_told(
 def test_places_are_told_the_plans_own_first() -> None:
     changes: dict[str, Any] = {"purchase": {"zone_id": "use1-az2", "fallback": "on-demand"}}
     assert told(deploy(changes)).places == {}
+    adaptive = told(deploy(changes, {"gpufleet:spotPolicy": "adaptive"}))
+    assert list(adaptive.places) == ["spot p4d.24xlarge use1-az2", "on-demand p4d.24xlarge use1-az2"]
+    plan = sample_plan()
+    assert (adaptive.adaptive, adaptive.steps) == (True, plan.job.steps)
+    assert adaptive.checkpoint_interval_s == plan.interruption.checkpoint_interval_s
     changes["alternates"] = [ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4", "tokens_per_second": 18204.45}]
     settings = told(deploy(changes))
     own = Place(

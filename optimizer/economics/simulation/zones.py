@@ -163,6 +163,7 @@ class _Run:
     def _view(self, elapsed: float, step: float) -> ZoneView:
         return ZoneView(
             delays=self._delays,
+            now_s=elapsed * 3600,
             elapsed_hours=elapsed,
             left_hours=self._job.deadline_hours - elapsed,
             step_hours=step,

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,10 @@ from bootstrap.agent.environment import _path
 from bootstrap.agent.group import Group
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
+from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
+from bootstrap.contract.report import read_report
 
 AGENT = Path(bootstrap.agent.__file__).parent
 BOOTSTRAP = AGENT.parent
@@ -171,3 +174,21 @@ def test_the_agent_is_of_the_standard_library() -> None:
         ast.parse(source, feature_version=(3, 10))
         imported = {name.split(".")[0] for name in re.findall(r"^ *(?:from|import) ([\w.]+)", source, re.MULTILINE)}
         assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}, path.name
+
+
+def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+
+    def put(region: str, *words: str) -> str:
+        texts.append(Path(words[words.index("--body") + 1]).read_text())
+        return ""
+
+    monkeypatch.setattr("bootstrap.agent.group.aws_cli", put)
+    names = ("BUCKET", "ASG_NAME", "INSTANCE_ID", "RUN")
+    group = Group(Settings.from_environment({f"GPUFLEET_{name}": name.lower() for name in names}))
+    reports = Reports(group, tmp_path / "state", 0.0)
+    for done_steps in (None, None, 40):
+        reports.tell("training", 0, done_steps=done_steps)
+        reports.wait(5.0)
+    told = [read_report(text, datetime.now(UTC), "a report") for text in texts]
+    assert [(report.state, report.done_steps) for report in told] == [("training", None), ("training", 40)]

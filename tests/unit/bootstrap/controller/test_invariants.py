@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -11,13 +12,15 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bootstrap.contract.settings import Lifecycle
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import read_state
 from bootstrap.contract.timings import ENDING, TICK
 from bootstrap.controller.phases import REFUSED_START
-from tests.unit.bootstrap.controller.world import MINUTE, World, rotating, settings
+from tests.unit.bootstrap.controller.world import MINUTE, World, adaptive, rotating, settings
 
 WINDOW_S = 1200
+# One place, several, and several between which an adaptive gang moves.
+MAKES = st.sampled_from([settings, rotating, adaptive])
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,13 @@ def live(world: World, events: list[Event], *, forbidden: tuple[str, ...] = ()) 
     ceiling=st.integers(20, 400),
     fallback=st.booleans(),
     scheduled=st.booleans(),
-    places=st.booleans(),
+    make=MAKES,
 )
-def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, scheduled: bool, places: bool) -> None:
+def test_the_ceiling_holds(
+    events: list[Event], ceiling: int, fallback: bool, scheduled: bool, make: Callable[..., ControllerSettings]
+) -> None:
     # Short runs, which any ceiling pays at p95 in some place.
-    config = (rotating if places else settings)(
-        ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, fallback_on_demand=fallback, scheduled=scheduled
-    )
+    config = make(ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, fallback_on_demand=fallback, scheduled=scheduled)
     config = replace(config, places={name: replace(one, usd_p95=100.0) for name, one in config.places.items()})
     world = World(config)
     # While the function does not run, or AWS refuses its calls, nobody can keep any ceiling.
@@ -116,11 +119,11 @@ def test_the_ceiling_holds(events: list[Event], ceiling: int, fallback: bool, sc
 
 
 @examples(max_examples=40, deadline=None)
-@given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans(), places=st.booleans())
+@given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans(), make=MAKES)
 def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
-    events: list[Event], fallback: bool, places: bool
+    events: list[Event], fallback: bool, make: Callable[..., ControllerSettings]
 ) -> None:
-    world = World((rotating if places else settings)(gang_window_s=WINDOW_S, fallback_on_demand=fallback))
+    world = World(make(gang_window_s=WINDOW_S, fallback_on_demand=fallback))
     longest = current = 0
     for in_service, _ in live(world, events, forbidden=("outage", "lost-actions")):
         current = current + 1 if 0 < in_service < 3 else 0
@@ -181,11 +184,11 @@ def test_a_refused_gang_is_elsewhere_within_two_ticks_and_pays_minutes(events: l
 
 
 @examples(max_examples=40, deadline=None)
-@given(events=st.lists(EVENTS, max_size=14), scheduled=st.booleans(), places=st.booleans())
+@given(events=st.lists(EVENTS, max_size=14), scheduled=st.booleans(), make=MAKES)
 def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
-    events: list[Event], scheduled: bool, places: bool
+    events: list[Event], scheduled: bool, make: Callable[..., ControllerSettings]
 ) -> None:
-    world = World((rotating if places else settings)(gang_window_s=WINDOW_S, scheduled=scheduled))
+    world = World(make(gang_window_s=WINDOW_S, scheduled=scheduled))
     live(world, events)
     world.lose_actions, world.rooms = False, {}
     world.boot, world.capacity = timedelta(minutes=3), {"spot": 9, "on-demand": 9, "capacity-block": 9}
@@ -205,9 +208,11 @@ def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
 
 
 @examples(max_examples=30, deadline=None)
-@given(events=st.lists(EVENTS, max_size=10), places=st.booleans())
-def test_dollars_never_decrease_and_the_state_survives_its_file(events: list[Event], places: bool) -> None:
-    world = World((rotating if places else settings)(fixed_usd_per_hour=0.1, volume_usd_per_node_hour=0.02))
+@given(events=st.lists(EVENTS, max_size=10), make=MAKES)
+def test_dollars_never_decrease_and_the_state_survives_its_file(
+    events: list[Event], make: Callable[..., ControllerSettings]
+) -> None:
+    world = World(make(fixed_usd_per_hour=0.1, volume_usd_per_node_hour=0.02))
     spent = 0.0
     for event in events:
         for _ in range(event.after):

@@ -49,6 +49,13 @@ def rotating(**changes: Any) -> ControllerSettings:
     return settings(**{"places": dict(PLACES), "prices": prices, **changes})
 
 
+def adaptive(**changes: Any) -> ControllerSettings:
+    """Settings of an adaptive gang in the four places: 180 steps, a minute each, within eight hours."""
+    short = {name: replace(one, hours_p95=3.0, usd_p95=300.0) for name, one in PLACES.items()}
+    own = {"places": short, "spot_policy": "adaptive", "deadline_hours": 8.0, "fallback_on_demand": True}
+    return rotating(**{**own, "steps": 180, "checkpoint_interval_s": 900.0, "gang_window_s": 1200, **changes})
+
+
 def settings(**changes: Any) -> ControllerSettings:
     """Three spot nodes of 10 USD/h, 30 on demand, without a ceiling."""
     values: dict[str, Any] = {
@@ -185,7 +192,15 @@ class World:
         """A person's request."""
         self.request = PersonRequest(schema_version=1, want=want, at=self.now, by="arn:aws:iam::123456789012:user/ann")
 
-    def say(self, key: str, report: ReportState, run_id: str | None = None, *, exit_status: int = 0) -> None:
+    def say(
+        self,
+        key: str,
+        report: ReportState,
+        run_id: str | None = None,
+        *,
+        exit_status: int = 0,
+        done_steps: int | None = None,
+    ) -> None:
         """A node's report."""
         self.nodes[key].report = NodeReport(
             schema_version=1,
@@ -195,6 +210,7 @@ class World:
             step="",
             at=self.now,
             modified_at=self.now,
+            done_steps=done_steps,
         )
 
     def say_all(self, report: ReportState) -> None:

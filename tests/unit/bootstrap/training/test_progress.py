@@ -15,7 +15,7 @@ from bootstrap.metrics.throughput import Throughput, read
 from bootstrap.training import SpotTolerantRun, Watcher
 from bootstrap.training import progress as module
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.progress import ProgressFile
+from bootstrap.training.progress import ProgressFile, read_step
 from bootstrap.training.stores import LocalStore
 
 
@@ -65,6 +65,14 @@ def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ProgressFile(global_batch=4).update(3)
     assert json.loads(path.read_text())["tokens"] is None
     assert read(path) is None
+    assert read_step(path) == 3
+
+
+@pytest.mark.parametrize("text", ["", "3", "{}", '{"step": "many"}', "[" * 100_000])
+def test_steps_of_a_file_that_other_code_writes_wrongly_are_unknown(path: Path, text: str) -> None:
+    assert read_step(path) is None
+    path.write_text(text)
+    assert read_step(path) is None
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many"])

@@ -1,0 +1,71 @@
+"""A run as ``bootstrap.contract.pool_policy`` sees it: the view and the policy of one tick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView
+from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.state import UP, ControllerState
+from bootstrap.contract.timings import ENDING, TICK
+from bootstrap.controller.ends import BOOT
+from bootstrap.controller.meter import hours
+from bootstrap.controller.observation import Tick
+
+# From a launch to a refusal that gives the place up: a tick sees the refusal, and the next starts elsewhere.
+_TRY = 2 * TICK
+# Adaptive gangs that all places refused ask again after so long: without nodes nothing is paid.
+ASK_AGAIN = timedelta(minutes=5)
+
+
+def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
+    """Build the policy's view; prices are shares of the cheapest on-demand place's, or of the dearest place's."""
+    settings, now = tick.settings, tick.now
+    places = settings.places
+    demand = [place for place in places.values() if place.purchase == "on-demand"]
+    reference = min((place.usd_per_work_hour for place in demand), default=0.0)
+    reference = reference or max(place.usd_per_work_hour for place in places.values())
+    elapsed = hours(now - state.run_started_at)
+    mode, name = Mode.IDLE, state.place.name if state.place else settings.own_place
+    if state.phase in UP and name in places:
+        mode = Mode.SPOT if places[name].purchase == "spot" else Mode.ON_DEMAND
+    whole = min(place.hours_p95 for place in demand or places.values())
+    lost = settings.checkpoint_interval_s / 3600
+    # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
+    unsaved = 0.0 if mode is Mode.SPOT or state.complete_since else min(lost, state.progress * whole)
+    # On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the window.
+    bound = timedelta(seconds=settings.drain_s + settings.gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
+    return RunView(
+        delays=Delays(
+            restart_hours=hours(BOOT),
+            restart_bound_hours=hours(bound),
+            lost_bound_hours=lost,
+            try_hours=hours(_TRY),
+        ),
+        now_s=now.timestamp(),
+        elapsed_hours=elapsed,
+        left_hours=left_hours(tick, state),
+        step_hours=hours(TICK),
+        work_hours=(1 - state.progress) * whole + unsaved,
+        prices={key: place.usd_per_work_hour / reference for key, place in places.items()},
+        mode=mode,
+        pool=name,
+        # Until all nodes are in service nothing is worked.
+        loading_hours=0.0 if state.complete_since else hours(TICK),
+    )
+
+
+def make_policy(tick: Tick, state: ControllerState, names: Iterable[str]) -> Adaptive[str]:
+    """Return the policy over these spot places, with what the run's launches told."""
+    settings = tick.settings
+    elapsed = hours(tick.now - state.run_started_at)
+    served = state.progress * settings.places[settings.own_place].hours_p95
+    records = {name: state.pools.get(name, PoolRecord()) for name in names}
+    return Adaptive(records, spot_hours=min(elapsed, served))
+
+
+def left_hours(tick: Tick, state: ControllerState) -> float:
+    """Return the time to the deadline, which may be over; without one, infinity."""
+    deadline = tick.settings.deadline_hours
+    return float("inf") if deadline is None else deadline - hours(tick.now - state.run_started_at)

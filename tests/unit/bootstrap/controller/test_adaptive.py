@@ -1,0 +1,215 @@
+"""An adaptive gang: on demand in time for the deadline, back to spot where that pays; progress by reported steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.state import read_state
+from tests.unit.bootstrap.controller.world import MINUTE, PLACES, START, World, adaptive, trained
+
+ZONES = ("az1", "az2", "az3")
+NO_SPOT: dict[tuple[Lifecycle, str], int] = {("spot", f"subnet-{zone}"): 0 for zone in ZONES}
+
+
+@dataclass
+class Training:
+    """The job on the world's nodes: a step a minute, checkpoints as the settings say, a report every five minutes."""
+
+    world: World
+    done: int = 0
+
+    def minute(self) -> None:
+        """One tick, and what the nodes do until the next."""
+        world = self.world
+        world.tick()
+        before = world.in_service()
+        world.advance(MINUTE)
+        if len(before) == 3 and world.in_service() == before:
+            self.done += 1
+            if self.done >= world.config.steps:
+                world.say_all("done")
+            elif self.done % 5 == 0:
+                world.say(before[0], "training", done_steps=self.done)
+
+    def reclaim(self) -> None:
+        """EC2 takes all spot nodes back, with the work since the last checkpoint."""
+        taken = [key for key in self.world.alive() if self.world.nodes[key].lifecycle == "spot"]
+        if len(self.world.in_service()) == 3 and taken:
+            self.done -= self.done % int(self.world.config.checkpoint_interval_s / 60)
+        for key in taken:
+            self.world.interrupt(key)
+
+    def finish(self) -> timedelta:
+        """Train to the end, and return the time that it took."""
+        for _ in range(3000):
+            if self.world.state and self.world.phase in ("done", "failed", "unfit", "over-budget"):
+                break
+            self.minute()
+        assert self.world.phase == "done", self.world.known.reason
+        return self.world.now - START
+
+
+def bought(world: World) -> list[Lifecycle]:
+    """How each gang was bought, in order."""
+    return [node.lifecycle for node in world.nodes.values()][::3]
+
+
+def test_a_working_spot_gang_is_left_for_on_demand_nodes_while_the_deadline_can_still_be_kept() -> None:
+    # 3 h of work, 0.6 h of a slow launch and 0.25 h of lost work: spot is left before 4 h are over at this pace.
+    training = Training(World(adaptive(deadline_hours=5.0)))
+    world = training.world
+    while not world.state or world.phase != "running":
+        training.minute()
+    # A gang that stands and does not train makes no progress.
+    first = world.in_service()[0]
+    world.say(first, "training", done_steps=10)
+    world.run_until("draining")
+    assert world.known.next_place and world.known.next_place.name == "on-demand p4d az2"
+    reason = world.known.reason
+    assert "the nodes are given up: next is on-demand p4d az2, on demand, as the deadline allows no more risk" in reason
+    assert "2.8 h of work, 0.6 h of a slow launch and 0.2 h of lost work must fit" in reason
+    world.run_until("running")
+    assert world.base == 3
+    assert {world.nodes[key].lifecycle for key in world.in_service()} == {"on-demand"}
+    needed = timedelta(hours=3 * 170 / 180)
+    assert world.now + needed <= START + timedelta(hours=5)
+    assert world.known.pools["spot p4d az1"].launched_at_s is None
+    assert world.known.spent_usd == pytest.approx(world.true_usd())
+
+
+def test_spot_that_works_to_the_end_is_never_left() -> None:
+    training = Training(World(adaptive(deadline_hours=4.2)))
+    assert training.finish() <= timedelta(hours=3.4)
+    assert set(bought(training.world)) == {"spot"}
+
+
+def test_without_time_to_spare_the_first_gang_is_bought_on_demand() -> None:
+    training = Training(World(adaptive(deadline_hours=3.5)))
+    assert training.finish() <= timedelta(hours=3.5)
+    assert bought(training.world) == ["on-demand"]
+
+
+def test_no_spot_at_all_waits_free_of_charge_and_ends_in_time() -> None:
+    training = Training(World(adaptive(), rooms=dict(NO_SPOT)))
+    world = training.world
+    assert training.finish() <= timedelta(hours=8)
+    assert set(bought(world)) == {"on-demand"}
+    first = min(node.launched_at for node in world.nodes.values())
+    # Places that refuse are asked again every few minutes, and refusals alone fail no run.
+    assert first - START >= timedelta(minutes=20)
+    assert any("h of spot can be expected until the deadline" in one.state.reason for one in world.decisions)
+
+
+def test_on_demand_nodes_are_left_for_spot_again_where_that_pays() -> None:
+    training = Training(World(adaptive(deadline_hours=40.0, steps=900), rooms=dict(NO_SPOT)))
+    world = training.world
+    world.config = replace(
+        world.config, places={name: replace(one, hours_p95=15.0) for name, one in world.config.places.items()}
+    )
+    # One pool says nothing of the others: after a day without spot, on demand.
+    while not (world.state and world.phase == "running"):
+        training.minute()
+    assert bought(world) == ["on-demand"]
+    world.rooms = {}
+    training.finish()
+    assert bought(world)[1:] == ["spot"]
+    reasons = [one.state.reason for one in world.decisions]
+    assert any("the nodes are given up: next is spot" in reason and "chance" in reason for reason in reasons)
+
+
+def test_dear_spot_is_no_reason_to_leave_on_demand_nodes() -> None:
+    dear = {
+        name: replace(one, usd_per_hour=28.0, hours_p95=3.0) if one.purchase == "spot" else replace(one, hours_p95=3.0)
+        for name, one in PLACES.items()
+    }
+    training = Training(World(adaptive(places=dear, deadline_hours=12.0), rooms=dict(NO_SPOT)))
+    training.finish()
+    assert len(bought(training.world)) == 1
+
+
+def test_on_demand_that_refuses_leaves_the_working_spot_gang_alone() -> None:
+    training = Training(World(adaptive(deadline_hours=5.0)))
+    world = training.world
+    world.capacity["on-demand"] = 0
+    while not world.state or world.phase != "running":
+        training.minute()
+    world.say(world.in_service()[0], "training", done_steps=10)
+    world.run(300)
+    # The gang went back to spot, and on demand is asked again half an hour after a refusal.
+    asked = [one.state.attempt_started_at for one in world.decisions if "in on-demand" in one.state.reason]
+    assert 2 <= len(set(asked)) <= 8
+    assert bought(world)[-1] == "spot"
+    assert world.phase in ("running", "starting")
+
+
+def test_steps_are_the_progress_once_a_node_reports_them_and_a_new_run_forgets_them() -> None:
+    world = trained(World(adaptive(deadline_hours=40.0)))
+    world.run(30)
+    assert world.known.progress == pytest.approx(30 / 180, abs=0.02)
+    key = world.in_service()[0]
+    world.say(key, "training", done_steps=9)
+    world.run(20)
+    assert (world.known.done_steps, world.known.progress) == (9, 0.05)
+    world.say(key, "training", done_steps=99, run_id="fedcba987654")
+    world.run(1)
+    assert world.known.done_steps == 9
+    assert read_state(world.known.to_text(), "the state") == world.known
+    world.config = replace(world.config, run_id="fedcba987654")
+    world.tick()
+    assert world.known.progress == 0.0
+
+
+@dataclass(frozen=True)
+class Hour:
+    """Weather of one hour: nodes that each spot zone has, the boot, and the minute of a reclaim."""
+
+    rooms: tuple[int, int, int]
+    boot: int
+    reclaim: int | None
+
+
+HOURS = st.builds(
+    Hour,
+    rooms=st.tuples(*[st.sampled_from([0, 0, 2, 9])] * 3),
+    boot=st.integers(3, 18),
+    reclaim=st.none() | st.integers(0, 59),
+)
+
+
+def live(config: ControllerSettings, hours: list[Hour], *, saves: bool) -> Training:
+    """Train through the hours; nodes complete their hooks, or run into its limit."""
+    training = Training(World(config, saves_after=MINUTE if saves else None))
+    world = training.world
+    for hour in hours:
+        for zone, room in zip(ZONES, hour.rooms, strict=True):
+            world.rooms[("spot", f"subnet-{zone}")] = room
+        world.boot = timedelta(minutes=hour.boot)
+        for minute in range(60):
+            if minute == hour.reclaim:
+                training.reclaim()
+            training.minute()
+            if world.phase == "done":
+                return training
+    return training
+
+
+@examples(max_examples=30, deadline=None)
+@given(hours=st.lists(HOURS, min_size=1, max_size=8), deadline=st.floats(3.9, 8.0), saves=st.booleans())
+@example(hours=[Hour((9, 9, 9), 15, 59)] * 8, deadline=6.0, saves=False)
+# A reclaim that takes 44 minutes of work along, just before spot would be left.
+@example(hours=[Hour((9, 9, 9), 18, reclaim) for reclaim in (None, 2, 5)], deadline=4.7, saves=True)
+def test_the_deadline_is_kept_whatever_spot_does(hours: list[Hour], deadline: float, saves: bool) -> None:
+    config = adaptive(deadline_hours=deadline, checkpoint_interval_s=2700.0)
+    training = live(config, hours, saves=saves)
+    took = training.finish()
+    world = training.world
+    assert took <= timedelta(hours=deadline)
+    assert world.desired == 0
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=1.6)
