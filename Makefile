@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
-.PHONY: help demo demo-training test engine-tools checkov browser lint types style docs site wheel benchmark clean
+.PHONY: help demo demo-training test engine-tools checkov browser docker lint types style docs site wheel benchmark clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -54,7 +54,11 @@ checkov: .tools/checkov/.done ## Install checkov, which the tests scan the decla
 browser: ## Install Chromium, which the tests open reports in
 	@tools/browser.sh
 
-test: $(VENV)/.dev engine-tools checkov browser ## Run every test that needs no GPU and no AWS account
+# After the browser: apt's lists have one lock.
+docker: browser ## Unpack docker, which the test of the training's container starts
+	@tools/docker.sh
+
+test: $(VENV)/.dev engine-tools checkov browser docker ## Run every test that needs no GPU and no AWS account
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=40
 
 lint: types style site ## ruff, mypy, shellcheck, shfmt, import rules, documentation drift, links

@@ -100,6 +100,21 @@ set_runtime() {
   mv "$RUNTIME_ENV.new" "$RUNTIME_ENV"
 }
 
+# load_runtime_env: export what earlier steps found.
+load_runtime_env() {
+  local name value
+  while IFS='=' read -r name value; do export "$name=$value"; done < <(cat "$RUNTIME_ENV" 2>/dev/null || true)
+}
+
+# Prints the versions of torch and its NCCL, and whether torch sees a GPU.
+TORCH_PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
+
+# imported_modules: print what the training command imports beside torch, as far as that is known: the reference
+# trainer's libraries, with boto3 for its checkpoints in S3.
+imported_modules() {
+  if [[ ${GPUFLEET_TRAIN_COMMAND:-} == "-m bootstrap.trainer" ]]; then echo "boto3, transformers, torchvision"; fi
+}
+
 # version_at_least VERSION MINIMUM: compare by version order, so 1.9 is below 1.41.
 version_at_least() {
   printf '%s\n%s\n' "$2" "$1" | sort --version-sort --check=quiet
@@ -223,11 +238,4 @@ drain_reason() {
 # agent [COMMAND [ARGUMENT...]]: run a command of agent/ (--help lists them).
 agent() {
   python3 "$BOOTSTRAP_DIR/agent" "$@"
-}
-
-# export_efa_settings: make NCCL use EFA or fail (agent/efa.py).
-export_efa_settings() {
-  local settings line
-  settings=$(agent efa-settings) || die "the settings of EFA cannot be read"
-  while IFS= read -r line; do export "${line?}"; done <<<"$settings"
 }

@@ -103,8 +103,8 @@ def dlami_of(plan: FleetPlan) -> Dlami:
 
 
 def brings_torch(settings: Settings) -> bool:
-    """True if the nodes' image has torch; amiId is taken for a child of AWS's image for the type."""
-    if settings.platform == "eks":
+    """True if the training's image has torch; amiId is taken for a child of AWS's image for the type."""
+    if settings.platform == "eks" or settings.image:
         return True  # the container does
     if settings.ami_name:
         return "PyTorch" in settings.ami_name

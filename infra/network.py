@@ -226,7 +226,9 @@ class Network(Component):
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = self._endpoint(
             "s3",
-            s3_endpoint_policy(self._names, image_layers=settings.platform == "eks", internet=settings.nat),
+            s3_endpoint_policy(
+                self._names, image_layers=settings.platform == "eks" or bool(settings.image), internet=settings.nat
+            ),
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
         )

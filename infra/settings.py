@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
+from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
 from optimizer.plan import FleetPlan
@@ -149,6 +150,11 @@ class Settings(_Model):
     requirements: LocalPath | None = None
     """Packages of your own beside torch, locked with hashes (`pip-compile --generate-hashes`, `uv pip compile
     --generate-hashes`), installed on every node; `gpufleet wheels` packs them."""
+    image: str = ""
+    """Container image that the training runs in on every node, in place of the node's own Python: a private ECR
+    registry's, in the stack's region, by digest (`gpufleet stack set --image URI` resolves a tag). A VPC of the stack's
+    own gets two endpoints for ECR, billed by the hour beside the plan's cost; an existing one must reach ECR. Platform
+    eks takes the image of `gpufleet manifest` instead."""
     train_dir: LocalPath | None = None
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
     for an image that has the code."""
@@ -236,7 +242,7 @@ class Settings(_Model):
     @property
     def training_endpoints(self) -> tuple[str, ...]:
         """Interface endpoints beside those that every VPC of a stack has."""
-        return TRAINING_ENDPOINTS if self.isolate_training else ()
+        return (TRAINING_ENDPOINTS if self.isolate_training else ()) + (ecr.ENDPOINTS if self.image else ())
 
     @property
     def read_prefixes(self) -> dict[str, str]:
@@ -277,7 +283,7 @@ class Settings(_Model):
         return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
 
     def run_id(self, train_archive: str) -> str:
-        """12 hex digits that name a run: other code, command, data, base, amount or layout is another run."""
+        """12 hex digits that name a run: other code, command, image, data, base, amount or layout is another run."""
         # A raised budget or a later deadline continues the same run.
         limits = {"job": {"budget_usd", "deadline_hours"}}
         plan = self.plan.model_dump(mode="json", include={"job", "parallelism"}, exclude=limits)
@@ -286,6 +292,8 @@ class Settings(_Model):
             parts.append(self.data)
         if self.base_weights:
             parts.append({"base_weights": self.base_weights})
+        if self.image:
+            parts.append({"image": self.image})
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 if not __package__:  # started by its folder, in whatever directory the command is to run
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from bootstrap.agent import container
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.group import Group
 from bootstrap.agent.lease import check_lease
@@ -27,11 +29,16 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     commands.add_parser("ask-to-be-replaced", help="mark this node unhealthy")
     commands.add_parser("check-lease", help="leave the group where the controller is silent")
     commands.add_parser("efa-settings", help="print the variables that make NCCL use EFA")
+    commands.add_parser(
+        "run-python", help="run the training's Python with the rest of the arguments (in its container)"
+    )
     tell = commands.add_parser("tell", help="report to the controller")
     tell.add_argument("state")
     tell.add_argument("exit_status", type=int)
     tell.add_argument("step", nargs="?", default="")
-    options = parser.parse_args(arguments)
+    # argparse would take the first option of the other program for its own.
+    runs_python = arguments[:1] == ["run-python"]
+    options = parser.parse_args(arguments[:1] if runs_python else arguments)
     settings = Settings.from_environment(environ)
     group = Group(settings)
     try:
@@ -50,6 +57,8 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             return 0 if group.report(options.state, options.exit_status, options.step) else 1
         elif options.command == "check-lease":
             check_lease(settings, group)
+        elif runs_python:
+            _run_python(settings, environ, arguments[1:])
         else:
             for name, value in efa_settings(settings.root, environ).items():
                 sys.stdout.write(f"{name}={value}\n")
@@ -57,6 +66,16 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         log(f"FAIL {error}")
         return 1
     return 0
+
+
+def _run_python(settings: Settings, environ: Mapping[str, str], arguments: list[str]) -> NoReturn:
+    """Become the training's Python, with the variables of EFA."""
+    words, environment = [settings.python, *arguments], dict(environ)
+    if settings.image:
+        words, environment = container.command(settings, environ, arguments)
+    elif settings.gpudirect:
+        environment |= efa_settings(settings.root, environ)
+    os.execvpe(words[0], words, environment)  # noqa: S606 (nothing expands the arguments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class TrainingCredentials:
 
     def __init__(self, settings: Settings, group: Group) -> None:
         self._settings, self._group = settings, group
-        self._folder = settings.run_dir.with_name(f"{settings.run_dir.name}-credentials")
+        self._folder = settings.credentials_dir
         self._started = False
 
     def environment(self) -> dict[str, str]:

@@ -48,7 +48,7 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
     if (user := user_of(settings.train_user)) is not None:
         made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     made |= node.credentials.environment()
-    if settings.gpudirect:
+    if settings.gpudirect and not settings.image:  # else the image's plugin counts (__main__.py, run-python)
         made |= efa_settings(settings.root, made)
     return made
 

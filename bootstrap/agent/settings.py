@@ -31,6 +31,7 @@ class Settings:
         run_dir: memory folder with the files that the node's processes share.
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
+        image: container image that the training runs in, by digest; empty: in ``python``'s environment.
         train_user: user that torchrun runs as; empty: the agent's own, as in a pod.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
         peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
@@ -68,6 +69,7 @@ class Settings:
     gpus_per_node: int
     gpudirect: bool
     python: str
+    image: str
     train_archive: str
     train_command: str
     train_dir: Path
@@ -139,6 +141,7 @@ class Settings:
             gpus_per_node=gpus_per_node,
             gpudirect=read.text("GPUFLEET_GPUDIRECT", "0") != "0",
             python=python,
+            image=read.text("GPUFLEET_IMAGE"),
             train_archive=read.text("GPUFLEET_TRAIN_ARCHIVE"),
             train_command=train_command,
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),
@@ -163,6 +166,11 @@ class Settings:
             hook_heartbeat_s=read.seconds("HOOK_HEARTBEAT_S", HOOK_HEARTBEAT_S),
             problems=tuple(read.problems),
         )
+
+    @property
+    def credentials_dir(self) -> Path:
+        """Folder of the credentials of a training with a role of its own."""
+        return self.run_dir.with_name(f"{self.run_dir.name}-credentials")
 
     @property
     def in_group(self) -> bool:

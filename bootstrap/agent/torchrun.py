@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bootstrap.agent import container
 from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
@@ -34,6 +35,7 @@ PLANNED = (
     "GPUFLEET_TENSOR_PARALLEL", "GPUFLEET_PIPELINE_PARALLEL", "GPUFLEET_CONTEXT_PARALLEL", "GPUFLEET_EXPERT_PARALLEL",
     "GPUFLEET_SEQUENCE_PARALLEL", "GPUFLEET_VIRTUAL_STAGES", "GPUFLEET_MICRO_BATCH", "GPUFLEET_GRAD_ACCUM",
     "GPUFLEET_ACTIVATION_CHECKPOINTING", "GPUFLEET_GRADIENT_COMPRESSION", "GPUFLEET_SHARES",
+    "GPUFLEET_IMAGE",
 )  # fmt: skip
 
 
@@ -80,9 +82,18 @@ class Torchrun:
         user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
+        words, environment = (
+            ["-m", "bootstrap.training.torchrun", *options, *command],
+            training_environment(node, rendezvous),
+        )
+        if node.settings.image:
+            container.remove()
+            words, environment = container.command(node.settings, environment, words, container.NAME)
+            user = None  # docker starts torchrun as that user
+        else:
+            words = [node.settings.python, *words]
         self._process = subprocess.Popen(
-            [node.settings.python, "-m", "bootstrap.training.torchrun", *options, *command],
-            cwd=node.settings.train_dir, env=training_environment(node, rendezvous), stdin=subprocess.DEVNULL,
+            words, cwd=node.settings.train_dir, env=environment, stdin=subprocess.DEVNULL,
             # The unit's limits (LimitMEMLOCK, for EFA) stay.
             user=user.pw_uid if user else None, group=user.pw_gid if user else None,
             extra_groups=[] if user else None,
@@ -99,11 +110,9 @@ class Torchrun:
 
     def workers(self) -> list[int]:
         """torchrun's children, which have sessions of their own and so no common process group."""
-        pids = []
-        for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
-            with suppress(OSError):
-                pids += [int(pid) for pid in children.read_text().split()]
-        return pids
+        if not self._node.settings.image:
+            return _children(self._process.pid)
+        return [pid for torchrun in _children(container.init_process()) for pid in _children(torchrun)]
 
     def end(self) -> None:
         """Send SIGTERM, and SIGKILL to all where torchrun does not end in time."""
@@ -112,10 +121,20 @@ class Torchrun:
         while self.runs():
             if time.monotonic() >= deadline:
                 log("torchrun does not end; killing it")
-                for pid in (*self.workers(), self._process.pid):
+                # docker's client ends with the container's init, as all processes in it do.
+                init = container.init_process() if self._node.settings.image else None
+                for pid in (*self.workers(), init or self._process.pid):
                     send(pid, signal.SIGKILL)
                 return
             self._node.tick()
+
+
+def _children(pid: int | None) -> list[int]:
+    pids = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            pids += [int(child) for child in children.read_text().split()]
+    return pids
 
 
 def send(pid: int, number: int) -> bool:

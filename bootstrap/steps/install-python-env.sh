@@ -16,19 +16,18 @@ venv=$ROOT/opt/gpufleet/venv
 image=$ROOT/opt/pytorch/bin/python3
 own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
 node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
-# Prints the versions of torch and its NCCL, and whether torch sees a GPU.
-PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
-# The reference trainer's libraries; its checkpoints in S3 need boto3, and so does the copy of data from there.
-modules="boto3, transformers, torchvision"
-if [[ ${GPUFLEET_TRAIN_COMMAND:-} != "-m bootstrap.trainer" ]]; then
-  modules=""
-  if [[ ${GPUFLEET_TRAIN_DATA:-} == s3://* ]]; then modules="boto3"; fi
-fi
+# Where training runs in a container (pull-image.sh), the copy of data, metrics and logs have this environment alone.
+in_image=${GPUFLEET_IMAGE:-}
+copies=$([[ ${GPUFLEET_TRAIN_DATA:-} != s3://* ]] || echo boto3)
+modules=$(imported_modules)
+if [[ -n $in_image ]]; then modules=boto3; fi
+modules=${modules:-$copies}
 
 has_torch() {
   local torch nccl gpu
   [[ -x $1 ]] || return 1
-  read -r torch nccl gpu < <("$1" -c "$PROBE" 2>/dev/null) || return 1
+  if [[ -n $in_image ]]; then return 0; fi
+  read -r torch nccl gpu < <("$1" -c "$TORCH_PROBE" 2>/dev/null) || return 1
   version_at_least "$torch" "$TORCH_MIN" && [[ $gpu == True ]] || return 1
   log "${1#"$ROOT"} has torch $torch with NCCL $nccl and sees the GPU"
   # Older ones train too; smoke test and training use the same library.
@@ -42,7 +41,7 @@ imports() {
 # use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
   "$1" -c 'import boto3' 2>/dev/null ||
-    log "WARN ${1#"$ROOT"} has no boto3: bootstrap.training cannot save into S3 (gpufleet wheels --stack NAME packs it)"
+    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3, metrics and logs (gpufleet wheels --stack NAME packs it)"
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }
@@ -71,6 +70,8 @@ if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$
   [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet wheels"
   assert_sha256 "$pip" "$(grep --after-context=1 '^pip==' "$node_list" | sed --silent 's/.*sha256:\([0-9a-f]*\).*/\1/p')"
   install=("$venv/bin/python3" "$pip/pip" install --no-index --find-links "$work")
+elif [[ -n $in_image && -z $copies ]]; then
+  use "${torch_of:-$ROOT/usr/bin/python3}"
 else
   log "$wheels cannot be read: trying a package index"
   pip=(-m pip)
@@ -89,7 +90,7 @@ if [[ -n $torch_of ]]; then
   PURELIB='import sysconfig; print(sysconfig.get_path("purelib"))'
   printf 'import site; site.addsitedir("%s")\n' "$("$torch_of" -c "$PURELIB")" \
     >"$("$venv/bin/python3" -c "$PURELIB")/image.pth"
-else
+elif [[ -z $in_image ]]; then
   lists+=(--requirement "$torch_list")
 fi
 next="pack the wheels again (gpufleet wheels --stack NAME; docs/bootstrap.md, 'Wheels')"

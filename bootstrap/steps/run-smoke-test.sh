@@ -11,18 +11,19 @@ if [[ -f $STATE_DIR/smoke-passed ]]; then
   log "the smoke test has passed on this node"
   exit 0
 fi
-python=$ROOT$(sed --silent 's/^GPUFLEET_PYTHON=//p' "$RUNTIME_ENV")
-[[ -f $python && -x $python ]] || die "no Python with torch; install-python-env.sh comes first"
+load_runtime_env
+export GPUFLEET_PYTHON=$ROOT${GPUFLEET_PYTHON:-}
+[[ -n ${GPUFLEET_IMAGE:-} || (-f $GPUFLEET_PYTHON && -x $GPUFLEET_PYTHON) ]] ||
+  die "no Python with torch; install-python-env.sh comes first"
 
-arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S" --out "$report")
+arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S")
 if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then
   arguments+=(--min-bus-bandwidth-gb-per-s "$SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S")
 fi
 if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
   arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
 fi
-# Training exports the same settings, so a plugin that NCCL cannot load fails here and not in the first step.
-if ((${GPUFLEET_GPUDIRECT:-0})); then export_efa_settings; fi
+# With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
 cd "$BOOTSTRAP_DIR/.."
-"$python" -m bootstrap.smoke "${arguments[@]}" || die "the smoke test failed; its report is $report"
+agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed; its report is $report"
 touch "$STATE_DIR/smoke-passed"

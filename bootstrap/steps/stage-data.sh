@@ -17,7 +17,7 @@ if [[ $data == s3://* && $(imds autoscaling/target-lifecycle-state) == Warmed:* 
   exit 0
 fi
 if [[ $data == s3://* ]]; then
-  while IFS='=' read -r name value; do export "$name=$value"; done <"$RUNTIME_ENV"
+  load_runtime_env
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
   # Its exit code 78 says that no node could do better: report-failure.sh ends the run.
   data=$(PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m bootstrap.training.staging "$data")

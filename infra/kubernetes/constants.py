@@ -1,5 +1,7 @@
 """Facts of platform eks that several files need: version and size of the cluster, names of its objects."""
 
+from bootstrap.contract import ecr
+
 # Amazon Linux 2023 with driver 580.159.03, container toolkit 1.19.1, EFA's kernel module and the AWS CLI; kubelet
 # 1.35.6. Kubernetes 1.35 has EKS's standard support until 2027-03-27; the newest release whose notes were at hand, read
 # 2026-11-21: https://github.com/awslabs/amazon-eks-ami/releases/tag/v20260714
@@ -17,7 +19,7 @@ NODE_ADDRESSES = 6
 
 # Endpoints of Kubernetes nodes: the images' registry, and Pod Identity:
 # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-ENDPOINTS = ("ecr.api", "ecr.dkr", "eks-auth")
+ENDPOINTS = (*ecr.ENDPOINTS, "eks-auth")
 
 NAMESPACE = "gpufleet"
 SERVICE_ACCOUNT = "gpufleet-train"

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bootstrap.contract import report
+from bootstrap.contract.ecr import read_ecr_image
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
@@ -84,11 +85,12 @@ def node_policy(
     key_arn: str,
     workers: bool = False,
     read_prefixes: Mapping[str, str] = MappingProxyType({}),
+    image: str = "",
     session_log_group: str = "",
     own_vpc: bool = False,
     training_role_arn: str = "",
 ) -> Policy:
-    """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements.
+    """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements; ``image``: URI.
 
     Session Manager's agent logs into ``session_log_group``. In the stack's ``own_vpc`` every call goes through its
     endpoints, and the credentials work on their own node only.
@@ -154,6 +156,7 @@ def node_policy(
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
         *_log_sessions(names, session_log_group),
+        *_pull(names, image),
         *([allow("TakeTrainingRole", "sts:AssumeRole", training_role_arn)] if training_role_arn else []),
         *(_only_on_own_node(names) if own_vpc else []),
     )
@@ -278,6 +281,22 @@ def _log_sessions(names: Names, group: str) -> list[Statement]:
         _write_logs("LogSessions", arn),
         allow("FindSessionStreams", "logs:DescribeLogStreams", [arn, f"{arn}:*"]),
         allow("FindSessionGroup", "logs:DescribeLogGroups", "*"),
+    ]
+
+
+def _pull(names: Names, uri: str) -> list[Statement]:
+    """Pull one repository's images: AWS's AmazonEC2ContainerRegistryPullOnly, but for pull-through caches.
+
+    https://docs.aws.amazon.com/AmazonECR/latest/userguide/security-iam-awsmanpol.html
+    """
+    image = read_ecr_image(uri)
+    if image is None:
+        return []
+    repository = f"arn:{names.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
+    return [
+        # It takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerregistry.html
+        allow("LogInToRegistry", "ecr:GetAuthorizationToken", "*"),
+        allow("PullImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
     ]
 
 

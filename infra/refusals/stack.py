@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import gang_faults, split_command
 from bootstrap.contract.trainer import data_problem
 from infra import clock
@@ -35,6 +36,8 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
     if settings.ami_id and not re.fullmatch(r"ami-[0-9a-f]{8,17}", settings.ami_id):
         yield f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)"
+    if settings.image:
+        yield from _container_refusals(settings)
     if not settings.train_command.isprintable():
         yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
     words = split_command(settings.train_command)
@@ -141,6 +144,27 @@ def _adaptive_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet:spotPolicy adaptive keeps a deadline, and the plan has none: make it with `gpufleet recommend "
             f"--deadline 72h`; {back}"
         )
+
+
+def _container_refusals(settings: Settings) -> Iterator[str]:
+    image, pin = read_ecr_image(settings.image), f"`gpufleet stack set PLAN --stack {settings.stack} --image URI`"
+    if image is None or not image.digest:
+        yield (
+            f"gpufleet:image {settings.image!r} is no image of a private ECR registry by digest, like "
+            f"111122223333.dkr.ecr.{settings.plan.region}.amazonaws.com/train@sha256:...: {pin} resolves a tag"
+        )
+    elif image.region != settings.plan.region:
+        yield (
+            f"gpufleet:image is in {image.region} and the plan for {settings.plan.region}, whose nodes reach their own "
+            f"region's registry alone: push or replicate it there, then {pin}"
+        )
+    if settings.platform == "eks":
+        yield (
+            "gpufleet:image is for gpufleet:platform ec2: on eks `gpufleet manifest --image URI` takes it; "
+            "`pulumi config rm gpufleet:image`"
+        )
+    if settings.requirements:
+        yield "gpufleet:image and gpufleet:requirements are both set: install the packages into the image, and drop one"
 
 
 def _network_refusals(settings: Settings) -> Iterator[str]:

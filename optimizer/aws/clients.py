@@ -57,6 +57,7 @@ def _session() -> Session:
 # Clients of a region.
 autoscaling: Callable[[str], AutoScalingClient] = partial(_client, "autoscaling")
 cloudwatch: Callable[[str], Any] = partial(_client, "cloudwatch")
+ecr: Callable[[str], Any] = partial(_client, "ecr")
 ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
 # For a call that spends and takes no client token: botocore must not send it twice.
 ec2_once: Callable[[str], EC2Client] = partial(_client, "ec2", attempts=1)

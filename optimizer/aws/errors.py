@@ -30,7 +30,7 @@ CODES = {
     "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
     "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidSubnetID.NotFound "
     "InvalidVpcID.NotFound InvalidDocument ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException "
-    "NotFoundException ResourceNotFoundException",
+    "NotFoundException RepositoryNotFoundException ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
     # The bucket exists, the object does not.
     "no object": "NoSuchKey",

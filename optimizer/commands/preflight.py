@@ -162,6 +162,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
+    from bootstrap.contract import ecr
     from infra.images import dlami_of, eks_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.settings import TRAINING_ENDPOINTS, ConfigError, keys
@@ -200,7 +201,10 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ()) + (TRAINING_ENDPOINTS if isolated else ()),
+        endpoints=INTERFACE_ENDPOINTS
+        + (ENDPOINTS if eks else ecr.ENDPOINTS if text("image") else ())
+        + (TRAINING_ENDPOINTS if isolated else ()),
+        container_image=text("image"),
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,

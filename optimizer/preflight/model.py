@@ -100,6 +100,7 @@ class Target:
         own_image: the user's; else AWS's.
         permissions_boundary: ARN of the policy that bounds the stack's roles; empty for none.
         session_log_group: where the nodes may log Session Manager's sessions; empty for nowhere.
+        container_image: URI of the image that the training runs in; empty for none.
         steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
@@ -122,6 +123,7 @@ class Target:
     ceiling_usd: float | None
     permissions_boundary: str
     session_log_group: str
+    container_image: str
 
     @property
     def one_zone(self) -> bool:
@@ -156,6 +158,7 @@ UNREADABLE = (
 # IAM action of each call, where it is not the call's name in EC2:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
 ACTIONS = {
+    "BatchGetImage": "ecr:BatchGetImage",
     "DescribeBudgets": "budgets:ViewBudget",
     "DescribeKey": "kms:DescribeKey",
     "GetAWSDefaultServiceQuota": "servicequotas:GetAWSDefaultServiceQuota",

@@ -13,6 +13,7 @@ _READS = {
     "DescribeRouteTables DescribeSpotInstanceRequests DescribeSpotPriceHistory DescribeSubnets "
     "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "
     "GetEbsEncryptionByDefault GetSpotPlacementScores",
+    "ecr": "BatchGetImage",
     "iam": "GetPolicy",
     "kms": "DescribeKey GetKeyPolicy GetKeyRotationStatus",
     "lambda": "GetAccountSettings",

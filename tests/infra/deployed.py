@@ -14,6 +14,9 @@ from tests.plans import SPOT_P4D, sample_plan
 
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}
 EXISTING_VPC = {"gpufleet:vpcId": "vpc-0123456789abcdef0", "gpufleet:subnetIds": '["subnet-0123456789abcdef0"]'}
+# Image of the training's container.
+REGISTRY = "111122223333.dkr.ecr.us-east-1.amazonaws.com"
+CONTAINER = f"{REGISTRY}/team/train@sha256:{'7' * 64}"
 
 # Nodes with each shape of network interfaces.
 NODES: dict[str, dict[str, Any]] = {
@@ -113,7 +116,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "existing reservation": (reserved("cr-0123456789abcdef0"), ALARM),
     "capacity block": (capacity_block(), ALARM),
     "lone node": (LONE_NODE, {}),
-    "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions"}),
+    "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions", "gpufleet:image": CONTAINER}),
     "existing vpc": ({}, {**EXISTING_VPC, "gpufleet:isolateTraining": "true"}),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),

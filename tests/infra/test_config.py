@@ -17,8 +17,10 @@ from infra.settings import ConfigError, Settings
 from infra.wheels import Wanted
 from optimizer.plan import FleetPlan
 from tests.infra.deployed import (
+    CONTAINER,
     EXISTING_VPC,
     LONE_NODE,
+    REGISTRY,
     WORKERS,
     capacity_block,
     deploy,
@@ -73,6 +75,11 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:vpcCidr": "ten"}, "vpcCidr is 'ten': Expected 4 octets"),
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, "'latest' is not an AMI id"),
+        ({"gpufleet:image": "train:1"}, "'train:1' is no image of a private ECR registry by digest"),
+        ({"gpufleet:image": f"{REGISTRY}/train:1"}, "by digest.*gpufleet stack set PLAN --stack dev --image URI"),
+        ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),
+        ({"gpufleet:image": CONTAINER, "gpufleet:requirements": "r.txt"}, "install the packages into the image"),
+        ({"gpufleet:image": CONTAINER, "gpufleet:platform": "eks"}, "gpufleet manifest --image URI"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
         ({"gpufleet:trainCommand": "train.py --name 'a"}, "unbalanced quotes"),
         ({"gpufleet:trainCommand": "accelerate launch train.py"}, r"accelerate has no option with \$\{MASTER_ADDR\}"),

@@ -14,7 +14,7 @@ from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.roles import eks_policy, node_policy
 from optimizer.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import ALARM, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
+from tests.infra.deployed import ALARM, CONTAINER, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
@@ -235,6 +235,27 @@ def test_isolated_training_has_a_role_of_its_own() -> None:
     plain = deploy()
     assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 3
     assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in plain.user_data
+
+
+def test_a_container_image_is_pulled_from_its_own_repository_alone() -> None:
+    stack, plain = deploy(config={"gpufleet:image": CONTAINER}), deploy()
+    node, before = stack.policy("RolePolicy", "-node"), plain.policy("RolePolicy", "-node")
+    assert node.keys() - before.keys() == {"LogInToRegistry", "PullImage"}
+    assert (node["LogInToRegistry"]["Action"], node["LogInToRegistry"]["Resource"]) == (
+        "ecr:GetAuthorizationToken",
+        "*",
+    )
+    assert node["PullImage"]["Action"] == ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    assert node["PullImage"]["Resource"] == "arn:aws:ecr:us-east-1:111122223333:repository/team/train"
+    added = {one.name for one in stack.all("VpcEndpoint")} - {one.name for one in plain.all("VpcEndpoint")}
+    assert added == {"gpufleet-dev-ecr.api", "gpufleet-dev-ecr.dkr"}
+    # Layers come from AWS's own bucket: https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+    layers = stack.policy("VpcEndpoint", "-s3")["ImageLayers"]
+    assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
+    assert "ImageLayers" not in plain.policy("VpcEndpoint", "-s3")
+    assert f"GPUFLEET_IMAGE={CONTAINER}\n" in stack.user_data and "GPUFLEET_IMAGE=''\n" in plain.user_data
+    run = re.search(r"GPUFLEET_RUN=\w+", stack.user_data)
+    assert run and run[0] not in plain.user_data, "another image is another run"
 
 
 def test_nodes_log_sessions_where_the_account_does() -> None:

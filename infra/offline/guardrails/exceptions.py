@@ -7,10 +7,12 @@ BEYOND_THE_STACK = {
     "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
     "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",
     "FindFlowLogGroup": "as AWS asks: DescribeLogGroups lists the account's groups; names only",
+    "LogInToRegistry": "GetAuthorizationToken takes no resource",
     "LogSessions": "the account's log group, which a person named in gpufleet:sessionLogGroup",
     "FindSessionStreams": "the same log group",
     "FindSessionGroup": "as AWS asks of agents that log sessions; names only",
     "PublishMetrics": "PutMetricData has no resource-level permissions; only into the stack's namespace",
+    "PullImage": "the repository of gpufleet:image, which a person named",
     "SessionManagerChannels": "channels have no resource-level permissions; without them SSH is the only access",
     "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",
 }

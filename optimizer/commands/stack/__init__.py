@@ -11,6 +11,7 @@ import click
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
 from optimizer.commands.stack.file import (
+    CONTAINER_KEY,
     IMAGE_KEY,
     REGION_KEY,
     ZONE_KEY,
@@ -41,30 +42,44 @@ Example:
 @stack_options
 @click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
 @click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
+@click.option("--image", metavar="URI", help="Container image of ECR that the training runs in; a tag is resolved.")
 def set_plan(
-    plan: str, stack: str, plan_number: int, directory: Path, accept_stale_prices: bool, new_image: bool
+    plan: str,
+    stack: str,
+    plan_number: int,
+    directory: Path,
+    accept_stale_prices: bool,
+    new_image: bool,
+    image: str | None,
 ) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
     PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region, gpufleet:dlami
     and, for a plan at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. With AWS credentials
-    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image. Nothing is
+    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image; --image
+    writes the digest that a container image has now (gpufleet:image). Nothing is
     written when the plan is wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older
     than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
-    put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image)
+    put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image, image=image)
     click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
 def put_plan(
-    chosen: FleetPlan, stack: str, directory: Path, *, accept_stale_prices: bool, new_image: bool = False
+    chosen: FleetPlan,
+    stack: str,
+    directory: Path,
+    *,
+    accept_stale_prices: bool,
+    new_image: bool = False,
+    image: str | None = None,
 ) -> None:
     """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
 
     Raises:
-        InvalidInputError: the plan cannot be deployed, or the folder is no project.
+        InvalidInputError: the plan cannot be deployed, the folder is no project, or there is no such container image.
         DataStaleError: its spot prices are older than their limit.
     """
     from infra.refusals.plan import plan_refusals
@@ -84,6 +99,7 @@ def put_plan(
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)
     path = directory / f"Pulumi.{stack}.yaml"
+    container = _resolve(image, chosen) if image else None
     before = write_stack_file(path, chosen)
     click.echo(
         f"{path}: gpufleet:plan is {chosen.node_count} x {chosen.instance_type} ({chosen.purchase.option}) training "
@@ -105,6 +121,10 @@ def put_plan(
             err=True,
         )
     click.echo(_pin_image(path, chosen, before, new=new_image))
+    if container:
+        change_stack_file(path, {CONTAINER_KEY: container})
+    elif CONTAINER_KEY in before:
+        click.echo(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
     click.echo(describe_demands(chosen))
     for line in _missing_settings(stack, chosen, before):
         click.echo(f"once: {line}")
@@ -156,10 +176,36 @@ def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: b
     return f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
 
 
+def _resolve(uri: str, plan: FleetPlan) -> str:
+    """Return the URI of a container image by its digest, and say how large it is."""
+    from bootstrap.contract.ecr import read_ecr_image
+    from optimizer.aws import errors
+    from optimizer.aws.registry import find_image
+
+    image = read_ecr_image(uri)
+    example = f"111122223333.dkr.ecr.{plan.region}.amazonaws.com/train:1"
+    if image is None or image.region != plan.region:
+        raise InvalidInputError(
+            f"--image is {uri}",
+            limit=f"an image of a private ECR registry in {plan.region}, like {example}",
+            why="the nodes reach their own region's registry alone",
+            next_step="docker push it there",
+        )
+    with errors.explained(f"{uri} cannot be looked up", next_step="allow ecr:BatchGetImage on its repository"):
+        found = find_image(image, plan.node.cpu_architecture)
+    if isinstance(found, str):
+        raise InvalidInputError(found, next_step=f"aws ecr list-images --repository-name {image.repository}")
+    pinned = image.pinned(found.digest)
+    click.echo(f"container image: {pinned}, {found.size_gib:.1f} GiB compressed ({CONTAINER_KEY})")
+    return pinned
+
+
 def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
     from infra.images import dlami_of
     from infra.settings import ConfigError
 
+    if config.get(CONTAINER_KEY):
+        return str(config.get("gpufleet:data") or "").startswith("s3://")
     try:
         torch = dlami_of(plan).torch
     except ConfigError:

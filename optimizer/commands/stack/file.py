@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infra.naming import Names
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
+CONTAINER_KEY = "gpufleet:image"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,10 @@ case "$*" in
     cp "${file#file://}" "$FAKE_STATE/log-events.json"
     exit 0
     ;;
+  "ecr get-login-password "*)
+    echo ecr-password
+    exit 0
+    ;;
   *"--lifecycle-action-result ABANDON") # the group ends the node
     touch "$FAKE_STATE/terminated"
     exit 0

@@ -16,7 +16,7 @@ import botocore.session
 import pytest
 
 import bootstrap.agent
-from bootstrap.agent import credentials
+from bootstrap.agent import container, credentials
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
@@ -93,6 +93,38 @@ def test_programs_beside_the_trainings_python_are_found_first() -> None:
         ":"
     )
     assert _path(Settings.from_environment({"PATH": "/usr/bin"})).startswith("/usr/bin:")
+
+
+def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders by their own paths and none twice, GPUs, EFA cards; values stay off the command line."""
+    for device in ("nvidiactl", "infiniband/uverbs1", "infiniband/uverbs0", "infiniband/rdma_cm"):
+        (tmp_path / "dev" / device).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / device).touch()
+    for folder in ("run", "run-credentials", "nvme/gpufleet-data", "code", "weights"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(container, "BOOTSTRAP", tmp_path / "code/bootstrap")
+    given = {
+        "ROOT": str(tmp_path), "GPUFLEET_RUN_DIR": f"{tmp_path}/run", "GPUFLEET_IMAGE": "registry/train@sha256:7",
+        "GPUFLEET_PYTHON": "/opt/venv/bin/python3", "GPUFLEET_SCRATCH_DIR": f"{tmp_path}/nvme",
+        "GPUFLEET_DATA_DIR": f"{tmp_path}/nvme/gpufleet-data", "GPUFLEET_BASE_WEIGHTS": f"{tmp_path}/weights",
+        "GPUFLEET_CHECKPOINT_URI": "s3://bucket/checkpoints", "GPUFLEET_TRAIN_DIR": f"{tmp_path}/code/train",
+        "NCCL_DEBUG": "INFO", "PATH": "/usr/bin", "LD_LIBRARY_PATH": "/usr/lib", "HOME": "/home/x",
+    }  # fmt: skip
+    words, environment = container.command(Settings.from_environment(given), given, ["-m", "train"], "one")
+    text = " ".join(words)
+    assert re.findall(r"--mount type=bind,source=(\S+),target=\1", text) == [
+        f"{tmp_path}/{name}" for name in ("code", "nvme", "run", "run-credentials", "weights")
+    ]
+    assert re.findall(r"--device (\S+)", text) == [f"{tmp_path}/dev/infiniband/uverbs{card}" for card in (0, 1)]
+    assert "--gpus all" in text and f"--workdir {tmp_path}/code/train" in text and "--user" not in text
+    assert words[words.index("--entrypoint") :] == [
+        "--entrypoint", "python3", "registry/train@sha256:7", f"{tmp_path}/code/bootstrap/agent", "run-python", "-m",
+        "train",
+    ]  # fmt: skip
+    passed = re.findall(r"--env (\S+)", text)
+    assert "NCCL_DEBUG" in passed and not {"PATH", "LD_LIBRARY_PATH", "HOME", *container.OWN} & set(passed)
+    assert environment["GPUFLEET_CHECKPOINT_URI"] == "s3://bucket/checkpoints" and "s3://" not in text
+    assert environment.get("HOME") == os.environ.get("HOME"), "docker's client is root's"
 
 
 AWS = """#!/bin/sh

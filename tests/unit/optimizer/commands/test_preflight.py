@@ -29,15 +29,18 @@ from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,
+    DIGEST,
     IMAGE,
     NOW,
     PARAMETER,
+    REPOSITORY,
     THROTTLED,
     FakeAws,
     Refusal,
     aws,
     healthy,
     quota_answer,
+    registry_answer,
     target,
 )
 
@@ -233,6 +236,20 @@ def test_a_training_with_a_role_of_its_own_needs_one_more_endpoint(
     assert rows_of(out)["quota Interface VPC endpoints per VPC"]["value"] == 7
 
 
+def test_a_container_image_is_looked_for_and_needs_two_endpoints(
+    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
+) -> None:
+    write_stack(tmp_path, image=f"{REPOSITORY}@{DIGEST}")
+    aws.answers["BatchGetImage"] = registry_answer()
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    rows = rows_of(out)
+    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 8
+    assert (
+        rows["container image"]["level"] == "ok" and "9.5 GiB of compressed layers" in rows["container image"]["found"]
+    )
+    assert rows["configuration"]["level"] == "ok", "the image has the packages: no wheels"
+
+
 def test_a_plan_that_nothing_would_train_is_a_warning(
     gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
 ) -> None:
@@ -323,7 +340,7 @@ def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
 
 
 def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
-    """Three plans, which between them make every call there is."""
+    """Four plans, which between them make every call there is."""
     start = NOW + timedelta(hours=24)
     times = {"start": start.isoformat(), "end": (start + timedelta(hours=24)).isoformat()}
     block = sample_plan(purchase={"option": "capacity-block", "on_demand_base": 0, "capacity_block": times})
@@ -352,6 +369,8 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
         ]
     }
     aws.answers["GetPolicy"] = {"Policy": {"Arn": "arn:aws:iam::123456789012:policy/limits"}}
+    aws.answers["BatchGetImage"] = registry_answer()
+    running.preflight(target(container_image=f"{REPOSITORY}@{DIGEST}"), at=NOW)
     running.preflight(target(nat=True, permissions_boundary="arn:aws:iam::123456789012:policy/limits"), at=NOW)
     running.preflight(target(block, vpc_id="vpc-1", subnet_ids=("subnet-1",)), at=NOW)
     made = {iam_action(operation) for operation, _ in aws.calls}
@@ -361,7 +380,7 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
         allowed |= {actions} if isinstance(actions, str) else set(actions)
     assert made == allowed
     # Nothing that writes: the names of AWS's reading calls.
-    assert all(re.match(r"[a-z0-9]+:(Describe|Get|List|View)", action) for action in allowed)
+    assert all(re.match(r"[a-z0-9]+:(BatchGet|Describe|Get|List|View)", action) for action in allowed)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,9 @@ from optimizer.commands.stack.file import write_stack_file
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.unit.optimizer.preflight.account import DIGEST, REPOSITORY, FakeAws, Refusal, aws, registry_answer
+
+__all__ = ["aws"]
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -150,6 +153,28 @@ def test_without_an_answer_of_aws_the_parameter_decides_at_each_up(project: Path
     assert done.exit_code == 0
     assert f"image: the newest of {PARAMETER} at each pulumi up" in done.stdout
     assert "gpufleet:dlami" not in (project / "Pulumi.dev.yaml").read_text()
+
+
+def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aws: FakeAws) -> None:
+    aws.answers["BatchGetImage"] = registry_answer(platforms=("amd64", "arm64"))
+    plan, file = write(project, SPOT_P4D), project / "Pulumi.dev.yaml"
+    done = run(project, plan, "--image", f"{REPOSITORY}:1")
+    assert f"container image: {REPOSITORY}@{DIGEST}, 9.5 GiB compressed" in done.stdout
+    assert "once: gpufleet wheels" not in done.stdout, "torch is in the image"
+    assert yaml.safe_load(file.read_text())["config"]["gpufleet:image"] == f"{REPOSITORY}@{DIGEST}"
+    assert "stays (--image URI takes another)" in run(project, plan).stdout
+    before = file.read_text()
+    for uri, message in (
+        (f"{REPOSITORY}:2", "has no image 2"),
+        (f"{REPOSITORY}:1".replace("us-east-1", "eu-west-1"), "a private ECR registry in us-east-1"),
+        ("docker.io/train:1", "a private ECR registry in us-east-1"),
+        (REPOSITORY, "a private ECR registry in us-east-1"),
+    ):
+        done = run(project, plan, "--image", uri)
+        assert isinstance(done.exception, InvalidInputError) and message in str(done.exception), uri
+    aws.answers["BatchGetImage"] = Refusal("AccessDeniedException", 400)
+    assert "ecr:BatchGetImage" in str(run(project, plan, "--image", f"{REPOSITORY}:1").exception)
+    assert file.read_text() == before
 
 
 def test_the_zone_of_a_reservation_is_asked_for(project: Path) -> None:

@@ -274,6 +274,30 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     return fake
 
 
+# Container image by digest, and what ECR answers about it and its tag "1".
+DIGEST = f"sha256:{'7' * 64}"
+REPOSITORY = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train"
+
+
+def registry_answer(*, size_gib: float = 9.5, platforms: tuple[str, ...] = ()) -> Callable[[dict[str, Any]], Answer]:
+    """ECR's answers: one image, or with ``platforms`` the index of one image each."""
+    layers = {"layers": [{"size": 2**30}, {"size": int((size_gib - 1) * 2**30)}]}
+    parts = {f"sha256:{number:064d}": platform for number, platform in enumerate(platforms)}
+    index = {"manifests": [{"digest": digest, "platform": {"architecture": one}} for digest, one in parts.items()]}
+
+    def answer(asked: dict[str, Any]) -> Answer:
+        (wanted,) = asked["imageIds"]
+        digest = wanted.get("imageDigest", DIGEST)
+        if (asked["registryId"], asked["repositoryName"]) != (ACCOUNT, "train"):
+            return Refusal("RepositoryNotFoundException", 400)
+        if wanted.get("imageTag", "1") != "1" or digest not in (DIGEST, *parts):
+            return {"images": [], "failures": [{"imageId": wanted, "failureCode": "ImageNotFound"}]}
+        manifest = index if parts and digest == DIGEST else layers
+        return {"images": [{"imageId": {"imageDigest": digest}, "imageManifest": json.dumps(manifest)}]}
+
+    return answer
+
+
 STACK = StackIdentity(
     name="dev",
     tag="gpufleet:stack",
@@ -306,6 +330,7 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "ceiling_usd": plan.job.budget_usd,
         "permissions_boundary": "",
         "session_log_group": "/sessions",
+        "container_image": "",
     }
     return Target(**{**given, **changes})
 

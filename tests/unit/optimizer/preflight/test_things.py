@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from optimizer.plan import INTERFACE_ENDPOINTS
 from optimizer.preflight.access import check_boundary, check_session_logs
 from optimizer.preflight.bucket import check_bucket
+from optimizer.preflight.container_image import check_container_image
 from optimizer.preflight.image import check_image
 from optimizer.preflight.key import check_key, check_volume_encryption
 from optimizer.preflight.network import (
@@ -26,8 +28,10 @@ from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED,
     DENIED_EC2,
+    DIGEST,
     IMAGE,
     PARAMETER,
+    REPOSITORY,
     ROLE,
     FakeAws,
     Refusal,
@@ -37,6 +41,7 @@ from tests.unit.optimizer.preflight.account import (
     key_policy,
     levels,
     only,
+    registry_answer,
 )
 
 __all__ = ["aws"]
@@ -58,6 +63,26 @@ def test_an_image_is_asked_for_by_name_from_amazon(aws: FakeAws) -> None:
 def test_an_image_of_ones_own_is_asked_for_by_id(aws: FakeAws) -> None:
     assert only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name=""))).level == "ok"
     assert aws.asked("DescribeImages") == [{"ImageIds": ["ami-0123456789abcdef0"], "IncludeDeprecated": True}]
+
+
+@pytest.mark.parametrize(
+    ("uri", "answer", "level", "says"),
+    [
+        (f"{REPOSITORY}@{DIGEST}", {}, "ok", "9.5 GiB of compressed layers for 125 GiB"),
+        (f"{REPOSITORY}@{DIGEST}", {"platforms": ("arm64", "amd64")}, "ok", "9.5 GiB"),
+        (f"{REPOSITORY}@{DIGEST}", {"platforms": ("arm64",)}, "error", r"no image for x86_64 \(amd64\)"),
+        (f"{REPOSITORY}@{DIGEST}", {"size_gib": 126.0}, "error", "root volume of 200 GiB leaves 125"),
+        (f"{REPOSITORY}@sha256:{'8' * 64}", {}, "error", "repository train of account 123456789012 .* has no image"),
+        (f"{REPOSITORY}s@{DIGEST}", {}, "error", "there is no repository trains of account 123456789012"),
+    ],
+)
+def test_a_container_image_is_there_and_fits(
+    aws: FakeAws, uri: str, answer: dict[str, Any], level: str, says: str
+) -> None:
+    aws.answers["BatchGetImage"] = registry_answer(**answer)
+    row = only(check_container_image(context(container_image=uri)))
+    assert row.level == level and re.search(says, row.text), row.text
+    assert not list(check_container_image(context()))
 
 
 def test_without_a_pinned_image_the_parameter_names_it(aws: FakeAws) -> None:

@@ -1,2 +1,2 @@
 # shellcheck shell=bash
-if [[ $* == *bootstrap.smoke* ]]; then echo "net=${NCCL_NET:-none}"; fi
+if [[ $* == *bootstrap.smoke* ]]; then echo "net=${NCCL_NET:-none}" >&2; fi

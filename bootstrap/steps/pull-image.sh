@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Order: 115
+# Pulls gpufleet:image from ECR and makes sure that it can train: Python, torch, the GPUs, EFA, what the command imports.
+#
+# Exit status 78, which ends the run, where every node would fail alike.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$BOOTSTRAP_DIR/versions.sh"
+load_node_env
+require_env GPUFLEET_REGION
+
+image=${GPUFLEET_IMAGE:-}
+if [[ -z $image ]]; then
+  log "no image: training runs in the node's own environment"
+  exit 0
+fi
+load_runtime_env
+
+# unfit REASON...: exit with the status that ends the run.
+unfit() {
+  log "FAIL $image $*; build another one, and hand it to the stack: gpufleet stack set PLAN --stack NAME --image URI"
+  exit 78
+}
+
+# log_in: have docker take ECR's password, which is valid for 12 hours, through a pipe:
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/registry_auth.html
+log_in() {
+  aws ecr get-login-password --region "$GPUFLEET_REGION" |
+    docker login --username AWS --password-stdin "${image%%/*}" >/dev/null
+}
+
+command -v docker >/dev/null || die "no docker on this image: a Deep Learning AMI brings it (gpufleet:amiId)"
+systemctl start docker || die "docker does not start: journalctl -u docker"
+if docker image inspect "$image" >/dev/null 2>&1; then
+  log "$image is there"
+else
+  # docker writes the password into a file.
+  DOCKER_CONFIG=$(mktemp --directory)
+  export DOCKER_CONFIG
+  trap 'rm -rf "$DOCKER_CONFIG"' EXIT
+  retry 5 log_in || die "no access to ${image%%/*}: the node's role and the VPC's endpoints ecr.api and ecr.dkr admit it"
+  retry 3 docker pull --quiet "$image" >/dev/null || die "$image cannot be pulled; its layers come through the VPC's" \
+    "endpoint for S3, and go to the root volume, which has $(df --output=avail --human-readable "$ROOT/" | tail -n 1) free"
+  log "$image pulled"
+fi
+
+# The modules that start the training: they take torchrun's inner parts, and Python 3.11.
+answer=$(agent run-python -c "import bootstrap.training.torchrun; $TORCH_PROBE") ||
+  unfit "cannot train: its python3 must be 3.11 or newer and import torch $TORCH_MIN; the error is above"
+read -r torch nccl gpu <<<"$answer"
+version_at_least "$torch" "$TORCH_MIN" || unfit "has torch $torch, at least $TORCH_MIN is needed"
+modules=$(imported_modules)
+[[ -z $modules ]] || agent run-python -c "import $modules" || unfit "lacks a module of $modules"
+if ((${GPUFLEET_GPUDIRECT:-0})) && ! agent run-python "$BOOTSTRAP_DIR/agent" efa-settings | grep -q ^LD_LIBRARY_PATH=; then
+  unfit "has no aws-ofi-nccl below /opt/amazon, so NCCL would not find EFA (AWS's Deep Learning Containers have it)"
+fi
+[[ $gpu == True ]] || die "torch $torch in $image sees no GPU: it is built without CUDA, or for a newer driver, or" \
+  "nvidia-ctk has not configured docker"
+log "$image has torch $torch with NCCL $nccl and sees the GPU"
