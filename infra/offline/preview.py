@@ -196,6 +196,11 @@ def _in_own_loop(call: Callable[[Any], Any], argument: Any) -> Any:
         loop.close()
 
 
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
 def stand_in(
     plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, answers: Answers | None = None
 ) -> Recorder:
@@ -205,6 +210,9 @@ def stand_in(
     """
     answers = answers or Answers(plan)
     recorder = Recorder(answers)
+    # Pulumi makes futures before it runs a loop. A thread has none by itself, from Python 3.14 on not even the first:
+    # https://docs.python.org/3/library/asyncio-eventloop.html#asyncio.get_event_loop
+    asyncio.set_event_loop(_loop())
     pulumi.runtime.set_mocks(answers, project="gpufleet", stack=stack, preview=False, monitor=recorder)
     pulumi.runtime.set_all_config({"gpufleet:plan": plan.to_json(), "aws:region": plan.region, **(config or {})})
     return recorder

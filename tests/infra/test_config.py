@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,12 @@ def test_a_stack_without_a_plan_is_told_how_to_get_one() -> None:
 def load(settings: dict[str, str], **changes: Any) -> Settings:
     stand_in(sample_plan(**changes), stack="dev", config=settings)
     return load_configuration(starts_nodes=True)
+
+
+def test_a_thread_without_an_event_loop_of_its_own_loads_a_configuration() -> None:
+    """Python 3.14 makes none for the first thread either."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(load, {}).result().plan == sample_plan()
 
 
 @pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
