@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 # Requests at a time: whole small files, or pieces of large ones.
 THREADS = 64
@@ -13,6 +14,17 @@ PART_BYTES = 16 * 2**20
 RESERVE_BYTES = 2 * 2**30
 # For a copy whose time nobody planned: 1.1 TB at the 5 Gbit/s of a g5.2xlarge.
 LIMIT_S = 1800
+
+
+# A node's log line every PROGRESS_S of its copy.
+PROGRESS = "data: %.2f of %.2f GiB, %d of %d files copied, %.0f MiB/s, %s left"
+PROGRESS_S = 10.0
+
+
+def copied_gib(line: str) -> float | None:
+    """Read what a line of progress says is copied, GiB; None for any other line."""
+    found = re.fullmatch(r"data: (\d+\.\d+) of .* files copied, .* left", line)
+    return float(found[1]) if found else None
 
 
 def limit_s(planned_s: float) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bootstrap.logs.journal import read_journal
 from bootstrap.logs.ranks import Ranks
-from bootstrap.logs.upload import BATCH_EVENTS, LogStream, batches
+from bootstrap.logs.upload import BATCH_EVENTS, GROUP_VARIABLE, LogStream, batches
 from bootstrap.service import REGION_VARIABLE, Failures, log_to_journal, make_client
 from bootstrap.training.imds import Imds, ImdsError
 
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 UNIT = "gpufleet-train.service"
 POLL_S = 5.0
-GROUP_VARIABLE = "GPUFLEET_LOG_GROUP"
 # systemd makes the folder and names it: StateDirectory= in the unit.
 STATE_VARIABLE = "STATE_DIRECTORY"
 
@@ -62,13 +61,13 @@ def main() -> int:
         logger.info("no log stream: %s is empty", GROUP_VARIABLE)
         return 0
     try:
-        instance = Imds().get("instance-id")
+        instance = Imds().get("instance-id") or ""
     except ImdsError as error:
         logger.error("the metadata service does not name this instance: %s", error)
         return 1  # systemd starts the service again
     # Calls end well within the unit's TimeoutStopSec.
     client = make_client("logs", os.environ[REGION_VARIABLE], connect_timeout_s=3, read_timeout_s=5, attempts=2)
-    sender = Sender(LogStream(client, group, f"train/{instance}"), Path(os.environ[STATE_VARIABLE]) / "logs-cursor")
+    sender = Sender(LogStream.of_node(client, group, instance), Path(os.environ[STATE_VARIABLE]) / "logs-cursor")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     while not stopped.wait(POLL_S):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from bootstrap.logs.journal import Line
 
+GROUP_VARIABLE = "GPUFLEET_LOG_GROUP"
 # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html
 # No line reaches an event's limit, 256 KB or more: the journal splits output at 48 KiB (LineMax=, journald.conf(5)).
 BATCH_BYTES = 1_048_576
@@ -36,6 +37,11 @@ class LogStream:
 
     def __init__(self, client: Any, group: str, stream: str) -> None:
         self._client, self._group, self._stream = client, group, stream
+
+    @classmethod
+    def of_node(cls, client: Any, group: str, instance: str) -> Self:
+        """Stream of a node's output, which ``gpufleet logs`` reads."""
+        return cls(client, group, f"train/{instance}")
 
     def put(self, batch: Sequence[Line]) -> None:
         """Send one batch. Lines older than two weeks, or than the group keeps, are dropped by CloudWatch."""

@@ -19,7 +19,12 @@ fi
 if [[ $data == s3://* ]]; then
   load_runtime_env
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
-  # Its exit code 78 says that no node could do better: report-failure.sh ends the run.
-  data=$(PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m bootstrap.training.staging "$data")
+  python() { PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m "$@"; }
+  # Its progress goes to the node's log stream too, where `gpufleet status` reads it. Its exit code 78 says that no node
+  # could do better: report-failure.sh ends the run.
+  data=$({
+    python bootstrap.training.staging "$data" 2>&1 >&3 |
+      { python bootstrap.logs.relay "$(imds instance-id || true)" || cat; } >&2
+  } 3>&1)
 fi
 set_runtime GPUFLEET_DATA_DIR "${data#"$ROOT"}"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bootstrap.contract.report import EXIT_AT_FAULT
-from bootstrap.contract.staging import CONNECTIONS, RESERVE_BYTES, THREADS
+from bootstrap.contract.staging import CONNECTIONS, PROGRESS, PROGRESS_S, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.ledger.writer import boot_id
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 # lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
-PROGRESS_INTERVAL_S = 10.0
 # Beside the files: one line a complete file, and the torchrun start for which all files are complete.
 JOURNAL = ".staged.jsonl"
 COMPLETE = ".staged"
@@ -362,7 +361,7 @@ _DIGESTS: dict[str, Callable[[memoryview], bytes | None]] = {
 
 
 class _Progress:
-    """A log line every ``PROGRESS_INTERVAL_S``."""
+    """A log line every ``PROGRESS_S``."""
 
     def __init__(self, missing: Objects) -> None:
         self._total, self._done = _bytes(missing), 0
@@ -374,14 +373,14 @@ class _Progress:
         self._done += count
         self._files_done += files
         now = time.monotonic()
-        if now - self._logged < PROGRESS_INTERVAL_S and self._files_done < self._files:
+        if now - self._logged < PROGRESS_S and self._files_done < self._files:
             return False
         self._logged = now
         # Files that are small wait for requests, large ones for bytes: the slower share tells the time left.
         share = min(self._done / max(self._total, 1), self._files_done / self._files) or 1.0
         seconds = max(now - self._started, 1e-3)
         logger.info(
-            "data: %.2f of %.2f GiB, %d of %d files copied, %.0f MiB/s, %s left",
+            PROGRESS,
             *(self._done / 2**30, self._total / 2**30, self._files_done, self._files, self._done / 2**20 / seconds),
             timedelta(seconds=round(seconds * (1 / share - 1))),
         )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from bootstrap.contract.staging import copied_gib
 
 # bootstrap/logs writes a stream a node below this.
 STREAMS = "train/"
 # Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
 LATE = timedelta(minutes=1)
+# A copy that has no line of progress for so long is over, or hangs.
+COPY_WINDOW = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,3 +66,22 @@ class LogReader:
                 self._seen[event["eventId"]] = event["timestamp"]
                 node = event["logStreamName"].removeprefix(STREAMS)
                 yield LogLine(node=node, at_ms=event["timestamp"], text=event["message"])
+
+
+def read_copies(client: Any, group: str, now: datetime) -> Mapping[str, str]:
+    """Read the newest line of progress of each node that copies the data, by instance id.
+
+    https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
+    """
+    pages = client.get_paginator("filter_log_events").paginate(
+        logGroupName=group,
+        logStreamNamePrefix=STREAMS,
+        startTime=int((now - COPY_WINDOW).timestamp() * 1000),
+        filterPattern='"files copied"',
+    )
+    try:
+        events = [event for page in pages for event in page["events"] if copied_gib(event["message"]) is not None]
+    except client.exceptions.ResourceNotFoundException:
+        return {}
+    events.sort(key=lambda event: event["timestamp"])
+    return {event["logStreamName"].removeprefix(STREAMS): event["message"] for event in events}

@@ -15,6 +15,7 @@ from bootstrap.contract.codec import time_text
 from optimizer.commands import complete
 from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, write_rows
+from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 
 if TYPE_CHECKING:
@@ -270,7 +271,8 @@ def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
 def _ask_aws(call: Callable[[], T]) -> T:
     from optimizer.preflight.model import Unknown, ask
 
-    answer = ask(call)
+    with patience("asking AWS"):
+        answer = ask(call)
     if isinstance(answer, Unknown):
         raise GpufleetError(
             f"AWS cannot be asked: {answer.reason}",

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
@@ -48,7 +49,8 @@ def _running(file: StackFile) -> int:
 
     names, _ = resolve_names(file)
     try:
-        reading = read(names, datetime.now(UTC))
+        with patience("reading the stack"):
+            reading = read(names, datetime.now(UTC))
     except DataMissingError:
         return 0
     if reading.group is None:

@@ -41,42 +41,46 @@ def steps(title: str, total: int, *, is_patient: bool = False) -> Iterator[Calla
 
 @contextmanager
 def relayed(
-    title: str, is_done: Callable[[str], bool], count_steps: Callable[[], int]
+    title: str, is_done: Callable[[str], bool] | None = None, count_steps: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line of another program's progress.
+    """Yield a function that prints a line of progress.
 
-    On a terminal a bar below the lines counts those of which ``is_done`` is true, out of ``count_steps`` (0: unknown).
+    On a terminal a bar below the lines counts those of which ``is_done`` is true, out of ``count_steps`` (0: unknown);
+    without ``is_done`` it shows the time gone.
     """
     if not sys.stderr.isatty():
         yield lambda line: click.echo(line, err=True)
         return
-    with _bar(title, count_steps() or None, ticks=True) as (bar, task):
+    with _bar(title, count_steps() or None, ticks=True, counts=is_done is not None) as (bar, task):
 
         def show(line: str) -> None:
             bar.console.print(line, markup=False, highlight=False)
-            if is_done(line):
+            if is_done is not None and is_done(line):
                 bar.advance(task)
 
         yield show
 
 
 @contextmanager
-def _bar(title: str, total: int | None, *, ticks: bool) -> Iterator[tuple[Progress, TaskID]]:
-    """Draw a bar with the time gone and left; without ``ticks`` no thread redraws it, so that a fork is safe."""
+def _bar(title: str, total: int | None, *, ticks: bool, counts: bool = True) -> Iterator[tuple[Progress, TaskID]]:
+    """Draw a bar with the time gone and left, or a spinner with the time gone where nothing ``counts``.
+
+    Without ``ticks`` no thread redraws it, so that a fork is safe.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        SpinnerColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, *left, console=console, transient=True, auto_refresh=ticks) as bar:
+    bar_of = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), *(bar_of if counts else (SpinnerColumn(), TimeElapsedColumn())))
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=ticks) as bar:
         yield bar, bar.add_task(title, total=total)
 
 
@@ -90,8 +94,19 @@ def patience(title: str) -> Iterator[None]:
                 click.echo(f"{title} ...", err=True)
                 return
             from rich.console import Console
+            from rich.live import Live
+            from rich.spinner import Spinner
 
-            stack.enter_context(Console(stderr=True).status(title))
+            # rich's stand-in for standard error has no file below it, which click.echo needs.
+            drawn = Live(
+                Spinner("dots", title),
+                console=Console(stderr=True),
+                refresh_per_second=12.5,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            stack.enter_context(drawn)
 
         timer = threading.Timer(PATIENCE_S, say)
         timer.daemon = True

@@ -67,7 +67,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
         with patience("reading the stack and its ledger"):
             chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
-        page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
+        with patience("drawing the page"):
+            page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
     else:
         answer: Answer | NoPlan = parse_plan_argument(
             plan,
@@ -81,7 +82,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
             page = render_no_plan(answer, now=now, commands=facts.nearest_commands(answer))
         else:
             run = _build_run(answer.plan, ledger, metrics) if ledger or metrics else None
-            page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
+            with patience("drawing the page"):
+                page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:

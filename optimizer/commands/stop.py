@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.progress import relayed
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
@@ -98,10 +99,11 @@ def follow_drain(names: Names, save: timedelta) -> None:
         save=save,
         now=lambda: datetime.now(UTC),
         sleep=time.sleep,
-        say=lambda line: click.echo(f"{datetime.now(UTC):%H:%M:%SZ} {line}", err=True),
+        say=lambda line: show(f"{datetime.now(UTC):%H:%M:%SZ} {line}"),
     )
     try:
-        drain.run()
+        with relayed(f"nodes save, each within {save.total_seconds() / 60:.0f} min, and end") as show:
+            drain.run()
     except KeyboardInterrupt as error:
         raise GpufleetError(
             "no longer followed; the request to stop stands",

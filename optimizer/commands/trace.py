@@ -12,6 +12,7 @@ import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.units import parse_hours
@@ -84,15 +85,16 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
         click.echo(f"asked rank {request.rank} of stack {names.stack} for {request.steps} steps", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
         try:
-            while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
-                if time.monotonic() >= ends_at:
-                    raise GpufleetError(
-                        f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",
-                        why=f"the training looks every {POLL_S:.0f} s, and only with SpotTolerantRun.steps on a node; "
-                        f"the request stands for {MAX_AGE.total_seconds() / 60:.0f} minutes",
-                        next_step=f"gpufleet logs --rank {request.rank} --stack {names.stack}; later: {copied}",
-                    )
-                time.sleep(LOOK_S)
+            with patience("waiting for the trace"):
+                while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
+                    if time.monotonic() >= ends_at:
+                        raise GpufleetError(
+                            f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",
+                            why=f"the training looks every {POLL_S:.0f} s, and only with SpotTolerantRun.steps on a "
+                            f"node; the request stands for {MAX_AGE.total_seconds() / 60:.0f} minutes",
+                            next_step=f"gpufleet logs --rank {request.rank} --stack {names.stack}; later: {copied}",
+                        )
+                    time.sleep(LOOK_S)
         except KeyboardInterrupt as error:
             raise GpufleetError("no longer waited for; the request stands", next_step=copied) from error
     return content

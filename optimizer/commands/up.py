@@ -57,8 +57,8 @@ def command(
 
     The steps are those of the single commands: recommend (of a REQUEST; its answer is kept as plans.NAME.json, and
     --plan picks from it), a question, stack set, wheels (where the stack names none), preflight, pulumi up (by
-    Pulumi's Automation API; needs the Pulumi CLI), and a line for each change of the run. A step that fails ends the
-    command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
+    Pulumi's Automation API; needs the Pulumi CLI), and status --watch until the run has ended. A step that fails ends
+    the command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
     YAML, a PLAN is JSON; - reads a PLAN from standard input.
 
     Exit status of a run that was followed to its end: 0 for a run that is done or stopped, else 1.

@@ -11,6 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from bootstrap.contract.staging import copied_gib
 from tests.bootstrap.node import Node
 from tests.unit.bootstrap.training.conftest import BUCKET, aws, moto_url  # noqa: F401 (fixtures)
 
@@ -31,7 +32,10 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     client = boto3.client("s3")
     client.put_object(Bucket=BUCKET, Key="corpus/tokens/train.bin", Body=b"tokens")
     settings = {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
-    node = Node(tmp_path / "node", tmp_path / "case", node_env={"GPUFLEET_TRAIN_DATA": f"s3://{BUCKET}/corpus/tokens"})
+    logs = boto3.client("logs")
+    logs.create_log_group(logGroupName="/gpufleet/dev")
+    node_env = {"GPUFLEET_TRAIN_DATA": f"s3://{BUCKET}/corpus/tokens", "GPUFLEET_LOG_GROUP": "/gpufleet/dev"}
+    node = Node(tmp_path / "node", tmp_path / "case", node_env=node_env)
     runtime = node.root / "etc/gpufleet/runtime.env"
     # The step puts ROOT before the program's path, as before every path of a node.
     python = node.root / "python3"
@@ -45,6 +49,11 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     folder = runtime.read_text().rsplit("GPUFLEET_DATA_DIR=", 1)[1].strip()
     assert folder.startswith("/mnt/nvme/gpufleet-data/tokens-")
     assert (node.root / folder[1:] / "train.bin").read_bytes() == b"tokens"
+    # `gpufleet status` and `gpufleet logs` show the progress.
+    (stream,) = logs.describe_log_streams(logGroupName="/gpufleet/dev")["logStreams"]
+    assert stream["logStreamName"].startswith("train/i-")
+    events = logs.get_log_events(logGroupName="/gpufleet/dev", logStreamName=stream["logStreamName"])["events"]
+    assert [copied_gib(event["message"]) for event in events] == [None, 0.0]
 
     # After a reboot S3 is not asked: its answer would end this step.
     again = node.run("steps/stage-data.sh", settings | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
@@ -52,7 +61,9 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
 
     shutil.rmtree(node.root / folder[1:])
     client.delete_object(Bucket=BUCKET, Key="corpus/tokens/train.bin")
+    logs.delete_log_group(logGroupName="/gpufleet/dev")  # the step does not need it
     gone = node.run("steps/stage-data.sh", settings)
+    assert "lines are no longer sent" in gone.output
     assert gone.exit_code == 78 and "no object under this prefix" in gone.output
     # No node could do better: the controller ends the run, and the group is not asked for the next node.
     report = node.run("steps/report-failure.sh stage-data 78", settings)

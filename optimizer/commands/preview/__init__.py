@@ -13,6 +13,7 @@ import click
 from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
 from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
+from optimizer.commands.progress import patience
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
@@ -146,7 +147,8 @@ def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, know
     from infra.offline.preview import resources
 
     try:
-        return resources(plan, stack=stack, config=config, known=known)
+        with patience("running the Pulumi program offline"):
+            return resources(plan, stack=stack, config=config, known=known)
     except (ValueError, RunError) as error:  # RunError: a value is no number
         raise InvalidInputError(str(error)) from error
 

@@ -76,13 +76,10 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     if watch_s is not None and output_format == "table":
-        from optimizer.commands.status.live import watch_events, watch_page
+        from optimizer.commands.status.live import watch
 
         with suppress(KeyboardInterrupt):
-            if sys.stdout.isatty():
-                watch_page(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s)
-            else:
-                watch_events(file.plan, lambda: read(names, datetime.now(UTC)), watch_s)
+            watch(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s, live=sys.stdout.isatty())
         return
     while True:
         with patience("reading the stack"):
@@ -151,6 +148,7 @@ def as_json(
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": progress and asdict(progress),
         "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
+        "copies": reading.copies,
         "gpus": {node: to_json(minutes[-1]) for node, minutes in reading.gpus.items()},
         "image": reading.image and asdict(reading.image),
         "measured_run": reading.measured and to_json(reading.measured),
@@ -210,6 +208,8 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
         lines.append(f"{serving} of {group.wanted} wanted nodes in service, {len(group.nodes)} instances in the group")
     elif "group" not in reading.unread:
         lines.append("there is no Auto Scaling group: no node runs")
+    if copy := reading.slowest_copy():
+        lines.append(f"copying data: {copy}")
     if reading.request is not None and reading.request.want == "stop":
         lines.append(f"asked to stop at {utc(reading.request.at)} by {reading.request.by}")
     return lines

@@ -1,15 +1,18 @@
-"""The live page of ``gpufleet status --watch``: a run at a glance in a terminal, redrawn until Ctrl-C."""
+"""A run that is watched: a live page in a terminal, redrawn until Ctrl-C, elsewhere a line an event."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from optimizer.commands.output import LEAST_WIDTH, output_width
+from optimizer.commands.progress import patience
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import gpu_notices, gpu_summary
 from optimizer.commands.status.reading import Reading
@@ -23,30 +26,45 @@ if TYPE_CHECKING:
 EVENTS_SHOWN = 8
 
 
-def watch_page(plan: FleetPlan, stack: str, read: Callable[[], Reading], every_s: float) -> None:
-    """Redraw the page every ``every_s`` seconds; Ctrl-C ends it and leaves the last page standing."""
+def watch(
+    plan: FleetPlan,
+    stack: str,
+    read: Callable[[], Reading],
+    every_s: float,
+    *,
+    live: bool,
+    ended: Callable[[Reading], bool] = lambda reading: False,
+) -> Reading:
+    """Show a run until a reading has ``ended`` it, or Ctrl-C; return that reading.
+
+    ``live`` redraws a page and leaves the last one standing; otherwise each event is a line.
+    """
+    with patience("reading the stack"):
+        reading = read()
+    before: Reading | None = None
+    with _live_page(plan, stack, every_s) if live else nullcontext(partial(print_events, plan)) as show:
+        while True:
+            show(before, reading)
+            if ended(reading):
+                return reading
+            time.sleep(every_s)
+            before, reading = reading, read()
+
+
+@contextmanager
+def _live_page(plan: FleetPlan, stack: str, every_s: float) -> Iterator[Callable[[Reading | None, Reading], None]]:
+    """Yield a function that redraws the page for a reading and the one before it."""
     from rich.console import Console
     from rich.live import Live
 
     events: deque[str] = deque(maxlen=EVENTS_SHOWN)
-    before: Reading | None = None
-    with Live(console=Console(width=output_width(), highlight=False), auto_refresh=False) as live:
-        while True:
-            reading = read()
+    with Live(console=Console(width=output_width(), highlight=False), auto_refresh=False) as drawn:
+
+        def show(before: Reading | None, reading: Reading) -> None:
             events.extend(f"{reading.at:%H:%M:%S} {event}" for event in changes(before, reading))
-            before = reading
-            live.update(page(plan, stack, reading, list(events), every_s), refresh=True)
-            time.sleep(every_s)
+            drawn.update(page(plan, stack, reading, list(events), every_s), refresh=True)
 
-
-def watch_events(plan: FleetPlan, read: Callable[[], Reading], every_s: float) -> None:
-    """Print a line for each event, and for each reading with new steps; Ctrl-C ends it."""
-    before: Reading | None = None
-    while True:
-        reading = read()
-        print_events(plan, before, reading)
-        before = reading
-        time.sleep(every_s)
+        yield show
 
 
 def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> None:
@@ -68,6 +86,8 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
         lines.append(f"controller {shown['controller']}")
     if reading.state is not None and reading.state.next_attempt_at is not None:
         lines.append(f"next: {shown['next']}")
+    if "data" in shown:
+        lines.append(f"copying data: {shown['data']}")
     if (progress := current_progress(reading)) is not None:
         rest = [f"{name} {shown[name]}" for name in ("speed", "loss", "spent", "ends") if name in shown]
         lines.append(", ".join([f"step {progress.step:,} of {plan.job.steps:,}", *rest]))
@@ -116,6 +136,8 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
         shown["nodes"] = f"{serving} of {group.wanted} wanted in service"
         kinds = sorted({f"{node.lifecycle} in {node.zone}" for node in group.nodes if node.lifecycle})
         shown["nodes"] += f" ({', '.join(kinds)})" if kinds else ""
+    if copy := reading.slowest_copy():
+        shown["data"] = copy
     if summary := gpu_summary(reading):
         shown["GPUs"] = summary
     if progress is not None:

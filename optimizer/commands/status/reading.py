@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from bootstrap.contract.staging import copied_gib
 from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
@@ -38,7 +39,15 @@ class Reading:
     image: ImageAge | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
+    copies: Mapping[str, str] = field(default_factory=dict)  # progress of staging by instance id
     unread: dict[str, str] = field(default_factory=dict)
+
+    def slowest_copy(self) -> str:
+        """Progress of the node whose data has come least far; empty where none copies."""
+        if not self.copies:
+            return ""
+        slowest = min(self.copies.values(), key=lambda line: copied_gib(line) or 0.0)
+        return f"{slowest.removeprefix('data: ')}, the slowest of {len(self.copies)} nodes"
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
         """Return ``call()``, or ``otherwise`` with an entry in ``unread``."""
@@ -63,6 +72,7 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     from optimizer.aws import actuals, clients, control
     from optimizer.aws.gpus import read_gpus
     from optimizer.aws.images import read_age
+    from optimizer.aws.logs import read_copies
     from optimizer.aws.progress import read_progress
 
     reading = Reading(at=now)
@@ -97,6 +107,8 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     )
     logs = clients.logs(region)
     reading.gpus = reading.attempt("GPUs", lambda: read_gpus(logs, names.log_group, now), {})
+    if reading.group is not None and any(node.lifecycle_state.startswith("Pending") for node in reading.group.nodes):
+        reading.copies = reading.attempt("copies of the data", lambda: read_copies(logs, names.log_group, now), {})
     return reading
 
 

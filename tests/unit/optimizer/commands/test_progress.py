@@ -72,3 +72,16 @@ def test_a_terminal_counts_what_another_program_has_done(
 )
 def test_a_line_of_pulumi_ends_a_change_or_not(line: str, done: bool) -> None:
     assert is_done(line) is done
+
+
+def test_a_terminal_shows_how_long_lines_without_a_count_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with relayed("nodes save and end") as show:
+        show("nodes: 2 InService")
+        time.sleep(0.2)
+    shown = capsys.readouterr().err
+    assert all(words in shown for words in ("nodes: 2 InService", "nodes save and end", "0:00:00"))
+    assert "0/?" not in shown

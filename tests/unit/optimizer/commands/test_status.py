@@ -15,8 +15,10 @@ from botocore.stub import Stubber
 from rich.console import Console
 
 from bootstrap.contract.measured import object_name
-from optimizer.aws import clients
-from optimizer.commands.status.live import changes, page, print_events, watch_page
+from optimizer.aws import actuals, clients
+from optimizer.aws.logs import read_copies
+from optimizer.commands.status import headline
+from optimizer.commands.status.live import changes, page, print_events, watch
 from optimizer.commands.status.reading import Reading, read
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
@@ -382,7 +384,7 @@ def test_the_page_is_redrawn_until_ctrl_c(
 
     monkeypatch.setattr("optimizer.commands.status.live.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        watch_page(sample_plan(), "dev", lambda: read(deployed.names, datetime.now(UTC)), 5)
+        watch(sample_plan(), "dev", lambda: read(deployed.names, datetime.now(UTC)), 5, live=True)
     assert slept == [5, 5]
     assert "draining: asked to stop" in capsys.readouterr().out
 
@@ -396,3 +398,55 @@ def test_events_say_that_the_controller_is_silent_or_never_spoke(
     print_events(sample_plan(), Reading(at=at), read(deployed.names, at))
     out = capsys.readouterr().out
     assert "no word from the controller yet" in out and "controller SILENT for 20 min" in out
+
+
+def test_copies_of_the_data_are_told_by_the_slowest_node(
+    deployed: DeployedStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(UTC)
+    logs, group = clients.logs(deployed.names.region), deployed.names.log_group
+    assert read_copies(logs, group, now) == {}, "no group yet"
+    logs.create_log_group(logGroupName=group)
+    lines = {
+        "i-1": [(300, "data: 9.00 of 90.00 GiB, 1 of 9 files copied, 900 MiB/s, 0:01:00 left")],
+        "i-2": [(20, "data: 20.00 of 90.00 GiB, 2 of 9 files copied, 900 MiB/s, 0:01:19 left"), (15, "loss 2.5")],
+        "i-3": [
+            (30, "data: 1.00 of 90.00 GiB, 0 of 9 files copied, 100 MiB/s, 0:15:00 left"),
+            (10, "data: 2.00 of 90.00 GiB, 0 of 9 files copied, 100 MiB/s, 0:14:40 left"),
+        ],
+    }
+    for node, told in lines.items():
+        logs.create_log_stream(logGroupName=group, logStreamName=f"train/{node}")
+        events = [{"timestamp": int((now.timestamp() - ago_s) * 1000), "message": line} for ago_s, line in told]
+        logs.put_log_events(logGroupName=group, logStreamName=f"train/{node}", logEvents=events)
+    copies = read_copies(logs, group, now)
+    assert copies == {"i-2": lines["i-2"][0][1], "i-3": lines["i-3"][1][1]}
+    reading = Reading(at=now, copies=copies)
+    print_events(sample_plan(), None, reading)
+    words = "2.00 of 90.00 GiB, 0 of 9 files copied, 100 MiB/s, 0:14:40 left, the slowest of 2 nodes"
+    assert f"copying data: {words}" in capsys.readouterr().out
+    assert f"copying data: {words}" in headline(sample_plan(), reading)
+    assert headline(sample_plan(), Reading(at=now))[-1].startswith("there is no")
+
+
+def test_copies_are_read_while_a_node_is_set_up(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def copies(client: Any, group: str, now: datetime) -> dict[str, str]:
+        asked.append(group)
+        return {}
+
+    monkeypatch.setattr("optimizer.aws.logs.read_copies", copies)
+    read(deployed.names, datetime.now(UTC))
+    assert asked == []
+    read_group = actuals.read_group
+
+    def one_pending(client: Any, name: str) -> Any:
+        group = read_group(client, name)
+        assert group is not None
+        first, *others = group.nodes
+        return replace(group, nodes=(replace(first, lifecycle_state="Pending:Wait"), *others))
+
+    monkeypatch.setattr(actuals, "read_group", one_pending)
+    read(deployed.names, datetime.now(UTC))
+    assert asked == [deployed.names.log_group]
