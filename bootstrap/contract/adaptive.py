@@ -18,16 +18,17 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from bootstrap.contract.pools import YOUNG_S
+
 IDLE, ON_DEMAND, SPOT = range(3)
 
 # A float, int or bool, or an array of them.
 Number = Any
 
 # Hazard, 1/h, of losing capacity at an age a, h, since it came, and of its return at an age since it went:
-# HAZARD[0] / (a + HAZARD[1]). Read off 31 traces of V100, K80 and H100 pools of two clouds, 2022 to 2025
-# (https://github.com/skypilot-org/spot-traces and tests/benchmarks/results/spot_policies_202611.md, which also judges
-# each family of traces with the curve of the others: c 1.1 to 1.3, b 0.6 to 0.75 h, and the same costs).
-HAZARD = (1.0, 0.45)
+# HAZARD[0] / (a + HAZARD[1]), the curve of pools.py. tests/benchmarks/results/spot_policies_202611.md judges each
+# family of published traces with the curve of the others: c 1.1 to 1.3, b 0.6 to 0.75 h, and the same costs.
+HAZARD = (1.0, YOUNG_S / 3600)
 # Events that a prior (the curve, or a Spot Advisor band) weighs beside the pool's own.
 LEARNED_FROM = 10.0
 # Age at which a Spot Advisor band is compared with the curve: its instances have lived for days.
