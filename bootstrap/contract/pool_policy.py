@@ -108,9 +108,11 @@ class Adaptive(Generic[Pool]):
     Args:
         records: what the run knows of each pool; ties keep this order.
         spot_hours: time with spot nodes so far.
+        beside: launches are tried beside running nodes; else these end first, as in one Auto Scaling group.
     """
 
-    def __init__(self, records: Mapping[Pool, PoolRecord], spot_hours: float = 0.0) -> None:
+    def __init__(self, records: Mapping[Pool, PoolRecord], *, spot_hours: float = 0.0, beside: bool = True) -> None:
+        self.beside = beside
         self._records = dict(records)
         self._spot_hours = spot_hours
         self._came_hours = 0.0
@@ -133,28 +135,9 @@ class Adaptive(Generic[Pool]):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
-            self._order = self.rank(view)[::-1]
+            tries = self.beside or view.mode is Mode.IDLE or self._pays_to_leave(view)
+            self._order = self.rank(view)[::-1] if tries else []
         return self._order.pop().name if self._order else None
-
-    def pays_to_leave(self, view: RunView[Pool]) -> bool:
-        """Return whether on-demand nodes should end for spot, where no launch can be tried beside running nodes.
-
-        The pools are tried one after another. If all refuse, the same nodes start again: the deadline must allow it.
-        """
-        if view.mode is not Mode.ON_DEMAND or view.loading_hours > 0:
-            return False
-        ranked, delays = self.rank(view), view.delays
-        spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
-        if view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
-            return False
-        gain, all_refuse = 0.0, 1.0
-        for prospect in ranked:
-            stay = min(prospect.stay_s / 3600, view.work_hours)
-            # One restart there, and one to have on-demand nodes again.
-            worth = (1 - view.prices[prospect.name]) * stay - 2 * delays.restart_hours
-            gain += all_refuse * prospect.chance * worth
-            all_refuse *= 1 - prospect.chance
-        return gain > all_refuse * delays.restart_hours
 
     def note(self, event: Event, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
@@ -193,6 +176,26 @@ class Adaptive(Generic[Pool]):
             restart_s=view.delays.restart_hours * 3600,
             try_s=view.delays.try_hours * 3600,
         )
+
+    def _pays_to_leave(self, view: RunView[Pool]) -> bool:
+        """Return whether on-demand nodes should end before spot is tried, one pool after another.
+
+        If all refuse, on-demand nodes start again, and the deadline must allow that.
+        """
+        if view.mode is not Mode.ON_DEMAND or view.loading_hours > 0:
+            return False
+        ranked, delays = self.rank(view), view.delays
+        spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
+        if view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
+            return False
+        gain, all_refuse = 0.0, 1.0
+        for prospect in ranked:
+            stay = min(prospect.stay_s / 3600, view.work_hours)
+            # One restart there, and one to have on-demand nodes again.
+            worth = (1 - view.prices[prospect.name]) * stay - 2 * delays.restart_hours
+            gain += all_refuse * prospect.chance * worth
+            all_refuse *= 1 - prospect.chance
+        return gain > all_refuse * delays.restart_hours
 
 
 _RECORDED = {Event.CAME: came, Event.REFUSED: refused, Event.RECLAIMED: reclaimed, Event.LEFT: left}

@@ -110,9 +110,8 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
     if view.mode is Mode.SPOT and demand and must_buy(view):
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
-    if make_policy(tick, state, spot).pays_to_leave(view):
-        return _best_spot(tick, state, view, spot)
-    return None
+    leaves = make_policy(tick, state, spot).next_try(view) is not None
+    return _best_spot(tick, state, view, spot) if leaves else None
 
 
 def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:

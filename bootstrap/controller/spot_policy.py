@@ -62,7 +62,7 @@ def make_policy(tick: Tick, state: ControllerState, names: Iterable[str]) -> Ada
     elapsed = hours(tick.now - state.run_started_at)
     served = state.progress * settings.places[settings.own_place].hours_p95
     records = {name: state.pools.get(name, PoolRecord()) for name in names}
-    return Adaptive(records, spot_hours=min(elapsed, served))
+    return Adaptive(records, spot_hours=min(elapsed, served), beside=False)
 
 
 def left_hours(tick: Tick, state: ControllerState) -> float:

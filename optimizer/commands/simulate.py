@@ -154,7 +154,8 @@ def command(
     policy of "Can't Be Late" (NSDI'24); adaptive is gpufleet's own, which learns how long the pool's capacity stays
     and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of all
     policies, with the trace known beforehand. With --together a policy knows a pool by its own launches only: it tries
-    one pool at a time, for all nodes. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
+    one pool at a time, for all nodes, beside running ones; adaptive_one_group, as a stack's controller has it, ends
+    these first. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
     nodes available in each tick.
 
     With --price-history an hour of spot costs what it did in the trace's zone at that time, beside the catalog's
@@ -208,6 +209,8 @@ def command(
         columns = {**COLUMNS, "refusals": "refusals", "moves": "moves"}
         write_rows(rows, columns, output_format, title="Policies over all traces together")
         return
+    if alone := set(policy) - {*NAMES, "all"}:
+        raise click.UsageError(f"--policy {min(alone)} needs --together")
     traces = [read_trace(path) for path in paths]
     names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
     tick_lengths = {trace.gap_s for trace in traces}

@@ -16,6 +16,8 @@ from optimizer.economics.simulation.zones import ZonePolicy, ZoneView
 class OnDemand:
     """On-demand from start to end."""
 
+    beside = True
+
     def keep(self, view: ZoneView) -> Mode:
         """Return on-demand."""
         return Mode.ON_DEMAND
@@ -30,6 +32,8 @@ class OnDemand:
 
 class _InTurn:
     """The pools in turn, from the one that answered last."""
+
+    beside = True
 
     def __init__(self, pools: int) -> None:
         self._pools, self._next = pools, 0
@@ -108,4 +112,5 @@ ZONE_POLICIES: dict[str, NewPolicy] = {
     "greedy": lambda pools, job: Greedy(pools),
     "uniform_progress": UniformProgress,
     "adaptive": lambda pools, job: Adaptive(dict.fromkeys(range(pools), PoolRecord())),
+    "adaptive_one_group": lambda pools, job: Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=False),
 }

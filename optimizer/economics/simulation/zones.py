@@ -23,7 +23,13 @@ ZoneView = RunView[int]
 
 
 class ZonePolicy(Protocol):
-    """Decides for one run; made anew for each."""
+    """Decides for one run; made anew for each.
+
+    Attributes:
+        beside: launches are tried beside running nodes; else these end first.
+    """
+
+    beside: bool
 
     def keep(self, view: ZoneView) -> Mode:
         """Return what runs until the next tick where no launch brings spot nodes; SPOT keeps the running ones."""
@@ -156,7 +162,8 @@ class _Run:
             if came is not None:
                 self._end(elapsed + tried)
                 self._launch(Mode.SPOT, came)
-            elif kept is not self._mode:
+            elif kept is not self._mode and not (kept is view.mode and tried >= step):
+                # Nodes that ended for a try start again once all pools have refused, perhaps in the next tick.
                 self._launch(kept, self._pool)
             self._advance(step - tried)
 
@@ -185,6 +192,8 @@ class _Run:
         if tried and hurry:
             return 0.0, None
         while tried < step and (pool := self._policy.next_try(view)) is not None:
+            if not self._policy.beside:
+                self._end(elapsed + tried)
             if self._available[pool][tick]:
                 self._policy.note(Event.CAME, pool, elapsed + tried)
                 return tried, pool

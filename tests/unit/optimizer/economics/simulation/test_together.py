@@ -35,6 +35,8 @@ def pools(*rows: str) -> Bools:
 class Script:
     """Tries the pools in order while nothing runs; on-demand from a given hour."""
 
+    beside = True
+
     def __init__(self, count: int, buys_at: float) -> None:
         self._count, self._buys_at = count, buys_at
         self.events: list[tuple[Event, int, float]] = []
@@ -79,6 +81,24 @@ def test_hours_refusals_and_moves_are_as_counted_by_hand() -> None:
         (Event.REFUSED, 0),
         (Event.REFUSED, 1),
     ]
+
+
+class EndsFirst(Script):
+    """On-demand nodes, which end at 2 h for a try of the first pool."""
+
+    beside = False
+
+    def next_try(self, view: ZoneView) -> int | None:
+        self._next += 1
+        return 0 if view.elapsed_hours == 2 and self._next == 1 else None
+
+
+def test_nodes_that_end_before_a_try_load_again_where_it_is_refused() -> None:
+    refused, given = (play(pools(row), job(4, 8), EndsFirst(1, 0), prices=(0.25,)) for row in ("0" * 8, "00110000"))
+    assert refused.runs.on_demand_hours[0] == pytest.approx(2 + 0.5 + 2.5)
+    assert refused.runs.cost[0] == pytest.approx(5.0)
+    # From 2 h to 3 h spot, half of it restart; then on-demand nodes load again.
+    assert (given.runs.spot_hours[0], given.runs.on_demand_hours[0]) == (1.0, pytest.approx(2 + 0.5 + 2.0))
 
 
 def test_a_move_to_another_pool_takes_the_checkpoints_copy() -> None:

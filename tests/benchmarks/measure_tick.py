@@ -1,0 +1,121 @@
+"""Time what an adaptive gang adds to the controller's tick: ``python -m tests.benchmarks.measure_tick``.
+
+Plays random weather over eight places, the most that a plan of six alternates has, with each spot policy: CPU time of
+``decide`` in every tick, and of the import of the modules that only an adaptive gang needs, which a cold start pays.
+A Lambda of 1,769 MB has one vCPU, and ours has 256 MB:
+https://docs.aws.amazon.com/lambda/latest/dg/configuration-memory.html
+Writes ``results/tick_<yyyymm>.md`` and the raw times.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import get_args
+
+import numpy as np
+
+from bootstrap.contract.settings import SpotPolicy
+from bootstrap.controller.decide import decide
+from tests.benchmarks.spot_zones import heading, write_results
+from tests.unit.bootstrap.controller.world import MINUTE, World, adaptive, place
+
+GOAL_MS = 100.0
+VCPU_SHARE = 256 / 1769
+HOURS, HISTORIES, IMPORTS = 24, 2, 9
+ZONES = tuple(f"az{number}" for number in range(1, 7))
+PLACES = {
+    **{f"spot p4d {zone}": place(zone, "spot", 10.0 + number) for number, zone in enumerate(ZONES)},
+    "on-demand p4d az2": place("az2", "on-demand", 30.0, hours=16),
+    "on-demand p4d az1": place("az1", "on-demand", 30.0, hours=16),
+}
+MODULES = "bootstrap.contract.pool_policy", "bootstrap.controller.spot_policy"
+_IMPORT = """
+import time, bootstrap.contract.pools, bootstrap.controller.ends
+began = time.process_time()
+import {}
+print((time.process_time() - began) * 1e3)
+"""
+
+
+def play(policy: SpotPolicy, seed: int) -> list[tuple[str, float]]:
+    """Phase and CPU ms of each tick of a history; the same weather for every policy."""
+    weather = np.random.default_rng(seed)
+    world = World(adaptive(places=PLACES, spot_policy=policy, deadline_hours=40.0, steps=0))
+    world.boot = timedelta(minutes=8)
+    ticks = []
+    for _ in range(HOURS):
+        for zone in ZONES:
+            world.rooms[("spot", f"subnet-{zone}")] = int(weather.choice([0, 0, 2, 9]))
+        for minute in range(60):
+            if minute == 30 and weather.random() < 0.5:
+                for key in world.alive():
+                    if world.nodes[key].lifecycle == "spot":
+                        world.interrupt(key)
+            state, seen = world.state, world.observe()
+            began = time.process_time()
+            decide(world.config, state, seen, world.now)
+            spent_ms = (time.process_time() - began) * 1e3
+            world.tick()
+            # The function keeps one state, and Python's collector walks all that is kept.
+            world.decisions.clear()
+            ticks.append((world.phase, spent_ms))
+            world.advance(MINUTE)
+    return ticks
+
+
+def import_ms() -> float:
+    """Median CPU time of the modules' import in a fresh process."""
+    code = _IMPORT.format(", ".join(MODULES))
+    times = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(IMPORTS)]
+    return statistics.median(float(done.stdout) for done in times)
+
+
+def summarise(name: str, spent_ms: Sequence[float]) -> str:
+    """Line of the table: mean, 99th percentile and most of one policy's ticks."""
+    p99 = statistics.quantiles(spent_ms, n=100)[98]
+    cells = (statistics.mean(spent_ms), p99, max(spent_ms))
+    return f"| {name} | {len(spent_ms)} | " + " | ".join(f"{ms:.2f} | {ms / VCPU_SHARE:.1f}" for ms in cells) + " |"
+
+
+def main() -> None:
+    """Write the results."""
+    gc.freeze()
+    ticks = {
+        policy: [tick for seed in range(HISTORIES) for tick in play(policy, seed)] for policy in get_args(SpotPolicy)
+    }
+    imported = import_ms()
+    means = {policy: statistics.mean(ms for _, ms in of_policy) for policy, of_policy in ticks.items()}
+    added = (means["adaptive"] - means["fallback"]) / VCPU_SHARE
+    lines = [
+        "# Controller's tick with an adaptive gang",
+        "",
+        f"CPU time of `decide` on this workplace, and at 256 MB of a Lambda ({VCPU_SHARE:.3f} vCPU): {HISTORIES} "
+        f"histories of {HOURS} h, {len(PLACES)} places. Goal: at most {GOAL_MS:g} ms of Lambda time more. Adaptive "
+        f"adds {added:.1f} ms a tick on average, and {imported / VCPU_SHARE:.0f} ms to a cold start, where its modules "
+        f"are imported ({imported:.1f} ms here).",
+        *heading("Ticks", ("policy", "ticks", "mean, ms", "Lambda", "p99, ms", "Lambda", "most, ms", "Lambda")),
+        *(summarise(policy, [ms for _, ms in of_policy]) for policy, of_policy in ticks.items()),
+    ]
+    rows = [
+        {
+            "policy": policy,
+            "history": i // (60 * HOURS),
+            "tick": i % (60 * HOURS),
+            "phase": phase,
+            "cpu_ms": f"{ms:.3f}",
+        }
+        for policy, of_policy in ticks.items()
+        for i, (phase, ms) in enumerate(of_policy)
+    ]
+    write_results("tick", lines, rows)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
