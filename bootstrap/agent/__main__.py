@@ -13,6 +13,7 @@ if not __package__:  # started by its folder, in whatever directory the command 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from bootstrap.agent import container
+from bootstrap.agent.commands import python_path
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.group import Group
 from bootstrap.agent.lease import check_lease
@@ -69,8 +70,8 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _run_python(settings: Settings, environ: Mapping[str, str], arguments: list[str]) -> NoReturn:
-    """Become the training's Python, with the variables of EFA."""
-    words, environment = [settings.python, *arguments], dict(environ)
+    """Become the training's Python, which finds this package and has the variables of EFA."""
+    words, environment = [settings.python, *arguments], {**environ, "PYTHONPATH": python_path(environ)}
     if settings.image:
         words, environment = container.command(settings, environ, arguments)
     elif settings.gpudirect:

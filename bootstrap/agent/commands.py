@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bootstrap.agent.messages import log
@@ -15,6 +15,12 @@ AWS_ENVIRONMENT = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_P
 AWS_LIMIT_S = 60.0
 # nvidia-smi has 60 s in find-broken-gpu.sh.
 STEP_LIMIT_S = 120.0
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH that finds this package first, in whatever directory a program runs."""
+    own = str(BOOTSTRAP.parent)
+    return ":".join([own, *(one for one in environ.get("PYTHONPATH", "").split(":") if one not in ("", own))])
 
 
 def aws_cli(region: str, *arguments: str) -> str | None:

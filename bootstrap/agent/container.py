@@ -20,6 +20,9 @@ DOCKER_LIMIT_S = 30.0
 PASSED = ("AWS_", "FI_", "GLOO_", "GPUFLEET_", "NCCL_", "OFI_", "OMP_", "PYTHON", "PYTORCH_", "TORCH_")
 # The image's Python has another name than the node's, and what it starts starts no container.
 OWN = frozenset({"GPUFLEET_PYTHON", "GPUFLEET_IMAGE"})
+# EFA's devices and GDRCopy's, which NVIDIA's toolkit does not add; and the GPUs', which it adds, but which a container
+# loses at the next `systemctl daemon-reload` (https://github.com/NVIDIA/nvidia-container-toolkit/issues/48).
+DEVICES = ("infiniband/uverbs*", "gdrdrv", "nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset")
 # Variables that may hold a path of the node, mounted at the same place.
 PATHS = (
     "GPUFLEET_TRAIN_DIR", "GPUFLEET_SCRATCH_DIR", "GPUFLEET_DATA_DIR", "GPUFLEET_BASE_WEIGHTS",
@@ -50,11 +53,13 @@ def command(
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--ulimit", "nofile=1048576"]
     if (settings.root / "dev/nvidiactl").exists():
         words += ["--gpus", "all"]
-    for device in sorted((settings.root / "dev/infiniband").glob("uverbs*")):
+    for device in (path for pattern in DEVICES for path in sorted((settings.root / "dev").glob(pattern))):
         words += ["--device", str(device)]
     if (user := user_of(settings.train_user)) is not None:
         words += ["--user", f"{user.pw_uid}:{user.pw_gid}"]
-        # The image does not know the user; libraries ask for its name and write below its home.
+        # The image does not know the user; libraries and mpirun ask for its name and write below its home.
+        for file in ("/etc/passwd", "/etc/group"):
+            words += ["--mount", f"type=bind,source={file},target={file},readonly"]
         for key, value in (("HOME", user.pw_dir), ("USER", user.pw_name), ("LOGNAME", user.pw_name)):
             words += ["--env", f"{key}={value}"]
     for key in sorted(passed):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from bootstrap.agent.commands import AWS_ENVIRONMENT, BOOTSTRAP, output_of
+from bootstrap.agent.commands import AWS_ENVIRONMENT, output_of, python_path
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
@@ -37,7 +37,7 @@ def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str,
     made |= {
         **AWS_ENVIRONMENT,
         "PATH": _path(settings),
-        "PYTHONPATH": ":".join(filter(None, [str(BOOTSTRAP.parent), given.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(given),
         "PYTHONUNBUFFERED": "1",
         "GPUFLEET_DRAIN_FILE": str(node.notices.path),
         "GPUFLEET_REGION": settings.region,

@@ -38,7 +38,7 @@ else
   DOCKER_CONFIG=$(mktemp --directory)
   export DOCKER_CONFIG
   trap 'rm -rf "$DOCKER_CONFIG"' EXIT
-  retry 5 log_in || die "no access to ${image%%/*}: the node's role and the VPC's endpoints ecr.api and ecr.dkr admit it"
+  retry 5 log_in || die "no access to ${image%%/*}: the node's role and the VPC's endpoints ecr.api and ecr.dkr must admit it"
   retry 3 docker pull --quiet "$image" >/dev/null || die "$image cannot be pulled; its layers come through the VPC's" \
     "endpoint for S3, and go to the root volume, which has $(df --output=avail --human-readable "$ROOT/" | tail -n 1) free"
   log "$image pulled"

@@ -24,6 +24,5 @@ if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
   arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
 fi
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
-cd "$BOOTSTRAP_DIR/.."
 agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed; its report is $report"
 touch "$STATE_DIR/smoke-passed"

@@ -33,14 +33,15 @@ if "bootstrap.training.torchrun" in sys.orig_argv:
 """
 # WORKER: fails, saves on SIGTERM, answers the drain file, or ends on nothing.
 TRAIN = """\
-import os, signal, sys, time
+import os, pwd, signal, sys, time
 from pathlib import Path
 how, drain = os.environ["GPUFLEET_TEST_WORKER"], Path(os.environ["GPUFLEET_DRAIN_FILE"])
 def say(text): print("worker:", text, flush=True)
 def save(*_):
     Path("saved").touch(); say("saved"); sys.exit(0)
-capabilities = [line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")]
-say(f"user {os.getuid()} in {os.getcwd()} home {os.environ['HOME']} rights {int(capabilities[0], 16)}")
+user, home = pwd.getpwuid(os.getuid()).pw_name, os.environ["HOME"]
+(rights,) = [int(line.split()[1], 16) for line in open("/proc/self/status") if line.startswith("CapEff")]
+say(f"user {user} in {os.getcwd()} home {home} rights {rights}")
 if how == "at fault": sys.exit(78)
 if how == "saves on SIGTERM": signal.signal(signal.SIGTERM, save)
 if how == "ignores SIGTERM": signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -175,8 +176,16 @@ def test_a_command_at_fault_ends_the_agent_with_its_own_status(start: Callable[[
     assert agent.process.wait(timeout=60) == 78, agent.log.read_text()
     said = re.findall(r"worker: (.*)", agent.log.read_text())
     code = agent.environment["GPUFLEET_TRAIN_DIR"]
-    assert said == [f"user 65534 in {code} home /nonexistent rights 0"]
+    assert said == [f"user nobody in {code} home /nonexistent rights 0"]
     assert "its settings are at fault" in agent.log.read_text()
+
+
+def test_a_step_has_the_images_python_and_its_exit_status(docker: dict[str, str], tmp_path: Path) -> None:
+    program = "import os, sys, bootstrap.contract; print(os.getcwd(), os.path.exists(sys.argv[1])); sys.exit(3)"
+    command = [sys.executable, str(REPOSITORY / "bootstrap/agent"), "run-python", "-c", program, str(tmp_path)]
+    environment = {**docker, "GPUFLEET_IMAGE": IMAGE, "GPUFLEET_TRAIN_USER": "nobody"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "/ False\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,14 @@ def test_programs_beside_the_trainings_python_are_found_first() -> None:
 
 def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders by their own paths and none twice, GPUs, EFA cards; values stay off the command line."""
-    for device in ("nvidiactl", "infiniband/uverbs1", "infiniband/uverbs0", "infiniband/rdma_cm"):
+    for device in (
+        "nvidiactl",
+        "nvidia0",
+        "nvidia-caps/nvidia-cap1",
+        "infiniband/uverbs1",
+        "infiniband/uverbs0",
+        "sda",
+    ):
         (tmp_path / "dev" / device).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "dev" / device).touch()
     for folder in ("run", "run-credentials", "nvme/gpufleet-data", "code", "weights"):
@@ -115,7 +122,9 @@ def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monke
     assert re.findall(r"--mount type=bind,source=(\S+),target=\1", text) == [
         f"{tmp_path}/{name}" for name in ("code", "nvme", "run", "run-credentials", "weights")
     ]
-    assert re.findall(r"--device (\S+)", text) == [f"{tmp_path}/dev/infiniband/uverbs{card}" for card in (0, 1)]
+    assert re.findall(r"--device (\S+)", text) == [
+        f"{tmp_path}/dev/{name}" for name in ("infiniband/uverbs0", "infiniband/uverbs1", "nvidia0", "nvidiactl")
+    ]
     assert "--gpus all" in text and f"--workdir {tmp_path}/code/train" in text and "--user" not in text
     assert words[words.index("--entrypoint") :] == [
         "--entrypoint", "python3", "registry/train@sha256:7", f"{tmp_path}/code/bootstrap/agent", "run-python", "-m",
@@ -125,6 +134,16 @@ def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monke
     assert "NCCL_DEBUG" in passed and not {"PATH", "LD_LIBRARY_PATH", "HOME", *container.OWN} & set(passed)
     assert environment["GPUFLEET_CHECKPOINT_URI"] == "s3://bucket/checkpoints" and "s3://" not in text
     assert environment.get("HOME") == os.environ.get("HOME"), "docker's client is root's"
+
+
+def test_the_trainings_python_finds_the_bundle_anywhere_and_has_efas_variables(tmp_path: Path) -> None:
+    program = "import bootstrap.contract, os; print(os.environ['FI_PROVIDER'], os.environ['PYTHONPATH'])"
+    environment = {
+        "GPUFLEET_PYTHON": sys.executable, "GPUFLEET_GPUDIRECT": "1", "PATH": os.environ["PATH"], "PYTHONPATH": "/own",
+    }  # fmt: skip
+    command = [sys.executable, str(AGENT), "run-python", "-S", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"efa {BOOTSTRAP.parent}:/own\n"
 
 
 AWS = """#!/bin/sh
