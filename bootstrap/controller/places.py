@@ -100,16 +100,22 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     """Return the place for which an adaptive gang ends the nodes that it has, or asks for, if any."""
     if not tick.settings.adaptive:
         return None
-    view = view_run(tick, state)
+    view, places = view_run(tick, state), tick.settings.places
     ready = {
         name: place
-        for name, place in tick.settings.places.items()
+        for name, place in places.items()
         if not _is_empty(tick, state, name) and _is_payable(tick, state, name)
     }
-    spot = {name: place for name, place in ready.items() if place.purchase == "spot"}
     demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
-    if view.mode is Mode.SPOT and demand and must_buy(view):
+    if view.mode is Mode.SPOT:
+        if not (demand and must_buy(view)):
+            return None
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
+    # On-demand nodes that AWS has refused in this run may not come back.
+    records = [state.pools.get(name) for name, place in places.items() if place.purchase == "on-demand"]
+    if any(record and (record.returns or record.empty_at_s) for record in records):
+        return None
+    spot = {name: place for name, place in ready.items() if place.purchase == "spot"}
     leaves = make_policy(tick, state, spot).next_try(view) is not None
     return _best_spot(tick, state, view, spot) if leaves else None
 
@@ -220,9 +226,12 @@ def _why_on_demand(
     policy = make_policy(tick, state, in_time)
     spot = policy.expected_spot_hours(view)
     # A late launch, and a second one on demand.
-    short = policy.keep(view) is Mode.ON_DEMAND if settings.adaptive else spot < view.work_hours + 2 * hours(BOOT)
-    if short:
-        return f"on demand: {spot:.1f} h of spot can be expected until the deadline, {view.work_hours:.1f} h are needed"
+    margin = 2 * (view.delays.restart_bound_hours if settings.adaptive else hours(BOOT))
+    if policy.keep(view) is Mode.ON_DEMAND if settings.adaptive else spot < view.work_hours + margin:
+        return (
+            f"on demand: {spot:.1f} h of spot can be expected until the deadline, {view.work_hours:.1f} h are needed, "
+            f"and {margin:.1f} h for late launches"
+        )
     if waited and not settings.adaptive:
         return "on demand, as no spot place gave all nodes in time"
     return ""

@@ -27,9 +27,9 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     reference = min((place.usd_per_work_hour for place in demand), default=0.0)
     reference = reference or max(place.usd_per_work_hour for place in places.values())
     elapsed = hours(now - state.run_started_at)
-    mode, name = Mode.IDLE, state.place.name if state.place else settings.own_place
-    if state.phase in UP and name in places:
-        mode = Mode.SPOT if places[name].purchase == "spot" else Mode.ON_DEMAND
+    mode = Mode.IDLE
+    if state.phase in UP:
+        mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
     whole = min(place.hours_p95 for place in demand or places.values())
     lost = settings.checkpoint_interval_s / 3600
     # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
@@ -50,7 +50,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
         work_hours=(1 - state.progress) * whole + unsaved,
         prices={key: place.usd_per_work_hour / reference for key, place in places.items()},
         mode=mode,
-        pool=name,
+        pool=state.place.name if state.place and state.place.name in places else settings.own_place,
         # Until all nodes are in service nothing is worked.
         loading_hours=0.0 if state.complete_since else hours(TICK),
     )

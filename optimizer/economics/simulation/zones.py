@@ -162,9 +162,12 @@ class _Run:
             if came is not None:
                 self._end(elapsed + tried)
                 self._launch(Mode.SPOT, came)
-            elif kept is not self._mode and not (kept is view.mode and tried >= step):
-                # Nodes that ended for a try start again once all pools have refused, perhaps in the next tick.
-                self._launch(kept, self._pool)
+            elif kept is not self._mode:
+                if kept is view.mode:
+                    # The nodes ended for tries: all have been refused, or the next tick goes on with them.
+                    kept = self._policy.keep(self._view(elapsed + tried, step - tried)) if tried < step else Mode.IDLE
+                if kept is not Mode.IDLE:
+                    self._launch(kept, self._pool)
             self._advance(step - tried)
 
     def _view(self, elapsed: float, step: float) -> ZoneView:

@@ -134,6 +134,33 @@ def test_dear_spot_is_no_reason_to_leave_on_demand_nodes() -> None:
     assert len(bought(training.world)) == 1
 
 
+def test_on_demand_nodes_that_aws_refused_before_are_kept() -> None:
+    training = Training(World(adaptive(deadline_hours=40.0, steps=900), rooms=dict(NO_SPOT)))
+    world = training.world
+    world.config = replace(
+        world.config, places={name: replace(one, hours_p95=15.0) for name, one in world.config.places.items()}
+    )
+    world.capacity["on-demand"] = 2
+    while not (world.state and world.known.pools.get("on-demand p4d az2")):
+        training.minute()
+    world.capacity["on-demand"] = 9
+    while world.phase != "running":
+        training.minute()
+    world.rooms = {}
+    training.finish()
+    assert bought(world)[-1] == "on-demand"
+
+
+def test_an_on_demand_gang_of_before_the_stack_was_adaptive_is_not_left_for_on_demand() -> None:
+    world = World(replace(adaptive(deadline_hours=3.8), spot_policy="fallback", places={}, gang_window_s=600))
+    world.capacity["spot"] = 0
+    world.run_until("running")
+    world.say(world.in_service()[0], "training", done_steps=1)
+    world.config = adaptive(deadline_hours=3.8)
+    world.run(200)
+    assert (world.phase, len(world.nodes)) == ("running", 3)
+
+
 def test_on_demand_that_refuses_leaves_the_working_spot_gang_alone() -> None:
     training = Training(World(adaptive(deadline_hours=5.0)))
     world = training.world
