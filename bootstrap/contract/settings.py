@@ -50,6 +50,14 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedStart:
+    """A gang on demand starts in a capacity reservation of all its nodes, which is cancelled once they run."""
+
+    instance_type: str  # of the plan's own place
+    placement_group_arn: str  # empty without one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
     """Settings of a stack's controller."""
 
@@ -86,6 +94,7 @@ class ControllerSettings:
     spot_policy: SpotPolicy = "fallback"
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0
+    reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:

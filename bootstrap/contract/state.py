@@ -81,6 +81,22 @@ class ChosenPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StartReservation:
+    """Capacity reservation that the present attempt starts in."""
+
+    asked_at: datetime  # first tick that wants it; part of the request's ClientToken
+    zone_id: str
+    instance_type: str
+    reservation_id: str = ""  # once EC2 has granted it
+    over: str = ""  # why the attempt goes on without it
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether EC2 has yet to answer."""
+        return not self.reservation_id and not self.over
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerState:
     """control/state.json."""
 
@@ -124,6 +140,9 @@ class ControllerState:
     scores: dict[str, int] = field(default_factory=dict)  # spot placement scores by zone id
     scored_at: datetime | None = None
     capacity: dict[str, PoolEvents] = field(default_factory=dict)  # by PoolName, of all runs
+    reservation: StartReservation | None = None
+    unreserved: str = ""  # why the run's gangs start without a reservation
+    unused_usd_per_hour: float = 0.0  # of start reservations without nodes, in usd_per_hour
 
     def to_text(self) -> str:
         """Format the object."""

@@ -10,11 +10,12 @@ from bootstrap.contract.ending import EndAction, abandon_launches, end_leaving, 
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
+from bootstrap.controller.reservations import find_unwanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetGroup:
-    """Set the group's sizes, OnDemandBaseCapacity, subnets and types; None leaves a value as it is."""
+    """Set the group's sizes, OnDemandBaseCapacity, subnets, types and reservation; None leaves a value as it is."""
 
     desired: int | None = None
     min_size: int | None = None
@@ -22,16 +23,25 @@ class SetGroup:
     on_demand_base: int | None = None
     subnets: str | None = None  # with commas, as the types
     instance_types: str | None = None
+    reservation_id: str | None = None  # that alone nodes launch into; empty for none
 
 
-Action = SetGroup | EndAction
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelReservation:
+    """Cancel a start reservation; instances in it run on, on demand."""
+
+    reservation_id: str
+
+
+Action = SetGroup | CancelReservation | EndAction
 
 
 def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
-    """Return the actions of this tick; none without a group."""
+    """Return the actions of this tick; without a group, only those that end reservations."""
     group, now = tick.seen.group, tick.now
+    cancelled = [CancelReservation(reservation_id=key) for key in find_unwanted(tick, state)]
     if group is None:
-        return []
+        return cancelled
     up = state.phase in UP
     protected = [] if up else lift_protection(group.members)
     sizes = _workers_sizes(tick, group, up=up) if tick.settings.mode == "workers" else _gang_sizes(tick, state, group)
@@ -39,6 +49,10 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
     actions: list[Action] = [*protected, *([sizes] if sizes != SetGroup() else [])]
+    if group.reservation_id and not _reservation_id(state):
+        # Apart from the sizes, which must not fail with it, and before the reservation ends: nothing could launch.
+        actions.append(SetGroup(reservation_id=""))
+    actions += cancelled
     if not up:
         actions += abandon_launches(group.members)
     if state.phase == "draining" and group.desired == 0:
@@ -61,6 +75,8 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     # A gang starts and stops by the desired size, which the Pulumi program does not declare.
     settings, up = tick.settings, state.phase in UP
     desired = settings.node_count if up else 0
+    if up and state.reservation and state.reservation.is_asked:
+        desired = group.desired
     base = min_size = max_size = None
     # Once a run has ended, no schedule may start nodes.
     largest = 0 if state.phase in ENDED and settings.scheduled else settings.node_count
@@ -80,7 +96,14 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     sizes = SetGroup(
         desired=desired if desired != group.desired else None, min_size=min_size, max_size=max_size, on_demand_base=base
     )
+    if (reservation_id := _reservation_id(state)) and reservation_id != group.reservation_id:
+        sizes = replace(sizes, reservation_id=reservation_id)
     return _with_place(sizes, place, group) if place else sizes
+
+
+def _reservation_id(state: ControllerState) -> str:
+    """Id of the reservation that the nodes launch into, if any."""
+    return state.reservation.reservation_id if state.reservation and not state.reservation.over else ""
 
 
 def _with_place(sizes: SetGroup, place: Place, group: AutoScalingGroup) -> SetGroup:

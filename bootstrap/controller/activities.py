@@ -63,17 +63,18 @@ def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> t
         at = to_seconds(activity.get("EndTime") or activity["StartTime"])
         is_launch = activity.get("Description", "").startswith("Launching")
         if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
-            message = activity.get("StatusMessage", "")
-            empty = POOL_EMPTY.search(message) is not None
-            failure = FailedLaunch(
-                at=at,
-                message=message,
-                no_capacity=empty or NO_ROOM.search(message) is not None,
-                began_at=to_seconds(activity["StartTime"]),
-                subnet=_subnet(activity) if empty else "",
-            )
-            failures.append(failure)
+            message, began_at = activity.get("StatusMessage", ""), to_seconds(activity["StartTime"])
+            failures.append(to_failed_launch(message, at=at, began_at=began_at, subnet=_subnet(activity)))
     return tuple(sorted(failures, key=lambda failure: failure.at))
+
+
+def to_failed_launch(message: str, *, at: datetime, began_at: datetime, subnet: str) -> FailedLaunch:
+    """Tell from AWS's message whether capacity lacks, and where."""
+    empty = POOL_EMPTY.search(message) is not None
+    no_capacity = empty or NO_ROOM.search(message) is not None
+    return FailedLaunch(
+        at=at, message=message, no_capacity=no_capacity, began_at=began_at, subnet=subnet if empty else ""
+    )
 
 
 def _subnet(activity: Any) -> str:

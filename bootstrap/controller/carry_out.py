@@ -1,4 +1,4 @@
-"""Carry out actions on the Auto Scaling group, and publish a tick's metrics."""
+"""Carry out actions on the Auto Scaling group and its reservations, and publish a tick's metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import Action, SetGroup
+from bootstrap.controller.actions import Action, CancelReservation, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
 # The state's counts by metric.
@@ -25,6 +25,11 @@ def carry_out(clients: Clients, settings: ControllerSettings, action: Action) ->
     """Carry out an action; a repetition changes nothing."""
     if isinstance(action, SetGroup):
         _set_group(clients, settings.group, action)
+        return
+    if isinstance(action, CancelReservation):
+        # Free, and "the instances continue to run normally outside of the Capacity Reservation":
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-release.html
+        clients.ec2.cancel_capacity_reservation(CapacityReservationId=action.reservation_id)
         return
     for operation, parameters in calls(
         action, group=settings.group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
@@ -63,6 +68,14 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
         policy["LaunchTemplate"] = {"Overrides": overrides}
     if policy:
         changes["MixedInstancesPolicy"] = policy
+    if action.reservation_id is not None:
+        # "Only": nodes beside an idle reservation would be paid twice.
+        # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
+        preference = "capacity-reservations-only" if action.reservation_id else "default"
+        specification: dict[str, Any] = {"CapacityReservationPreference": preference}
+        if action.reservation_id:
+            specification["CapacityReservationTarget"] = {"CapacityReservationIds": [action.reservation_id]}
+        changes["CapacityReservationSpecification"] = specification
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 
 

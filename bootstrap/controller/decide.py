@@ -16,6 +16,7 @@ from bootstrap.controller.instances import count_nodes, update_instances
 from bootstrap.controller.observation import Observation, Tick
 from bootstrap.controller.phases import next_phase
 from bootstrap.controller.places import count_progress
+from bootstrap.controller.reservations import follow_reservation, plan_reservation
 from bootstrap.controller.runs import change_run, first_state, obey
 from bootstrap.controller.scores import keep_scores
 
@@ -33,7 +34,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = change_run(tick, count_progress(tick, before or first_state(tick)))
-    counted = keep_scores(tick, update_instances(tick, state))
+    counted = follow_reservation(tick, keep_scores(tick, update_instances(tick, state)))
     state = obey(tick, replace(counted, capacity=count_events(tick, before, counted)))
     changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) is not state:
@@ -41,7 +42,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
             changes.append((following.phase, following.reason))
         state = following
     state = replace(
-        state,
+        plan_reservation(tick, state),
         updated_at=now,
         ceiling_usd=settings.ceiling_usd,
         desired_seen=seen.group.desired if seen.group and state.phase in UP else 0,

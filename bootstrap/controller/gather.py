@@ -16,6 +16,7 @@ from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
 from bootstrap.controller.observation import AutoScalingGroup, Observation
+from bootstrap.controller.reserve import reserve
 from bootstrap.controller.scores import read_scores
 
 
@@ -34,6 +35,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     since = state.updated_at if state else None
     # First: an instance they name is then among the machines.
     notices, receipts = receive_notices(clients, settings, problems)
+    answer = reserve(clients, settings, state, now, problems)
     group = read_group(clients, settings)
     machines = read_machines(clients, settings, now, problems)
     activities = read_activities(clients, settings, since, now) if group else []
@@ -54,9 +56,11 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         interrupted=frozenset(notices[INTERRUPTION]),
         rebalanced=frozenset(notices[REBALANCE]),
         reports=load_reports(clients, settings, reported_at, problems),
-        failed_launches=find_failed_launches(activities, since),
+        failed_launches=(*find_failed_launches(activities, since), *([answer.refused] if answer.refused else [])),
         request=request,
         scores=read_scores(clients, settings, state, now, problems),
+        reservations=answer.reservations,
+        reservation_refused=answer.refused,
     )
     return Gathered(seen=seen, receipts=receipts, problems=problems)
 
@@ -70,6 +74,7 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
     policy = group.get("MixedInstancesPolicy", {})
     distribution = policy.get("InstancesDistribution")
     overrides = policy.get("LaunchTemplate", {}).get("Overrides", [])
+    target = group.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
@@ -82,4 +87,5 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         ),
         subnets=frozenset(filter(None, group.get("VPCZoneIdentifier", "").split(","))),
         instance_types=tuple(one["InstanceType"] for one in overrides if "InstanceType" in one),
+        reservation_id=",".join(target.get("CapacityReservationIds", [])),
     )

@@ -14,7 +14,7 @@ from bootstrap.controller.observation import Tick
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge all instances, and count interruptions, notices, unfit nodes and failed launches."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
-    state = meter.charge(settings, state, (*seen.machines, *seen.missed), seen.group, now)
+    state = meter.charge(settings, state, (*seen.machines, *seen.missed), seen.group, now, seen.reservations)
     in_service = set(seen.group.in_service) if seen.group else set()
     leaving = set(seen.group.in_state(LEAVING)) if seen.group else set()
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}

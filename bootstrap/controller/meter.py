@@ -5,14 +5,15 @@ An instance is charged from where its meter stands: a missed tick is made up for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
 from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
-from bootstrap.controller.observation import AutoScalingGroup, Machine
+from bootstrap.controller.observation import AutoScalingGroup, Machine, Reservation
 
 # Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
@@ -31,8 +32,9 @@ def charge(
     machines: Iterable[Machine],
     group: AutoScalingGroup | None,
     now: datetime,
+    reservations: Sequence[Reservation] = (),
 ) -> ControllerState:
-    """Charge every instance and the stack's own cost up to ``now``."""
+    """Charge every instance, the stack's own cost and reserved capacity up to ``now``."""
     described = {machine.instance_id: machine for machine in machines}
     instances = {
         key: _charge_described(settings, instance, described[key], now)
@@ -46,7 +48,9 @@ def charge(
     folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
     ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
     kept = {key: instance for key, instance in instances.items() if key not in folded}
+    unused_usd_per_hour = sum(one.unused * _slot_usd_per_hour(settings, one) for one in reservations if one.active)
     fixed_usd = state.fixed_usd + _charge_stack(settings, state, group, now)
+    fixed_usd += _charge_reservations(settings, state, reservations, now)
     total_usd = ended_usd + fixed_usd + sum(instance.spent_usd for instance in kept.values())
     return replace(
         state,
@@ -54,12 +58,13 @@ def charge(
         ended_usd=ended_usd,
         fixed_usd=fixed_usd,
         spent_usd=total_usd - state.earlier_usd,
-        usd_per_hour=usd_per_hour(settings, kept),
+        usd_per_hour=usd_per_hour(settings, kept) + unused_usd_per_hour,
+        unused_usd_per_hour=unused_usd_per_hour,
     )
 
 
 def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
-    """Present cost of the stack, with its unused reservation, USD per hour."""
+    """Present cost of the stack, with its own reservation's unused part, USD per hour."""
     alive = [instance for instance in instances.values() if instance.ended_at is None]
     nodes_usd = sum(instance.usd_per_hour for instance in alive)
     return nodes_usd + settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, len(alive))
@@ -69,6 +74,25 @@ def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
     # A reservation is billed at the on-demand price while nothing runs in it:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
     return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
+
+
+def _slot_usd_per_hour(settings: ControllerSettings, reservation: Reservation) -> float:
+    return settings.usd_per_hour("on-demand", reservation.instance_type) - settings.volume_usd_per_node_hour
+
+
+def _charge_reservations(
+    settings: ControllerSettings, state: ControllerState, reservations: Iterable[Reservation], now: datetime
+) -> float:
+    """Charge start reservations by the most that was unused at once since the last tick: the time is not told."""
+    usd = known = 0.0
+    for one in (one for one in reservations if one.active):
+        if one.created_at > state.updated_at:
+            usd += hours(now - one.created_at) * one.total * _slot_usd_per_hour(settings, one)
+        else:
+            known += one.unused * _slot_usd_per_hour(settings, one)
+    # One that is described no more ended by now, or in an outage by itself.
+    until = min(now, state.updated_at + LASTS + ENDS_WITHIN)
+    return usd + hours(until - state.updated_at) * max(known, state.unused_usd_per_hour)
 
 
 def _start_meter(machine: Machine) -> MeteredInstance:

@@ -24,6 +24,7 @@ class AutoScalingGroup:
     members: tuple[Member, ...]
     subnets: frozenset[str] = frozenset()
     instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
+    reservation_id: str = ""  # that alone its nodes may launch into
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""
@@ -68,6 +69,19 @@ class FailedLaunch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """A capacity reservation that the controller made, active or about to be."""
+
+    reservation_id: str
+    token: str  # of its request
+    instance_type: str
+    created_at: datetime
+    active: bool  # billed
+    total: int
+    unused: int  # instances that it has room for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """Everything that a tick observes."""
 
@@ -80,6 +94,8 @@ class Observation:
     failed_launches: tuple[FailedLaunch, ...] = ()  # since the last tick
     request: PersonRequest | None = None
     scores: Mapping[str, int] | None = None  # spot placement scores by zone id; None: not asked
+    reservations: tuple[Reservation, ...] = ()
+    reservation_refused: FailedLaunch | None = None  # among failed_launches too, where capacity lacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,6 +95,7 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     goes_on = state.next_place is not None and state.next_place.name in settings.places
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
+    changes["reservation"] = None
     reason = f"{count} nodes asked for, attempt {attempt}"
     if settings.places:
         if not goes_on:

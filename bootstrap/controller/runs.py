@@ -90,4 +90,5 @@ def _begin(tick: Tick, state: ControllerState) -> ControllerState:
         interruptions=0,
         rebalance_notices=0,
         last_failure="",
+        unreserved="",
     )

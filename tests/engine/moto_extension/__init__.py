@@ -22,6 +22,7 @@ from tests.engine.moto_extension import (
     placement_groups,
     placement_scores,
     queues,
+    reserved_launches,
     security_groups,
 )
 
@@ -48,6 +49,7 @@ def install() -> None:
         placement_groups,
         placement_scores,
         queues,
+        reserved_launches,
         security_groups,
     ):
         module.install()

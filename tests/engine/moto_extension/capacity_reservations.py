@@ -41,6 +41,7 @@ class CapacityReservation(TaggedEC2Resource):
         self.instance_match_criteria = request.get("InstanceMatchCriteria") or "open"
         self.placement_group_arn = request.get("PlacementGroupArn")
         self.outpost_arn = request.get("OutpostArn")
+        self.client_token = request.get("ClientToken")
         self.reservation_type = "default"
         self.state = "active"
         self.create_date = self.start_date = utcnow()
@@ -48,8 +49,9 @@ class CapacityReservation(TaggedEC2Resource):
 
     @property
     def available_instance_count(self) -> int:
-        """Reserved instances not yet running; moto's instances do not consume any."""
-        return self.total_instance_count
+        """Reserved instances not yet running; ``reserved_launches.py`` says which instances are in it."""
+        living = [one for one in self.ec2_backend.all_instances() if one.state in ("pending", "running")]
+        return self.total_instance_count - sum(one.__dict__.get("reservation") is self for one in living)
 
     @property
     def tags(self) -> Any:
@@ -85,14 +87,29 @@ def reservations(backend: Any) -> dict[str, CapacityReservation]:
     return kept
 
 
+def rooms(backend: Any) -> dict[str, int]:
+    """Most instances that a zone reserves at once, by zone id; a test sets them, and other zones have room."""
+    found: dict[str, int] = backend.__dict__.setdefault("reservation_rooms", {})
+    return found
+
+
 def create_capacity_reservation(self: EC2Response) -> ActionResult:
-    """CreateCapacityReservation."""
+    """CreateCapacityReservation: all instances or none, and once a ClientToken."""
     request = self._get_params()
     if not request.get("AvailabilityZone") and not request.get("AvailabilityZoneId"):
         raise EC2ClientError("MissingParameter", "The request must contain AvailabilityZone or AvailabilityZoneId")
+    known, token = reservations(self.ec2_backend), request.get("ClientToken")
+    for one in known.values():
+        if token and one.client_token == token:
+            return ActionResult({"CapacityReservation": one})
+    if (request.get("EndDateType") == "limited") != bool(request.get("EndDate")):
+        raise EC2ClientError("InvalidParameterCombination", "EndDate goes with EndDateType limited, and only with it")
+    if int(request["InstanceCount"]) > rooms(self.ec2_backend).get(request.get("AvailabilityZoneId") or "", 1000):
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+        raise EC2ClientError("InsufficientInstanceCapacity", "Insufficient capacity.")
     tags = self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
     reservation = CapacityReservation(self.ec2_backend, request, tags)
-    reservations(self.ec2_backend)[reservation.id] = reservation
+    known[reservation.id] = reservation
     return ActionResult({"CapacityReservation": reservation})
 
 

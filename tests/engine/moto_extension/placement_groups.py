@@ -14,6 +14,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import generic_filter
 
+from tests.engine.moto_extension.capacity_reservations import reservations
 from tests.engine.moto_extension.instances import template_data
 from tests.engine.moto_extension.teaching import teach
 
@@ -83,11 +84,20 @@ def describe_placement_groups(self: EC2Response) -> ActionResult:
 
 
 def delete_placement_group(self: EC2Response) -> ActionResult:
-    """DeletePlacementGroup; refused while instances of the group run or shut down."""
+    """DeletePlacementGroup; refused while instances of the group run or shut down, or capacity is reserved in it.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+    """
     name = self._get_param("GroupName")
     if name not in groups(self.ec2_backend):
         raise _unknown(name)
-    if instances_in(self.ec2_backend, name):
+    arn = groups(self.ec2_backend)[name].group_arn
+    reserved = [
+        one
+        for one in reservations(self.ec2_backend).values()
+        if one.placement_group_arn == arn and one.state == "active"
+    ]
+    if reserved or instances_in(self.ec2_backend, name):
         raise EC2ClientError("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use.")
     del groups(self.ec2_backend)[name]
     return EmptyResult()

@@ -20,7 +20,14 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
-from tests.engine.moto_extension import activities, lifecycle, mixed_instances, placement_scores
+from tests.engine.moto_extension import (
+    activities,
+    capacity_reservations,
+    lifecycle,
+    mixed_instances,
+    placement_scores,
+    reserved_launches,
+)
 from tests.unit.bootstrap.controller.world import settings
 
 REGION = "us-east-1"
@@ -132,7 +139,14 @@ class Stack:
 def taught() -> Iterator[None]:
     """moto with what it lacks, and afterwards, for the other tests of this process, without."""
     before = {owner: dict(vars(owner)) for owner in (FakeAutoScalingGroup, AutoScalingResponse, EC2Response)}
-    for module in (activities, lifecycle, mixed_instances, placement_scores):
+    for module in (
+        activities,
+        capacity_reservations,
+        lifecycle,
+        mixed_instances,
+        placement_scores,
+        reserved_launches,
+    ):
         module.install()
     try:
         yield

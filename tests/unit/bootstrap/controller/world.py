@@ -9,15 +9,18 @@ from typing import Any
 from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection, Member
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place
+from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place, ReservedStart
+from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import Action, SetGroup
+from bootstrap.controller.actions import Action, CancelReservation, SetGroup
 from bootstrap.controller.decide import Decision, decide
-from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Observation
+from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Observation, Reservation
+from bootstrap.controller.reservations import to_token
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 PRICES = {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}}
+RESERVED = ReservedStart(instance_type="p4d.24xlarge", placement_group_arn="")
 
 
 def place(zone: str, purchase: Any, usd: float, *, instance_type: str = "p4d.24xlarge", hours: float = 20) -> Place:
@@ -120,6 +123,21 @@ class Node:
     ended_at: datetime | None = None
     reclaimed: bool = False
     report: NodeReport | None = None
+    reservation_id: str = ""
+
+
+@dataclass
+class Held:
+    """A capacity reservation; ``idle_minutes`` has those that it had room in, by the phase of the last tick."""
+
+    token: str
+    subnet: str
+    instance_type: str
+    usd_per_hour: float
+    created_at: datetime
+    active: bool = True
+    unused_usd: float = 0.0
+    idle_minutes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -132,6 +150,8 @@ class World:
         rooms: the same of a lifecycle in a subnet, where it is another.
         scores: spot placement scores by zone id, told in each tick.
         says_why: Auto Scaling names the lack of capacity, and not another failure.
+        stuck: Auto Scaling launches nothing, and says nothing.
+        reserves: EC2 takes requests for reservations.
     """
 
     config: ControllerSettings
@@ -157,6 +177,10 @@ class World:
     scores: dict[str, int] | None = None
     says_why: bool = True
     born: datetime = START
+    stuck: bool = False
+    reserves: bool = True
+    held: dict[str, Held] = field(default_factory=dict)
+    target: str = ""
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
 
@@ -180,11 +204,17 @@ class World:
         return [key for key in self.alive() if self.nodes[key].state == "InService"]
 
     def true_usd(self) -> float:
-        """Sum the instances' cost up to now, by their price."""
-        return sum(
+        """Sum the cost of instances and unused reservations up to now, by their price."""
+        nodes_usd = sum(
             ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * node.usd_per_hour
             for node in self.nodes.values()
         )
+        return nodes_usd + sum(one.unused_usd for one in self.held.values())
+
+    def unused(self, key: str) -> int:
+        """Nodes that an active reservation has room for."""
+        used = sum(self.nodes[node].reservation_id == key for node in self.alive())
+        return self.config.node_count - used if self.held[key].active else 0
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -232,6 +262,7 @@ class World:
     def observe(self) -> Observation:
         """Build the observation of a tick now."""
         assert self.max_size >= self.desired >= self.min_size
+        refused = self._reserve()
         known = self.state.instances if self.state else {}
         reports = {key: node.report for key, node in self.nodes.items() if node.report}
         return Observation(
@@ -247,6 +278,7 @@ class World:
                 ),
                 subnets=frozenset(self.subnets.split(",")),
                 instance_types=tuple(self.instance_types.split(",")),
+                reservation_id=self.target,
             ),
             machines=tuple(
                 Machine(
@@ -272,10 +304,48 @@ class World:
                 for key, said in reports.items()
                 if key not in known or known[key].reported_at != said.modified_at
             },
-            failed_launches=tuple(self.failed),
+            failed_launches=(*self.failed, *([refused] if refused else [])),
             request=self.request,
             scores=self.scores,
+            reservations=tuple(
+                Reservation(
+                    reservation_id=key,
+                    token=one.token,
+                    instance_type=one.instance_type,
+                    created_at=one.created_at,
+                    active=True,
+                    total=self.config.node_count,
+                    unused=self.unused(key),
+                )
+                for key, one in self.held.items()
+                if one.active
+            ),
+            reservation_refused=refused,
         )
+
+    def _reserve(self) -> FailedLaunch | None:
+        """CreateCapacityReservation, as the written state asks for it: all nodes or none."""
+        asked = self.state.reservation if self.state and self.state.phase == "starting" else None
+        if asked is None or not asked.is_asked:
+            return None
+        token = to_token(self.config, asked)
+        if any(one.token == token for one in self.held.values()):
+            return None
+        subnet = next(key for key, zone_id in self.config.zones.items() if zone_id == asked.zone_id)
+        room = self.rooms.get(("on-demand", subnet), self.capacity["on-demand"])
+        if room < self.config.node_count or not self.reserves:
+            message = "InsufficientInstanceCapacity" if self.reserves else "UnauthorizedOperation"
+            return FailedLaunch(
+                at=self.now, message=message, no_capacity=self.reserves, began_at=asked.asked_at, subnet=subnet
+            )
+        self.held[f"cr-{len(self.held)}"] = Held(
+            token=token,
+            subnet=subnet,
+            instance_type=asked.instance_type,
+            usd_per_hour=self.config.prices["on-demand"][asked.instance_type],
+            created_at=self.now,
+        )
+        return None
 
     def tick(self) -> Decision:
         """One tick of the controller: decide, and carry out."""
@@ -299,6 +369,10 @@ class World:
             assert action.subnets is None or not self.alive()
             self.subnets = action.subnets or self.subnets
             self.instance_types = action.instance_types or self.instance_types
+            self.target = self.target if action.reservation_id is None else action.reservation_id
+        elif isinstance(action, CancelReservation):
+            assert self.held[action.reservation_id].active
+            self.held[action.reservation_id].active = False
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
                 self.nodes[key].protected = self.nodes[key].clings
@@ -317,6 +391,11 @@ class World:
 
     def advance(self, duration: timedelta) -> None:
         """Time passes for AWS."""
+        for key, one in self.held.items():
+            if unused := self.unused(key):
+                one.unused_usd += duration.total_seconds() / 3600 * unused * one.usd_per_hour
+                one.idle_minutes += [self.phase] * (duration // MINUTE)
+            one.active = one.active and self.now - one.created_at < LASTS + ENDS_WITHIN
         self.now += duration
         self._launch()
         for key in self.alive():
@@ -338,12 +417,18 @@ class World:
 
     def _launch(self) -> None:
         staying = [key for key in self.alive() if self.nodes[key].state != "Terminating:Wait"]
-        for _ in range(self.desired - len(staying)):
+        for _ in range(0 if self.stuck else self.desired - len(staying)):
             on_demand = sum(self.nodes[key].lifecycle == "on-demand" for key in self.alive())
             lifecycle: Lifecycle = "on-demand" if self.base is None or on_demand < self.base else "spot"
             room = self.rooms.get((lifecycle, self.subnets), self.capacity[lifecycle])
-            if sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room:
-                message = f"no {lifecycle} capacity"
+            full = sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room
+            message = f"no {lifecycle} capacity"
+            if self.target:
+                # The nodes launch into the reservation or not at all.
+                held = self.held[self.target]
+                fits = (held.subnet, held.instance_type) == (self.subnets, self.instance_types)
+                full, message = not (fits and self.unused(self.target)), "ReservationCapacityExceeded"
+            if full:
                 subnet = self.subnets if self.says_why else ""
                 self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet))
                 return
@@ -356,6 +441,7 @@ class World:
                 ready_after=self.boot,
                 fails_after=timedelta(minutes=5),
                 saves_after=self.saves_after,
+                reservation_id=self.target,
             )
 
     def _price(self, lifecycle: Lifecycle) -> float:

@@ -1,0 +1,32 @@
+"""Capacity reservations that the controller makes for the start of a gang on demand: how they are found, when they end.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateCapacityReservation.html: EC2 grants all instances or
+none, at once, and bills the unused ones by the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+# Each has both tags. One that `pulumi up` makes (purchase option reserved) lacks START_TAG, and stays.
+STACK_TAG, START_TAG = "gpufleet:stack", "gpufleet:start"
+# End of a reservation that nobody cancels: "the Capacity Reservation is cancelled within an hour from the specified
+# time" (the page above).
+LASTS = timedelta(hours=1)
+ENDS_WITHIN = timedelta(hours=1)
+
+
+def read_start_reservations(ec2: Any, stack: str) -> Iterator[tuple[str, Any]]:
+    """Yield ClientToken and EC2's entry of the stack's reservations that are active, or about to be.
+
+    The filters have no tag:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityReservations.html
+    """
+    filters = [{"Name": "state", "Values": ["active", "pending"]}]
+    for page in ec2.get_paginator("describe_capacity_reservations").paginate(Filters=filters):
+        for entry in page["CapacityReservations"]:
+            tags = {tag["Key"]: tag["Value"] for tag in entry.get("Tags", [])}
+            if tags.get(STACK_TAG) == stack and START_TAG in tags:
+                yield tags[START_TAG], entry

@@ -1,0 +1,107 @@
+"""Ask EC2 for a gang's start reservation, and read the stack's. Nothing here decides; ``reservations.py`` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.start_reservation import LASTS, STACK_TAG, START_TAG, read_start_reservations
+from bootstrap.contract.state import ControllerState, StartReservation
+from bootstrap.controller.activities import to_failed_launch
+from bootstrap.controller.clients import Clients, error_code, to_seconds
+from bootstrap.controller.observation import FailedLaunch, Reservation
+from bootstrap.controller.reservations import to_token
+
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+_DENIED = ("UnauthorizedOperation", "AccessDenied")
+_PASSING = ("RequestLimitExceeded", "Throttling", "InternalError", "ServiceUnavailable", "Unavailable")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Reservations of the stack, and EC2's refusal of another."""
+
+    reservations: tuple[Reservation, ...] = ()
+    refused: FailedLaunch | None = None
+
+
+def reserve(
+    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, problems: list[str]
+) -> Answer:
+    """Read the stack's reservations, and make the one that the written state asks for.
+
+    The state came first: whichever tick dies after the request, the next one finds the reservation by its tags.
+    """
+    asked = state.reservation if state and state.phase == "starting" and state.reservation else None
+    asked = asked if asked and asked.is_asked else None
+    try:
+        found = [_parse(*one) for one in read_start_reservations(clients.ec2, settings.stack)]
+    except ClientError as error:
+        if error_code(error) not in _DENIED:
+            raise
+        # A permissions boundary may lack the call. Without it no reservation is made.
+        problems.append(f"no start reservations: {error}")
+        return Answer(refused=_refusal(settings, asked, error, now) if asked else None)
+    if asked is None or any(one.token == to_token(settings, asked) for one in found):
+        return Answer(reservations=tuple(found))
+    try:
+        found.append(_create(clients, settings, asked))
+    except ClientError as error:
+        if error_code(error) not in _PASSING:
+            return Answer(reservations=tuple(found), refused=_refusal(settings, asked, error, now))
+        problems.append(f"no start reservation yet: {error}")
+    return Answer(reservations=tuple(found))
+
+
+def _refusal(
+    settings: ControllerSettings, asked: StartReservation, error: ClientError, now: datetime
+) -> FailedLaunch:
+    subnet = next((subnet for subnet, zone_id in settings.zones.items() if zone_id == asked.zone_id), "")
+    return to_failed_launch(str(error), at=now, began_at=asked.asked_at, subnet=subnet)
+
+
+def _parse(token: str, entry: Any) -> Reservation:
+    return Reservation(
+        reservation_id=entry["CapacityReservationId"],
+        token=token,
+        instance_type=entry["InstanceType"],
+        created_at=to_seconds(entry["CreateDate"]),
+        # "Billing starts as soon as the Capacity Reservation is provisioned":
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
+        active=entry["State"] == "active",
+        total=entry["TotalInstanceCount"],
+        unused=entry["AvailableInstanceCount"],
+    )
+
+
+def _create(clients: Clients, settings: ControllerSettings, asked: StartReservation) -> Reservation:
+    assert settings.reserved_start
+    token = to_token(settings, asked)
+    tags = {"Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
+    request: Any = {
+        "ClientToken": token,
+        "InstanceType": asked.instance_type,
+        "InstancePlatform": "Linux/UNIX",
+        "AvailabilityZoneId": asked.zone_id,
+        "InstanceCount": settings.node_count,
+        "EbsOptimized": True,
+        # No other instance of the account takes a place.
+        "InstanceMatchCriteria": "targeted",
+        "EndDateType": "limited",
+        "EndDate": asked.asked_at + LASTS,
+        "TagSpecifications": [
+            {
+                "ResourceType": "capacity-reservation",
+                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+            }
+        ],
+    }
+    if settings.reserved_start.placement_group_arn:
+        # Instances of a cluster placement group use no capacity from outside:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+        request["PlacementGroupArn"] = settings.reserved_start.placement_group_arn
+    return _parse(token, clients.ec2.create_capacity_reservation(**request)["CapacityReservation"])
