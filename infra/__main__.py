@@ -106,6 +106,7 @@ def main(*, starts_nodes: bool = True) -> None:
             own_zones=network.own_zones,
             own_subnets=network.subnet_ids,
             subnets=network.subnets,
+            placement_group_arn=network.placement_group.arn if network.placement_group else "",
         ),
         # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
         pulumi.ResourceOptions(depends_on=[fleet, observability]),

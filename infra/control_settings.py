@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings
+from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, ReservedStart
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
-from infra.places import alternates, places
+from infra.places import alternates, places, reserves_starts
 from infra.settings import ConfigError, Settings
 from optimizer.plan import FleetPlan, Market
 
@@ -78,6 +78,7 @@ def control_settings(
     own_zones: list[str],
     own_subnets: list[str],
     subnets: Mapping[str, str],
+    placement_group_arn: str,
 ) -> ControllerSettings:
     """Build the controller's settings, with ``infra.places.places``; errors as ``node_prices``."""
     prices = node_prices(settings.plan)
@@ -125,6 +126,9 @@ def control_settings(
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.checkpoint_interval_s,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
+        reserved_start=ReservedStart(instance_type=plan.instance_type, placement_group_arn=placement_group_arn)
+        if reserves_starts(settings)
+        else None,
     )
     while len(VARIABLE) + len(variable_text(control)) >= VARIABLES_LIMIT and len(control.places) > 1:
         # The last in the plan's order of trying goes first, and the fallback stays.

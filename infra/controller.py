@@ -13,6 +13,7 @@ from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
 from infra.control_settings import control_settings, variable_text
+from infra.places import reserves_starts
 from infra.policies.roles import assume_role, controller_policy
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
@@ -33,6 +34,7 @@ class ControllerArgs:
     own_zones: list[str]
     own_subnets: list[pulumi.Input[str]]
     subnets: dict[str, pulumi.Input[str]]
+    placement_group_arn: pulumi.Input[str]
 
 
 class Controller(Component):
@@ -52,7 +54,8 @@ class Controller(Component):
     def _function(self) -> aws.lambda_.Function:
         args, names = self._args, self._names
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        permissions = self._role_policy(self._name, role, self._policy(controller_policy, args.key_arn))
+        policy = self._policy(controller_policy, args.key_arn, reserves=reserves_starts(self._settings))
+        permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
         archive = self._object(
             self._name,
@@ -74,6 +77,7 @@ class Controller(Component):
             "train_archive": args.train_archive,
             "own_subnets": args.own_subnets,
             "subnets": args.subnets,
+            "placement_group_arn": args.placement_group_arn,
         }
         variable: pulumi.Output[str] = pulumi.Output.all(**given).apply(
             lambda known: variable_text(control_settings(self._settings, names, own_zones=args.own_zones, **known))

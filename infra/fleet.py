@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from infra.component import METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
-from infra.places import alternates
+from infra.places import alternates, reserves_starts
 from infra.user_data import NodeFacts, environment, user_data
 from optimizer.plan import Node
 
@@ -252,6 +252,9 @@ class Fleet(Component):
         """Properties that `up` does not set back, because others change them."""
         # The provider reads and updates the hooks only as resources of their own.
         left = ["initialLifecycleHooks"]
+        if reserves_starts(self._settings):
+            # The controller lets a gang start in its reservation alone, and lifts that once it runs.
+            left.append("capacityReservationSpecification")
         if self._settings.moving_bounds:
             # The controller stops nodes by these bounds, between which policies and schedules move the size.
             left += ["minSize", "maxSize"]

@@ -18,6 +18,13 @@ def alternates(settings: Settings) -> tuple[Alternate, ...]:
     return fitting(settings.plan) if gang and settings.plan.purchase.option in ("on-demand", "spot") else ()
 
 
+def reserves_starts(settings: Settings) -> bool:
+    """Return whether a gang may start on demand, and reserves its nodes first."""
+    purchase = settings.plan.purchase
+    demand = "on-demand" in (purchase.option, purchase.fallback, *(one.purchase for one in alternates(settings)))
+    return demand and settings.gang and purchase.option in ("on-demand", "spot") and not settings.without_reservation
+
+
 def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:
     """Alternates whose nodes take the plan's launch template: its interfaces and variables (fleet.py, user_data.py)."""
     same = ("gpu", "ranks", "efa_cards", "needs_efa", "interfaces", "cpu_architecture")

@@ -58,6 +58,8 @@ def _refusing(tick: Tick, failure: FailedLaunch) -> list[str]:
     if group.on_demand_base is None and len(prices) == 1:
         (purchase,) = prices
     types = group.instance_types or tuple(prices.get(purchase, {}))
+    if failure.instance_type:
+        types, purchase = (failure.instance_type,), "on-demand"
     return [pool for name in types if (pool := _pool(tick, failure.subnet, name, purchase))]
 
 

@@ -73,6 +73,8 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
         return load_state(clients, settings)[0] or state
     for phase, reason in decision.changes:
         log("phase", phase=phase, reason=reason, run=state.run_id)
+    if state.reservation and state.reservation != (before.reservation if before else None):
+        log("reservation", **to_json(state.reservation))
     failures = _act(clients, settings, decision.actions)
     try:
         delete_notices(clients, settings, gathered.receipts)

@@ -66,6 +66,7 @@ class FailedLaunch:
     no_capacity: bool  # the pool or the quota has no room for the instance
     began_at: datetime | None = None
     subnet: str = ""  # of a launch that the pool refused; empty for a quota or an unknown subnet
+    instance_type: str = ""  # of a reservation; a launch may have tried all types of the group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

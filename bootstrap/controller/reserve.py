@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -57,11 +57,10 @@ def reserve(
     return Answer(reservations=tuple(found))
 
 
-def _refusal(
-    settings: ControllerSettings, asked: StartReservation, error: ClientError, now: datetime
-) -> FailedLaunch:
+def _refusal(settings: ControllerSettings, asked: StartReservation, error: ClientError, now: datetime) -> FailedLaunch:
     subnet = next((subnet for subnet, zone_id in settings.zones.items() if zone_id == asked.zone_id), "")
-    return to_failed_launch(str(error), at=now, began_at=asked.asked_at, subnet=subnet)
+    failed = to_failed_launch(str(error), at=now, began_at=asked.asked_at, subnet=subnet)
+    return replace(failed, instance_type=asked.instance_type)
 
 
 def _parse(token: str, entry: Any) -> Reservation:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bootstrap.contract import report
 from bootstrap.contract.ecr import read_ecr_image
+from bootstrap.contract.start_reservation import STACK_TAG, START_TAG
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
@@ -193,8 +194,8 @@ def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, s
     )
 
 
-def controller_policy(names: Names, *, key_arn: str) -> Policy:
-    """Policy of the controller's role."""
+def controller_policy(names: Names, *, key_arn: str, reserves: bool) -> Policy:
+    """Policy of the controller's role; ``reserves``: gangs on demand start in a capacity reservation."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
     return document(
@@ -217,12 +218,14 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
             [
                 "autoscaling:DescribeAutoScalingGroups",
                 "autoscaling:DescribeScalingActivities",
+                "ec2:DescribeCapacityReservations",
                 "ec2:DescribeInstances",
                 "ec2:DescribeSpotPriceHistory",
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sps-iam-permission.html
                 "ec2:GetSpotPlacementScores",
             ],
         ),
+        *_reserve_starts(names, may_make=reserves),
         allow("TakeNodeEvents", ["sqs:ReceiveMessage", "sqs:DeleteMessage"], names.queue_arn),
         allow("KeepState", "s3:PutObject", f"{control}/state.json"),
         allow("ReadControl", "s3:GetObject", f"{control}/*"),
@@ -239,6 +242,28 @@ def controller_policy(names: Names, *, key_arn: str) -> Policy:
         _publish_metrics(names),
         _write_logs("WriteOwnLog", names.arn("logs", f"log-group:{names.controller_log_group}")),
     )
+
+
+def _reserve_starts(names: Names, *, may_make: bool) -> list[Statement]:
+    """Make start reservations with their tags, and cancel these alone, also where a plan before made them.
+
+    No condition key bounds a reservation's count or end:
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
+    """
+    arn = names.arn("ec2", "capacity-reservation/*")
+
+    def tagged(source: str, **more: str) -> Statement:
+        own = {f"aws:{source}/{STACK_TAG}": names.stack, **more}
+        return {"StringEquals": own, "Null": {f"aws:{source}/{START_TAG}": "false"}}
+
+    make = "CreateCapacityReservation"
+    made = [
+        allow("ReserveStarts", f"ec2:{make}", arn, condition=tagged("RequestTag")),
+        allow("TagReservations", "ec2:CreateTags", arn, condition=tagged("RequestTag", **{"ec2:CreateAction": make})),
+    ]
+    cancelled = allow("EndReservations", "ec2:CancelCapacityReservation", arn, condition=tagged("ResourceTag"))
+    return [*(made if may_make else []), cancelled]
 
 
 def _only_on_own_node(names: Names) -> list[Statement]:

@@ -40,7 +40,45 @@ def command(stack: str | None, directory: Path, yes: bool, save: bool) -> None:
         _ask(file, running, save=save)
     if running and save:
         _save(file)
-    _write_left(take_down(file.stack, directory), file.stack)
+    _write_left(_take_down(file, directory), file.stack)
+
+
+def _take_down(file: StackFile, directory: Path) -> list[Resource]:
+    """Destroy the stack, and the reservation of a gang that was about to start.
+
+    EC2 deletes no placement group with an active reservation in it:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html. The controller, which might make another, goes
+    before the placement group does.
+    """
+    try:
+        left = take_down(file.stack, directory)
+    except GpufleetError:
+        if not _end_reservations(file):
+            raise
+        return take_down(file.stack, directory)
+    _end_reservations(file)
+    return left
+
+
+def _end_reservations(file: StackFile) -> int:
+    """Cancel the controller's reservations; return how many there were."""
+    from bootstrap.contract.start_reservation import read_start_reservations
+    from optimizer.aws import clients, errors
+
+    ec2 = clients.ec2(file.plan.region)
+    try:
+        found = [entry["CapacityReservationId"] for _, entry in read_start_reservations(ec2, file.stack)]
+        for reservation_id in found:
+            ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
+            click.echo(f"capacity reservation {reservation_id} of a starting gang is cancelled", err=True)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        click.echo(
+            f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True
+        )
+        return 0
+    return len(found)
 
 
 def _running(file: StackFile) -> int:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import VARIABLE, ControllerSettings, Place
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, Place, ReservedStart
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -274,6 +274,51 @@ def test_the_role_reaches_this_stack_alone(stack: Deployed) -> None:
     everything = json.dumps(policy)
     for never in ("Delete", "iam:", "ec2:Run", "ec2:Terminate", "s3:*", "autoscaling:*"):
         assert never not in everything.replace("sqs:DeleteMessage", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "expected"),
+    [
+        (on_demand(), {}, True),
+        (FALLBACK, {}, True),
+        ({"alternates": [ON_DEMAND_P4D]}, {}, True),
+        ({"purchase": {"fallback": "none"}}, {}, False),
+        (on_demand(), {"gpufleet:withoutReservation": "true"}, False),
+        ({**LONE_NODE, **on_demand()}, {}, False),
+        (reserved(), {}, False),
+        (capacity_block(), {}, False),
+        (WORKERS, workers(scaling={"minNodes": 1}), False),
+    ],
+    ids=["on-demand", "fallback", "alternate", "spot", "off", "lone", "reserved", "block", "workers"],
+)
+def test_a_gang_on_demand_starts_in_a_reservation_that_the_role_may_make(
+    changes: dict[str, Any], config: dict[str, str], expected: bool
+) -> None:
+    deployed = deploy(changes, config)
+    start = told(deployed).reserved_start
+    policy = deployed.policy("RolePolicy", "-controller")
+    # One of an earlier plan can always be ended, and none but the controller's own.
+    arn = "arn:aws:ec2:us-east-1:000000000000:capacity-reservation/*"
+    own = {
+        "StringEquals": {"aws:ResourceTag/gpufleet:stack": "dev"},
+        "Null": {"aws:ResourceTag/gpufleet:start": "false"},
+    }
+    end = {"Action": "ec2:CancelCapacityReservation", "Resource": arn, "Condition": own}
+    assert {key: policy["EndReservations"][key] for key in end} == end
+    if not expected:
+        assert start is None
+        assert not {"ReserveStarts", "TagReservations"} & policy.keys()
+        return
+    assert start == ReservedStart(
+        instance_type="p4d.24xlarge", placement_group_arn="arn:aws:ec2:::gpufleet-dev-cluster"
+    )
+    requested = {"aws:RequestTag/gpufleet:stack": "dev"}
+    marked = {"Null": {"aws:RequestTag/gpufleet:start": "false"}}
+    assert policy["ReserveStarts"]["Action"] == "ec2:CreateCapacityReservation"
+    assert policy["ReserveStarts"]["Condition"] == {"StringEquals": requested, **marked}
+    tagging = {**requested, "ec2:CreateAction": "CreateCapacityReservation"}
+    assert policy["TagReservations"]["Condition"] == {"StringEquals": tagging, **marked}
+    assert {policy[sid]["Resource"] for sid in ("ReserveStarts", "TagReservations")} == {arn}
 
 
 def code(deployed: Deployed) -> bytes:

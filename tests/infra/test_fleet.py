@@ -282,7 +282,9 @@ def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
 def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     base = "mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity"
     assert left_to_others(monkeypatch) == ["initialLifecycleHooks"]
-    assert base in left_to_others(monkeypatch, {"purchase": {"fallback": "on-demand"}})
+    assert {base, "capacityReservationSpecification"} < set(
+        left_to_others(monkeypatch, {"purchase": {"fallback": "on-demand"}})
+    )
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
     assert base not in group

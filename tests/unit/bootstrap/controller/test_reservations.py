@@ -24,6 +24,8 @@ from tests.unit.bootstrap.controller.world import MINUTE, RESERVED, World, place
 ONE_PLACE = settings(reserved_start=RESERVED, prices={"on-demand": {"p4d.24xlarge": 30.0}})
 ON_DEMAND = {f"on-demand az{number}": place(f"az{number}", "on-demand", 29.0 + number) for number in (1, 2, 3)}
 
+EVENTS = "drought rain stop run stuck loose done new-run interrupt denied slow"
+
 
 def world(config: ControllerSettings = ONE_PLACE) -> World:
     return World(config, base=None if not config.places else 3)
@@ -188,7 +190,7 @@ def test_in_random_histories(data: st.DataObject, places: bool, ceiling: float |
     aws = world(config)
     spent = 0.0
     for _ in range(data.draw(st.integers(1, 12))):
-        event = data.draw(st.sampled_from("drought rain stop run stuck loose done new-run interrupt denied slow".split()))
+        event = data.draw(st.sampled_from(EVENTS.split()))
         if event in ("drought", "rain"):
             zone = data.draw(st.integers(1, 3))
             aws.rooms[("on-demand", f"subnet-az{zone}")] = data.draw(st.integers(0, 2)) if event == "drought" else 9
@@ -366,14 +368,14 @@ def test_a_boundary_that_hides_reservations_stops_no_controller(
     monkeypatch.setattr(
         stack.clients.ec2,
         "get_paginator",
-        lambda name: call(name) if name == "describe_capacity_reservations" else own(name),  # type: ignore[call-overload]
+        lambda name: call(name) if name == "describe_capacity_reservations" else own(name),
     )
     stack.trained()
     assert "no start reservations" in capsys.readouterr().out
 
 
 def test_reservations_of_others_and_of_the_plan_are_left_alone(reserved: Stack) -> None:
-    ec2 = reserved.clients.ec2
+    ec2: Any = reserved.clients.ec2
     zone_id = next(iter(reserved.config.zones.values()))
     for tags in ([], [{"Key": "gpufleet:stack", "Value": "dev"}], [{"Key": "gpufleet:start", "Value": "1-a-other"}]):
         request: Any = {"InstanceType": "p4d.24xlarge", "InstancePlatform": "Linux/UNIX", "InstanceCount": 1}
