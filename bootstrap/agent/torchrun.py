@@ -82,10 +82,8 @@ class Torchrun:
         user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
-        words, environment = (
-            ["-m", "bootstrap.training.torchrun", *options, *command],
-            training_environment(node, rendezvous),
-        )
+        words = ["-m", "bootstrap.training.torchrun", *options, *command]
+        environment = training_environment(node, rendezvous)
         if node.settings.image:
             container.remove()
             words, environment = container.command(node.settings, environment, words, container.NAME)

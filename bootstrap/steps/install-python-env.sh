@@ -26,7 +26,7 @@ modules=${modules:-$copies}
 has_torch() {
   local torch nccl gpu
   [[ -x $1 ]] || return 1
-  if [[ -n $in_image ]]; then return 0; fi
+  if [[ -n $in_image ]]; then return 0; fi # the image's counts
   read -r torch nccl gpu < <("$1" -c "$TORCH_PROBE" 2>/dev/null) || return 1
   version_at_least "$torch" "$TORCH_MIN" && [[ $gpu == True ]] || return 1
   log "${1#"$ROOT"} has torch $torch with NCCL $nccl and sees the GPU"
