@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 
-.PHONY: help demo demo-training test engine-tools checkov browser docker lint types style docs site wheel benchmark clean
+.PHONY: help demo demo-training demo-spot test engine-tools checkov browser docker lint types style docs site wheel benchmark clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -38,6 +38,9 @@ demo: $(VENV)/.core ## Recommend a fleet for the example request and preview its
 
 demo-training: $(VENV)/.torch ## Train a sharded model on two CPU processes, interrupt three times, end with the same parameters
 	@$(BIN)/python -m examples.interrupted_training
+
+demo-spot: $(VENV)/.torch ## Train on spot capacity of three AWS zones, replayed from a trace, under the adaptive policy
+	@$(BIN)/python -m examples.spot_training
 
 engine-tools: ## Build the Pulumi CLI and Python language host the engine test uses, where none is on PATH
 	@$(MAKE) --no-print-directory -f tools/engine.mk

@@ -43,25 +43,29 @@ class Node:
         imds: LocalImds,
         *,
         steps: int,
-        step_delay_s: float,
+        step_delay_s: float = 0.0,
+        pace: Path | None = None,
         workers: int = 2,
         gpus: bool = False,
         sharding: str = "fsdp2",
     ) -> None:
         self.workers = range(workers)
+        self.pace = pace
+        self.run_folder = folder / "run"
         self.out = folder / "out"
         self.store = folder / "checkpoints"
         self.log = folder / "log.txt"
         folder.mkdir(parents=True, exist_ok=True)
         command = f"-m examples.tiny_gpt --sharding {sharding} --steps {steps} --out {self.out} --checkpoint-every 20"
+        command += f" --pace {pace}" if pace else f" --step-delay-s {step_delay_s}"
         self.environment = {
             **os.environ,
-            "GPUFLEET_TRAIN_COMMAND": f"{command} --step-delay-s {step_delay_s}",
+            "GPUFLEET_TRAIN_COMMAND": command,
             "GPUFLEET_NODE_COUNT": "1",
             "GPUFLEET_GPUS_PER_NODE": str(workers),
             "GPUFLEET_PYTHON": sys.executable,
             "GPUFLEET_TRAIN_DIR": str(ROOT),
-            "GPUFLEET_RUN_DIR": str(folder / "run"),
+            "GPUFLEET_RUN_DIR": str(self.run_folder),
             "GPUFLEET_CHECKPOINT_URI": str(self.store),
             "GPUFLEET_IMDS_POLL_S": "1",
             "GPUFLEET_LEDGER_INTERVAL_S": "0.001",  # every step, as these are short
@@ -98,6 +102,10 @@ class Node:
             for pid in workers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def is_told_to_leave(self) -> bool:
+        """True where the training processes can read the notice."""
+        return (self.run_folder / "drain").exists()
 
     def steps_done(self) -> int:
         """Highest step whose loss was written, plus one."""
@@ -189,7 +197,7 @@ def main() -> int:
         try:
             where = "two GPUs (torchrun, NCCL" if options.gpus else "two CPU processes (torchrun, gloo"
             say(f"Undisturbed: {options.steps} steps of a small GPT, sharded by FSDP2, on {where}, dropout on)")
-            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, step_delay_s=0.0, gpus=options.gpus)
+            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, gpus=options.gpus)
             with undisturbed.running() as process:
                 undisturbed.wait(process)
             say(f"step {undisturbed.steps_done():3}: done")

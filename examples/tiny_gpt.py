@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder of losses.jsonl and result.json")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="sleep in each step")
+    parser.add_argument("--pace", type=Path, help="pipe of which each step takes a byte")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
     logging.info("imported")
@@ -118,6 +119,7 @@ def main() -> None:
         inputs, targets = make_batch(indices, device)
         return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
+    pace = options.pace.open("rb", buffering=0) if options.pace and rank == 0 else None
     with SpotTolerantRun(
         model,
         optimizer,
@@ -126,6 +128,7 @@ def main() -> None:
         global_batch=GLOBAL_BATCH,
         seed=SEED,
         checkpoint_every=options.checkpoint_every,
+        agree_every=1 if options.pace else None,
         # DDP lays its gradient buckets out after its first pass.
         rehearsal=(lambda: loss_of(torch.arange(2)).backward()) if options.sharding == "ddp" else None,  # type: ignore[no-untyped-call]
     ) as run:
@@ -136,6 +139,8 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             time.sleep(options.step_delay_s)
+            if pace:
+                pace.read(1)  # the other ranks wait for the first in all_reduce
 
             mean = loss.detach().clone()
             dist.all_reduce(mean)

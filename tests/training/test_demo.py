@@ -1,7 +1,8 @@
-"""The demonstration of `make demo-training` shows what it says."""
+"""The demonstrations of `make demo-training` and `make demo-spot` show what they say."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
     assert "spot/instance-action" in run.breaks[0].cause and run.breaks[2].cause.startswith("killed")
     assert run.losses[-1]["step"] == 60 and run.losses[-1]["loss"] < run.losses[0]["loss"]
     assert run.speeds
+
+
+@pytest.mark.timeout(400)
+def test_a_run_on_a_trace_of_spot_capacity_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) -> None:
+    shown = warm.run(tmp_path, ["-m", "examples.spot_training", "--steps", "40", "--keep", str(tmp_path / "demo")])
+    for text in (
+        "us-west-2c: the whole gang came", "us-east-2b: the nodes were taken back", "refused: us-west-2a",
+        "on demand", "40 of 40 steps equal", "reclaimed 4 times", "EQUAL: spot",
+    ):  # fmt: skip
+        assert text in shown
+    costs = dict(re.findall(r"^  (.*\S) +(\d\.\d+)", shown, flags=re.MULTILINE))
+    # Lost are parts of steps, which are 18 minutes long here.
+    assert float(costs["adaptive, simulated"]) <= float(costs["this run"]) < float(costs["adaptive, simulated"]) + 0.12
+    assert "40 steps kept, 0 recomputed" in shown and ", finished" in shown
 
 
 @pytest.mark.parametrize(

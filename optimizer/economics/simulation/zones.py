@@ -89,7 +89,7 @@ def simulate_together(
     played = []
     for window, price, restart, lost in zip(available, by_tick, restarts, losses, strict=True):
         policy = new_policy(len(window), job)
-        played.append(_Run(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost))
+        played.append(ZoneRun(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost))
         played[-1].play()
 
     def column(field: str) -> Floats:
@@ -113,8 +113,17 @@ def over_ticks(prices: Floats, available: Bools) -> Floats:
     return np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
 
 
-class _Run:
-    """One run, from its start to the end of its work or its deadline."""
+class ZoneRun:
+    """One run, from its start to the end of its work or its deadline.
+
+    A subclass may carry out what the policy decides: ``launch``, ``advance``, ``end`` and ``reclaim``.
+
+    Attributes:
+        elapsed_hours: from the start to the newest change.
+        work, cost: hours of work left, and hours of on-demand paid.
+        mode, pool: what runs, and the pool of the newest spot nodes; -1 before any came.
+        loading_hours: restart time left until the running nodes work.
+    """
 
     def __init__(
         self,
@@ -136,10 +145,11 @@ class _Run:
             lost_bound_hours=job.checkpoint_hours,
             try_hours=launching.try_hours,
         )
-        self._mode, self._pool = Mode.IDLE, -1
-        self._loading = self._fresh = 0.0
+        self.mode, self.pool = Mode.IDLE, -1
+        self.loading_hours = self._fresh = 0.0
         self._launches = 0
         self._next_try_hours = 0.0
+        self.elapsed_hours = 0.0
         self.work = job.work_hours
         self.cost = self.spot_hours = self.on_demand_hours = 0.0
         self.interruptions = self.moves = self.refusals = 0
@@ -151,24 +161,25 @@ class _Run:
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             if self.work <= DONE_HOURS:
                 return
-            if self._mode is Mode.SPOT and not self._available[self._pool][tick]:
-                self._reclaim(elapsed)
+            if self.mode is Mode.SPOT and not self._available[self.pool][tick]:
+                self.reclaim(elapsed)
             view = self._view(elapsed, step)
             kept = self._policy.keep(view)
-            if kept is not self._mode:
-                self._end(elapsed)
-            tried, came = self._try_pools(tick, elapsed, step, view, hurry=kept is not self._mode)
-            self._advance(tried)
+            if kept is not self.mode:
+                self.end(elapsed)
+            self.elapsed_hours = elapsed
+            tried, came = self._try_pools(tick, elapsed, step, view, hurry=kept is not self.mode)
+            self.advance(tried)
             if came is not None:
-                self._end(elapsed + tried)
-                self._launch(Mode.SPOT, came)
-            elif kept is not self._mode:
+                self.end(elapsed + tried)
+                self.launch(Mode.SPOT, came)
+            elif kept is not self.mode:
                 if kept is view.mode:
                     # The nodes ended for tries: all have been refused, or the next tick goes on with them.
                     kept = self._policy.keep(self._view(elapsed + tried, step - tried)) if tried < step else Mode.IDLE
                 if kept is not Mode.IDLE:
-                    self._launch(kept, self._pool)
-            self._advance(step - tried)
+                    self.launch(kept, self.pool)
+            self.advance(step - tried)
 
     def _view(self, elapsed: float, step: float) -> ZoneView:
         return ZoneView(
@@ -179,9 +190,9 @@ class _Run:
             step_hours=step,
             work_hours=self.work,
             prices=self._present,
-            mode=self._mode,
-            pool=self._pool,
-            loading_hours=self._loading,
+            mode=self.mode,
+            pool=self.pool,
+            loading_hours=self.loading_hours,
         )
 
     def _try_pools(
@@ -196,7 +207,7 @@ class _Run:
             return 0.0, None
         while tried < step and (pool := self._policy.next_try(view)) is not None:
             if not self._policy.beside:
-                self._end(elapsed + tried)
+                self.end(elapsed + tried)
             if self._available[pool][tick]:
                 self._policy.note(Event.CAME, pool, elapsed + tried)
                 return tried, pool
@@ -206,38 +217,43 @@ class _Run:
             self._next_try_hours = elapsed + tried
         return min(tried, step), None
 
-    def _launch(self, mode: Mode, pool: int) -> None:
+    def launch(self, mode: Mode, pool: int) -> None:
         """Start nodes; the restart takes its draw, and the checkpoint's copy to another pool on top."""
-        moves = mode is Mode.SPOT and self._pool not in (-1, pool)
-        self._loading = self._restarts[self._launches % DRAWS] + (self._launching.move_hours if moves else 0.0)
+        moves = mode is Mode.SPOT and self.pool not in (-1, pool)
+        self.loading_hours = self._restarts[self._launches % len(self._restarts)]
+        self.loading_hours += self._launching.move_hours if moves else 0.0
         self._launches += 1
         self._fresh = 0.0
-        self._mode, self._pool = mode, pool
+        self.mode, self.pool = mode, pool
         self.moves += moves
 
-    def _end(self, now_hours: float) -> None:
-        """End running nodes by choice, with a checkpoint."""
-        if self._mode is Mode.SPOT:
-            self._policy.note(Event.LEFT, self._pool, now_hours)
-        self._mode = Mode.IDLE
+    def end(self, now_hours: float) -> None:
+        """End running nodes by choice, with a checkpoint; nothing may run."""
+        if self.mode is Mode.SPOT:
+            self._policy.note(Event.LEFT, self.pool, now_hours)
+        self.mode = Mode.IDLE
 
-    def _reclaim(self, now_hours: float) -> None:
-        self._policy.note(Event.RECLAIMED, self._pool, now_hours)
-        self.work += min(self._losses[self.interruptions % DRAWS], self._fresh)
+    def reclaim(self, now_hours: float) -> None:
+        """Take the spot nodes back."""
+        self._policy.note(Event.RECLAIMED, self.pool, now_hours)
+        self.work += min(self._losses[self.interruptions % len(self._losses)], self._fresh)
         self.interruptions += 1
-        self._mode = Mode.IDLE
+        self.mode = Mode.IDLE
 
-    def _advance(self, hours: float) -> None:
-        if self._mode is Mode.IDLE:
+    def advance(self, hours: float) -> None:
+        """Let the running nodes, if any, start and work for ``hours``."""
+        if self.mode is Mode.IDLE:
+            self.elapsed_hours += hours
             return
-        hours = min(hours, self._loading + self.work)
-        loaded = min(self._loading, hours)
-        self._loading -= loaded
+        hours = min(hours, self.loading_hours + self.work)
+        loaded = min(self.loading_hours, hours)
+        self.elapsed_hours += hours
+        self.loading_hours -= loaded
         self.work -= hours - loaded
         self._fresh += hours - loaded
-        if self._mode is Mode.SPOT:
+        if self.mode is Mode.SPOT:
             self.spot_hours += hours
-            self.cost += hours * self._present[self._pool]
+            self.cost += hours * self._present[self.pool]
         else:
             self.on_demand_hours += hours
             self.cost += hours
