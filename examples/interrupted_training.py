@@ -50,7 +50,6 @@ class Node:
         sharding: str = "fsdp2",
     ) -> None:
         self.workers = range(workers)
-        self.pace = pace
         self.run_folder = folder / "run"
         self.out = folder / "out"
         self.store = folder / "checkpoints"

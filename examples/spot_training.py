@@ -49,7 +49,7 @@ class Told:
     """Policy that says what it meets; refusals between two other events in one line."""
 
     def __init__(self, policy: ZonePolicy, zones: list[str]) -> None:
-        self._policy, self._zones = policy, zones
+        self._policy, self._zones, self.beside = policy, zones, policy.beside
         self._refusals: Counter[str] = Counter()
 
     def keep(self, view: ZoneView) -> Mode:
@@ -85,13 +85,20 @@ class LiveRun(ZoneRun):
     """Run of the simulation whose nodes train, never ahead of the trace's clock."""
 
     def __init__(
-        self, available: Bools, gap_hours: float, policy: ZonePolicy, node: Node, imds: LocalImds, steps: int
+        self,
+        available: Bools,
+        gap_hours: float,
+        policy: ZonePolicy,
+        node: Node,
+        pace: Path,
+        imds: LocalImds,
+        steps: int,
     ) -> None:
         prices = [[1 / JOB.price_ratio] * len(available)] * available.shape[1]
         super().__init__(available.tolist(), gap_hours, JOB, LAUNCHING, prices, policy, [JOB.restart_hours], [0.0])
         self._node, self._imds, self._steps = node, imds, steps
         self._step_hours = JOB.work_hours / steps
-        self._pace = os.open(node.pace, os.O_RDWR | os.O_NONBLOCK)
+        self._pace = os.open(pace, os.O_RDWR | os.O_NONBLOCK)
         self._allowed = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ExitStack()
@@ -181,7 +188,7 @@ def demonstrate(folder: Path, imds: LocalImds, traces: list[Trace], steps: int) 
     os.mkfifo(pace)
     node = Node(folder / "spot", imds, steps=steps, pace=pace)
     policy = Told(ZONE_POLICIES["adaptive"](len(zones), JOB), zones)
-    with LiveRun(available, traces[0].gap_s / 3600, policy, node, imds, steps) as run:
+    with LiveRun(available, traces[0].gap_s / 3600, policy, node, pace, imds, steps) as run:
         run.play()
         run.finish()
     policy.say(run.elapsed_hours, f"step {node.steps_done()}: the work is done")
@@ -189,7 +196,8 @@ def demonstrate(folder: Path, imds: LocalImds, traces: list[Trace], steps: int) 
     equal = compare(undisturbed, node)
     say()
     say("Cost of this window as a share of on-demand from start to end")
-    say(f"  {'this run':24} {run.cost / JOB.on_demand_cost:.3f}, reclaimed {run.interruptions} times, in another zone {run.moves} times")
+    events = f"reclaimed {run.interruptions} times, in another zone {run.moves} times"
+    say(f"  {'this run':24} {run.cost / JOB.on_demand_cost:.3f}, {events}")
     for name, cost in simulated_costs(available[None], traces[0].gap_s).items():
         say(f"  {name:24} {cost:.3f}")
     say()
