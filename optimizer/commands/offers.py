@@ -248,7 +248,7 @@ def command(
     catalog = load()
     others: dict[tuple[str, str], CloudOffer] = {}
     if cloud in ("aws", "all"):
-        write_catalog_notes(catalog)
+        write_catalog_notes(catalog, brief=output_format == "table")
     if cloud != "aws":
         catalog, others = _join_clouds(catalog, cloud)
     chosen = Filter(

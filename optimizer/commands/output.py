@@ -36,11 +36,19 @@ def format_option(function: F) -> F:
     )(function)
 
 
-def write_catalog_notes(catalog: Catalog) -> None:
-    """Warn on standard error of old prices and of a snapshot that was passed over."""
+def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
+    """Warn on standard error of old prices, where ``brief`` in one line, and of a snapshot that was passed over."""
     from optimizer.catalog.ttl import stale_lines
 
-    write_notes((*catalog.notes, *stale_lines(catalog)))
+    write_notes((*catalog.notes, *(count_old_prices(catalog) if brief else stale_lines(catalog))))
+
+
+def count_old_prices(catalog: Catalog) -> list[str]:
+    """Return one line on all kinds of prices that are older than their time to live, where there are some."""
+    from optimizer.catalog.ttl import stale_lines
+
+    old = stale_lines(catalog)
+    return [f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show"] if old else []
 
 
 def write_notes(notes: Iterable[object]) -> None:

@@ -122,7 +122,7 @@ def command(
             next_step=f"--max-nodes {max(too_many):g}",
         )
     catalog = load()
-    write_catalog_notes(catalog)
+    write_catalog_notes(catalog, brief=output_format == "table")
     with patience("searching the points of the curves"):
         curve_points = find_curves(
             request,

@@ -16,7 +16,7 @@ _FILES = Path(__file__).parent / "files"
     epilog="""\b
 Example:
   gpufleet init my-fleet && cd my-fleet
-  gpufleet recommend request.yaml --format json > plan.json
+  gpufleet recommend request.yaml --save plans.json
 """
 )
 @click.argument("directory", metavar="[DIR]", default=Path(), type=click.Path(path_type=Path, file_okay=False))
@@ -46,7 +46,7 @@ def command(directory: Path) -> None:
         ) from error
     click.echo(f"{directory.resolve()} has {', '.join(files)}")
     enter = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
-    click.echo(f"next: {enter}gpufleet recommend request.yaml --format json > plan.json")
+    click.echo(f"next: {enter}gpufleet recommend request.yaml --save plans.json")
 
 
 def _contents(directory: Path) -> dict[str, str]:

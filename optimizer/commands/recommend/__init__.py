@@ -9,10 +9,16 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
-from optimizer.catalog.ttl import stale_lines
 from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
-from optimizer.commands.output import format_option, json_text, write_catalog_notes, write_csv, write_notes
+from optimizer.commands.output import (
+    count_old_prices,
+    format_option,
+    json_text,
+    write_catalog_notes,
+    write_csv,
+    write_notes,
+)
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend.quotas import read_rooms
 from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
@@ -222,8 +228,8 @@ def _write_notes(answer: Recommendation, output_format: str, *, brief: bool) -> 
     old_prices = old_price_note(answer.plans, brief=brief)
     if old_prices:
         notes.append(f"{old_prices}: {refresh_offer()}")
-    elif brief and (old := stale_lines(answer.problem.catalog)):
-        notes.append(f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show")
+    elif brief:
+        notes += count_old_prices(answer.problem.catalog)
     if output_format == "csv" and answer.rejected:
         notes.append(
             f"{len(answer.rejected)} types have no plan ({count_rejections(answer)}); --format json lists them"
