@@ -177,8 +177,11 @@ def on_demand(tools: Tools, scratch: Path) -> None:
 
         now = datetime.now(UTC)
         running.tick(deployed, now)
-        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        assert running.states(deployed) == {}, "the nodes are reserved first"
         running.tick(deployed, now + running.MINUTE)
+        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        assert running.tick(deployed, now + 2 * running.MINUTE).phase == "running"
+        assert_settled(deployed)
         over_budget(deployed, now)
 
         s3, bucket = deployed.aws("s3"), stack.outputs()["bucket"]

@@ -3,7 +3,10 @@
 # Sid of a role's statement whose resources do not have this stack's name.
 BEYOND_THE_STACK = {
     "UseKeyThroughServices": "the stack's key, whose ARN AWS chooses; only through the services named",
-    "SeeNodes": "Describe calls have no resource-level permissions; four, of metadata and prices, in one region",
+    "SeeNodes": "Describe calls have no resource-level permissions; six, of metadata, prices and scores, in one region",
+    "ReserveStarts": "EC2 makes up a reservation's id; only with the stack's tags",
+    "TagReservations": "the same reservations, when they are made",
+    "EndReservations": "the same reservations",
     "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
     "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",
     "FindFlowLogGroup": "as AWS asks: DescribeLogGroups lists the account's groups; names only",
