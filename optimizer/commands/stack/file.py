@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infra.naming import Names
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
+POLICY_KEY = "gpufleet:spotPolicy"
 CONTAINER_KEY = "gpufleet:image"
 
 

@@ -80,6 +80,27 @@ def test_other_keys_and_comments_stay(project: Path) -> None:
     assert "ask Ada" in path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({}, {}, True),
+        ({"purchase": {"fallback": "none"}}, {}, False),
+        ({"job": {"deadline_hours": None}}, {}, False),
+        ({"job": {"deadline_hours": 6.0}}, {}, False),
+        ({}, {"gpufleet:spotPolicy": "fallback"}, False),
+        ({}, {"gpufleet:mode": "workers"}, False),
+    ],
+)
+def test_an_adaptive_gang_is_proposed_where_the_deadline_leaves_time(
+    project: Path, changes: dict[str, Any], config: dict[str, str], said: bool
+) -> None:
+    (project / "Pulumi.dev.yaml").write_text(yaml.safe_dump({"config": config}))
+    done = run(project, write(project, merged(merged(SPOT_P4D, {"purchase": {"fallback": "on-demand"}}), changes)))
+    assert done.exit_code == 0, done.output
+    assert ("42.8 h of the deadline are to spare at p95" in done.output) is said
+    assert ("pulumi config set gpufleet:spotPolicy adaptive" in done.output) is said
+
+
 def test_a_move_to_another_region_is_said(project: Path) -> None:
     path = project / "Pulumi.dev.yaml"
     path.write_text(EXISTING)
