@@ -90,6 +90,13 @@ def has_no_time(view: RunView[Pool]) -> bool:
     return view.left_hours - view.step_hours < view.work_hours + view.delays.restart_bound_hours
 
 
+def may_launch(view: RunView[Pool]) -> bool:
+    """Spot nodes that come now can load before they would have to be left again."""
+    delays = view.delays
+    needed_hours = view.work_hours + delays.lost_bound_hours + delays.restart_bound_hours
+    return view.left_hours - view.step_hours - delays.restart_hours >= needed_hours
+
+
 def must_buy(view: RunView[Pool]) -> bool:
     """On-demand nodes are needed now; spot nodes stay while their loss at the next tick leaves time for a launch."""
     if view.mode is not Mode.SPOT:
@@ -131,7 +138,7 @@ class Adaptive(Generic[Pool]):
 
     def next_try(self, view: RunView[Pool]) -> Pool | None:
         """Return the best pool that has not refused in this tick and is worth more than what runs."""
-        if has_no_time(view):
+        if has_no_time(view) or not (self.beside or may_launch(view)):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from bootstrap.contract.pool_policy import Mode, RunView, has_no_time, must_buy
+from bootstrap.contract.pool_policy import Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ChosenPlace, ControllerState
@@ -72,7 +72,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     spot = {name: place for name, place in places.items() if place.purchase == "spot"}
     demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
     view = view_run(tick, replace(state, phase="waiting"))
-    if tick.settings.adaptive and demand and has_no_time(view):
+    if tick.settings.adaptive and demand and not may_launch(view):
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
     # An adaptive gang leaves spot in time.
     in_time = {name: one for name, one in spot.items() if tick.settings.adaptive or not _is_late(tick, state, one)}

@@ -25,7 +25,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     places = settings.places
     demand = [place for place in places.values() if place.purchase == "on-demand"]
     reference = min((place.usd_per_work_hour for place in demand), default=0.0)
-    reference = reference or max(place.usd_per_work_hour for place in places.values())
+    reference = reference or max(place.usd_per_work_hour for place in places.values()) or 1.0
     elapsed = hours(now - state.run_started_at)
     mode = Mode.IDLE
     if state.phase in UP:
@@ -33,7 +33,8 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     whole = min(place.hours_p95 for place in demand or places.values())
     lost = settings.checkpoint_interval_s / 3600
     # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
-    unsaved = 0.0 if mode is Mode.SPOT or state.complete_since else min(lost, state.progress * whole)
+    saved = mode is Mode.SPOT or state.complete_since or not settings.adaptive
+    unsaved = 0.0 if saved else min(lost, state.progress * whole)
     # On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the window.
     bound = timedelta(seconds=settings.drain_s + settings.gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
     return RunView(
