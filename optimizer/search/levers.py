@@ -1,4 +1,6 @@
-"""Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline."""
+"""Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline,
+and a batch that other numbers of nodes divide.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from optimizer.economics.commitment import break_even_hours, break_even_share
 from optimizer.hardware import Offer
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable, build_tables
-from optimizer.search.nearest import find_needs
+from optimizer.search.nearest import divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
@@ -19,8 +21,9 @@ from optimizer.units import HOURS_PER_YEAR
 
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
 _LONG_SHARE = 0.1
-# Later deadlines that are tried, times the request's, and the least saving worth a note.
+# Later deadlines that are tried, times the request's.
 _LATER = (1.25, 1.5, 2.0)
+# Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
 # Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
 _RATES = np.geomspace(1e-5, 10, 241)
@@ -118,3 +121,25 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
             f"cost {usd:,.2f} USD expected (--deadline {needed:g}h; gpufleet what-if has the curve)",
         )
     return [best[1]] if best else []
+
+
+def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
+    """Say what a batch saves that numbers of nodes divide which ``plan``'s leaves out; ``tables`` are as above."""
+    if problem.request.objective != "cost" or plan.node_count == 1:
+        return []
+    moved = divide_batch(problem)
+    candidate = rank_first([*tables, *moved[1]], problem.request) if moved else None
+    # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
+    if moved is None or candidate is None or not any(candidate[0] is table for table in moved[1]):
+        return []
+    table, row = candidate
+    usd, nodes = float(table.cost.expected[row]), int(table.nodes[row])
+    if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
+        return []
+    purchase, batch = table.purchases[int(table.purchase[row])], moved[0].amount.global_batch
+    return [
+        f"--global-batch {batch} instead of {problem.amount.global_batch} would save "
+        f"{plan.cost_usd.expected - usd:,.0f} USD: the ranks of {nodes} x {table.fastest.instance.name} divide it; "
+        f"{purchase.option} in {purchase.offer.region}, {table.outcome.hours_expected[row]:,.3g} h and {usd:,.2f} USD "
+        "expected"
+    ]

@@ -76,7 +76,7 @@ class NearestPlan:
 def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
     nearest = _move_numbers(problem, tables)
-    nearest += _divide_batch(problem)
+    nearest += _near_batch(problem)
     for changes in _list_openings(problem.request.constraints):
         nearest += _open(problem, changes, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
@@ -148,20 +148,25 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
     return openings
 
 
-def _divide_batch(problem: Problem) -> list[NearestPlan]:
-    """Nearest plan with a batch that more numbers of nodes divide; none where it has no more or steps are given."""
+def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
+    """Move the batch to one that more numbers of nodes divide, and search; None where it has no more or steps are given."""
     work, batch = problem.request.workload, problem.amount.global_batch
     moved = next((near for unit in _DIVISIBLE if (near := _multiple(batch, unit))), batch)
     if work.steps is not None or moved == batch:
-        return []
+        return None
     request = problem.request.model_copy(update={"workload": work.model_copy(update={"global_batch": moved})})
     other = replace(problem, request=request, amount=replace(problem.amount, global_batch=moved))
-    tables = [result for result in find_candidates(other) if isinstance(result, CandidateTable)]
-    candidate = rank_first(tables, request)
-    if candidate is None:
+    return other, [result for result in find_candidates(other) if isinstance(result, CandidateTable)]
+
+
+def _near_batch(problem: Problem) -> list[NearestPlan]:
+    moved = divide_batch(problem)
+    candidate = rank_first(moved[1], problem.request) if moved else None
+    if moved is None or candidate is None:
         return []
-    (plan,) = PlanBuilder(other).build([candidate])
-    return [NearestPlan(changes={"global_batch": moved}, distance=abs(moved / batch - 1), plan=plan)]
+    (plan,) = PlanBuilder(moved[0]).build([candidate])
+    batch, near = problem.amount.global_batch, moved[0].amount.global_batch
+    return [NearestPlan(changes={"global_batch": near}, distance=abs(near / batch - 1), plan=plan)]
 
 
 def _multiple(batch: int, unit: int) -> int:

@@ -18,8 +18,10 @@ from optimizer.search import purchases
 from optimizer.search.levers import describe_commitments
 
 
-def answer(model: str = "llama-3.2-1b", **constraints: Any) -> Recommendation:
-    workload = {"tokens": "2B", "seq_len": 2048}
+def answer(
+    model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any
+) -> Recommendation:
+    workload = {"tokens": "2B", "seq_len": 2048} | (work or {})
     return recommend(request_from_dict({"model": model, "workload": workload, "constraints": constraints}))
 
 
@@ -55,6 +57,20 @@ def test_a_later_deadline_saves_what_the_note_says() -> None:
     saved = first.plans[0].cost_usd.expected - later.plans[0].cost_usd.expected
     assert saved == pytest.approx(float(note[2]), abs=1) and saved > 0
     assert not any("h more would save" in note for note in answer(**where).notes)
+
+
+def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -> None:
+    work = {"tokens": "1B", "seq_len": 4096}
+    where: dict[str, Any] = {"instance_types": ["g6.12xlarge"], "purchase_options": ["on-demand"]}
+    default = answer("llama-3.1-70b", work, **where)
+    first = default.plans[0]
+    note = only(default.notes, r"--global-batch ([0-9]+) instead of ([0-9]+) would save ([0-9,]+) USD: .* ([0-9]+) x g6")
+    near = answer("llama-3.1-70b", work | {"global_batch": int(note[1])}, **where)
+    assert first.job.global_batch == int(note[2])
+    assert near.plans[0].node_count == int(note[4]) < first.node_count
+    saved = first.cost_usd.expected - near.plans[0].cost_usd.expected
+    assert saved == pytest.approx(float(note[3].replace(",", "")), abs=1)
+    assert not any("--global-batch" in note for note in near.notes)
 
 
 def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_bought() -> None:
