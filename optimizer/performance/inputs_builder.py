@@ -102,7 +102,8 @@ def build_inputs(
         dense_layer_parameters=float(model.dense_layer_parameters),
         latent=float(model.latent_attention.latent_width if model.latent_attention else 0),
         norms=float(model.norms_per_layer),
-        input_casts=0.0,
+        # Of an encoder's queries, keys and values: each product casts its input under autocast, as in stacks.py.
+        input_casts=2.0 * (model.architecture == "encoder"),
         sublayers=USUAL_SUBLAYERS,
         head_norms=float(model.head_norms),
         windowed=model.windowed_layers / max(1, model.layers) if window < 1.0 else 0.0,
@@ -147,7 +148,7 @@ def build_inputs(
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
         residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
-        loss_bytes=framework.loss_bytes,
+        loss_bytes=framework.loss_bytes - _narrow_gradient(model, framework) * sixteen_bit,
         dropout=float(framework.dropout and model.has_dropout),
         llama_like=float(model.gated_mlp),
         selective_recompute=framework.selective_recompute,
@@ -204,6 +205,17 @@ def check_recipe(recipe: Recipe) -> None:
         raise InvalidInputError(f"attention is {recipe.attention!r}", limit="flash or unfused")
     if recipe.seq_len < 1:
         raise InvalidInputError(f"seq_len is {recipe.seq_len}", limit="a sequence has at least 1 token")
+
+
+def _narrow_gradient(model: ModelSpec, framework: Framework) -> float:
+    """Bytes a logit by which the gradient is narrower where Hugging Face leaves the widening to autocast.
+
+    Its decoders widen the logits (loss/loss_utils.py, ForCausalLMLoss), and their gradient has 32 bits; the others give
+    CrossEntropyLoss 16-bit logits: 10.0 and 12.0 bytes a logit alive at the peak (BERT, GPT-2: traced as in
+    docs/profile.md, torch 2.11, transformers 5.23, 2026-11-23).
+    """
+    at_once = framework.written_out and not framework.loss_turn_elements
+    return 2.0 if at_once and model.architecture in ("encoder", "seq2seq", "speech") else 0.0
 
 
 def _without_kernel(model: ModelSpec, framework: Framework) -> bool:

@@ -11,7 +11,7 @@ from optimizer.performance.types import DDP, Number
 # PyTorch and the reference trainer on one to four H200 (data/measured_runs.csv, 2026-11-21, and
 # tests/benchmarks/results/h200_x2_trainer_202611.csv; a test compares). No layout takes less than all of them together:
 # the rows are of one GPU model.
-ALL_LAYOUTS = 0.032  # 193 rows
+ALL_LAYOUTS = 0.032  # 193 rows: 0.024
 DDP_LAYOUTS = 0.035  # 19
 SHARDED = ALL_LAYOUTS  # 33 rows: 0.009; ZeRO-1 to ZeRO-3 over data ranks
 TENSOR = 0.038  # 5

@@ -149,7 +149,7 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 
 
 def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
-    """Move the batch to one that more numbers of nodes divide, and search; None where it has no more or steps are given."""
+    """Search with a near batch that more numbers of nodes divide; None where there is none or steps are given."""
     work, batch = problem.request.workload, problem.amount.global_batch
     moved = next((near for unit in _DIVISIBLE if (near := _multiple(batch, unit))), batch)
     if work.steps is not None or moved == batch:

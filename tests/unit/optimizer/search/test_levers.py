@@ -18,9 +18,7 @@ from optimizer.search import purchases
 from optimizer.search.levers import describe_commitments
 
 
-def answer(
-    model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any
-) -> Recommendation:
+def answer(model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any) -> Recommendation:
     workload = {"tokens": "2B", "seq_len": 2048} | (work or {})
     return recommend(request_from_dict({"model": model, "workload": workload, "constraints": constraints}))
 
@@ -64,7 +62,9 @@ def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -
     where: dict[str, Any] = {"instance_types": ["g6.12xlarge"], "purchase_options": ["on-demand"]}
     default = answer("llama-3.1-70b", work, **where)
     first = default.plans[0]
-    note = only(default.notes, r"--global-batch ([0-9]+) instead of ([0-9]+) would save ([0-9,]+) USD: .* ([0-9]+) x g6")
+    note = only(
+        default.notes, r"--global-batch ([0-9]+) instead of ([0-9]+) would save ([0-9,]+) USD: .* ([0-9]+) x g6"
+    )
     near = answer("llama-3.1-70b", work | {"global_batch": int(note[1])}, **where)
     assert first.job.global_batch == int(note[2])
     assert near.plans[0].node_count == int(note[4]) < first.node_count
