@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import read_state
-from tests.unit.bootstrap.controller.world import MINUTE, PLACES, START, World, adaptive, trained
+from tests.unit.bootstrap.controller.world import MINUTE, PLACES, RESERVED, START, World, adaptive, trained
 
 ZONES = ("az1", "az2", "az3")
 NO_SPOT: dict[tuple[Lifecycle, str], int] = {("spot", f"subnet-{zone}"): 0 for zone in ZONES}
@@ -232,15 +232,25 @@ def live(config: ControllerSettings, hours: list[Hour], *, saves: bool) -> Train
 
 
 @examples(max_examples=30, deadline=None)
-@given(hours=st.lists(HOURS, min_size=1, max_size=8), deadline=st.floats(3.9, 8.0), saves=st.booleans())
-@example(hours=[Hour((9, 9, 9), 15, 59)] * 8, deadline=6.0, saves=False)
+@given(
+    hours=st.lists(HOURS, min_size=1, max_size=8),
+    deadline=st.floats(3.9, 8.0),
+    saves=st.booleans(),
+    reserves=st.booleans(),
+)
+@example(hours=[Hour((9, 9, 9), 15, 59)] * 8, deadline=6.0, saves=False, reserves=False)
 # Replaced nodes that take 44 minutes of work along, each just before the checkpoint.
-@example(hours=[Hour((9, 9, 9), 18, reclaim) for reclaim in (None, 2, 5, 8)], deadline=5.0, saves=True)
-def test_the_deadline_is_kept_whatever_spot_does(hours: list[Hour], deadline: float, saves: bool) -> None:
-    config = adaptive(deadline_hours=deadline, checkpoint_interval_s=2700.0)
+@example(hours=[Hour((9, 9, 9), 18, minute) for minute in (None, 2, 5, 8)], deadline=5.0, saves=True, reserves=True)
+def test_the_deadline_is_kept_whatever_spot_does(
+    hours: list[Hour], deadline: float, saves: bool, reserves: bool
+) -> None:
+    reserved_start = RESERVED if reserves else None
+    config = adaptive(deadline_hours=deadline, checkpoint_interval_s=2700.0, reserved_start=reserved_start)
     training = live(config, hours, saves=saves)
     took = training.finish()
     world = training.world
     assert took <= timedelta(hours=deadline)
     assert world.desired == 0
-    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=1.6)
+    # A minute of all nodes, and those of a reservation until the nodes come.
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=90 / 60 * (1 + 2 * len(world.held)))
+    assert not any(one.active for one in world.held.values())

@@ -1,0 +1,76 @@
+"""The adaptive policy for several pools: margins of the guard, and when on-demand nodes end for spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, has_no_time, may_launch, must_buy
+from bootstrap.contract.pools import PoolRecord, came, reclaimed, refused
+
+HOUR = 3600.0
+DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25, try_hours=0.05)
+
+
+def view(mode: Mode, left_hours: float, **changes: Any) -> RunView[str]:
+    """Ten hours of work are left at the tenth hour; spot costs a third."""
+    seen = RunView(
+        delays=DELAYS,
+        now_s=10 * HOUR,
+        elapsed_hours=10.0,
+        left_hours=left_hours,
+        step_hours=0.1,
+        work_hours=10.0,
+        prices={"a": 0.3, "b": 0.3},
+        mode=mode,
+        pool="a",
+        loading_hours=0.0,
+    )
+    return replace(seen, **changes)
+
+
+@pytest.mark.parametrize(
+    ("needed_hours", "holds"),
+    [
+        # A tick, the work, a slow launch.
+        (0.1 + 10 + 1, lambda left: not has_no_time(view(Mode.IDLE, left))),
+        (0.1 + 10 + 1, lambda left: not must_buy(view(Mode.ON_DEMAND, left))),
+        # What working spot nodes do in the tick comes off, what a reclaim takes comes on top.
+        (0.1 + 9.9 + 0.25 + 1, lambda left: not must_buy(view(Mode.SPOT, left))),
+        (0.1 + 10 + 0.25 + 1, lambda left: not must_buy(view(Mode.SPOT, left, loading_hours=0.5))),
+        (0.1 + 0.5 + 10 + 0.25 + 1, lambda left: may_launch(view(Mode.IDLE, left))),
+    ],
+)
+def test_margins(needed_hours: float, holds: Callable[[float], bool]) -> None:
+    assert holds(needed_hours + 1e-6) and not holds(needed_hours - 1e-6)
+
+
+def test_the_work_that_ends_within_the_tick_is_not_bought_again() -> None:
+    assert not must_buy(view(Mode.SPOT, 0.01, work_hours=0.1))
+
+
+def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and_the_deadline_allows_it() -> None:
+    fresh = {"a": PoolRecord(), "b": PoolRecord()}
+    lately = dict.fromkeys(fresh, refused(PoolRecord(), 9.5 * HOUR))
+    flapping = PoolRecord()
+    for hour in range(6):
+        flapping = reclaimed(came(flapping, hour * HOUR), (hour + 0.05) * HOUR)
+    seen = view(Mode.ON_DEMAND, 20.0)
+
+    def tried(records: dict[str, PoolRecord], seen: RunView[str], *, beside: bool = False) -> str | None:
+        return Adaptive(records, beside=beside).next_try(seen)
+
+    assert tried(fresh, seen) == "a"
+    # Beside running nodes a refusal costs nothing.
+    assert (tried(lately, seen), tried(lately, seen, beside=True)) == (None, "a")
+    assert tried({"a": flapping}, seen) is None
+    assert tried(fresh, replace(seen, prices={"a": 0.9, "b": 0.9})) is None
+    assert tried(fresh, replace(seen, loading_hours=0.2)) is None
+    # Two tries, two slow launches, a tick and lost work on top of the work.
+    assert tried(fresh, replace(seen, left_hours=12.46)) == "a"
+    assert tried(fresh, replace(seen, left_hours=12.44)) is None
+    assert tried(fresh, replace(seen, work_hours=1.0)) is None
+    assert tried(fresh, replace(seen, mode=Mode.SPOT)) is None
