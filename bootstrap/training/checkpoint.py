@@ -11,22 +11,26 @@ values (random generators, hyperparameters) are read with ``weights_only=True``:
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from bootstrap.contract.checkpoint import (
+    MANIFEST_NAME,
+    STEP_PREFIX,
+    ManifestError,
+    checked_body,
+    compact_json,
+    rank_file_name,
+)
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.index import Extent, Index, compact_json
+from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-MANIFEST_NAME = "manifest.json"
-_PREFIX = re.compile(r"^step-(\d{8,})-[0-9a-f]+\.\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +57,17 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> Manifest:
         """Read ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
         try:
-            document = json.loads(data)
-            body = document["checkpoint"]
-            if hashlib.sha256(compact_json(body)).hexdigest() != document["sha256"]:
-                raise InvalidCheckpoint("its manifest's checksum is wrong")
+            body = checked_body(data)
             if (version := body.pop("format")) != FORMAT:
                 raise CheckpointError(
                     f"its manifest has format {version}, and this version reads {FORMAT}: go on with the version of "
                     "gpufleet that wrote it, or use a new store"
                 )
             return cls(index=Index.from_json(body.pop("index")), **body)
+        except ManifestError as error:
+            raise InvalidCheckpoint(str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
-
-
-def rank_file_name(rank: int) -> str:
-    """File of one rank."""
-    return f"rank-{rank:05d}.bin"
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:
@@ -112,7 +110,7 @@ class Checkpoints:
         names_by_prefix: dict[str, set[str]] = {}
         for name in self.store.names("step-"):
             prefix, slash, _ = name.partition("/")
-            if slash and _PREFIX.match(prefix):
+            if slash and STEP_PREFIX.match(prefix):
                 names_by_prefix.setdefault(prefix, set()).add(name)
         return names_by_prefix
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,8 +123,3 @@ def _row(extent: Extent) -> tuple[int, int, int, str]:
 def _extent(row: Sequence[Any]) -> Extent:
     file, at, size, checksum = row
     return Extent(file=int(file), at=int(at), bytes=int(size), checksum=str(checksum))
-
-
-def compact_json(value: Any) -> bytes:
-    """JSON in the form that checksums are taken of."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

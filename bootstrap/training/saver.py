@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name, rank_file_name
+from bootstrap.contract.checkpoint import rank_file_name
+from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError
 from bootstrap.training.index import Extent, Index

@@ -11,7 +11,6 @@ import json
 import logging
 import mmap
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -20,16 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bootstrap.contract.checkpoint import ENGINE_PREFIX, MANIFEST_NAME, compact_json
 from bootstrap.training.checksum import checksum, matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.index import compact_json
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-MANIFEST_NAME = "manifest.json"
-_PREFIX = re.compile(r"^engine-(\d{8,})-[0-9a-f]+\.\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +102,7 @@ class EngineFiles:
         committed, problems = [], []
         for name in self.store.names("engine-"):
             prefix, _, rest = name.partition("/")
-            if rest != MANIFEST_NAME or not _PREFIX.match(prefix):
+            if rest != MANIFEST_NAME or not ENGINE_PREFIX.match(prefix):
                 continue
             try:
                 committed.append((prefix, EngineManifest.from_bytes(self.store.read(name))))
@@ -214,7 +211,7 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def _step_of(prefix: str) -> int:
-    match = _PREFIX.match(prefix)
+    match = ENGINE_PREFIX.match(prefix)
     return int(match[1]) if match else 0
 
 

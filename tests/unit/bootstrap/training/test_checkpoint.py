@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name, rank_file_name
+from bootstrap.contract.checkpoint import ManifestError, compact_json, rank_file_name, read_contents
+from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
-from bootstrap.training.index import Extent, Index, compact_json
+from bootstrap.training.index import Extent, Index
 from bootstrap.training.planning import Piece
 from bootstrap.training.stores import LocalStore, Store, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
@@ -87,6 +88,18 @@ def test_newest_first_and_whole_ones_verify(any_store: Store) -> None:
     candidates, broken = Checkpoints(any_store).scan()
     assert [candidate.manifest.step for candidate in candidates] == [40, 12, 5] and broken == []
     assert sorted(valid_prefixes(any_store)) == sorted(prefixes)
+
+
+def test_a_manifest_tells_the_sizes_of_its_files_without_torch(store: LocalStore) -> None:
+    prefix = save(store, 40)
+    contents = read_contents(prefix, store.read(f"{prefix}/manifest.json"))
+    assert contents is not None and (contents.step, contents.created_unix_s) == (40, 1040.0)
+    assert contents.files == {"rank-00000.bin": 500, "rank-00001.bin": 500}
+    assert read_contents("ledger", b"") is None
+    changed = store.read(f"{prefix}/manifest.json").replace(b'"step":40', b'"step":41')
+    for data, why in ((changed, "checksum is wrong"), (b"{torn", "is torn"), (b"[]", "is torn")):
+        with pytest.raises(ManifestError, match=why):
+            read_contents(prefix, data)
 
 
 @pytest.mark.parametrize("name", ["rank-00000.bin", "rank-00001.bin"])
