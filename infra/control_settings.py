@@ -125,6 +125,7 @@ def control_settings(
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.checkpoint_interval_s,
+        waits=settings.waits,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
         reserved_start=ReservedStart(instance_type=plan.instance_type, placement_group_arn=placement_group_arn)
         if reserves_starts(settings)

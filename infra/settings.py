@@ -197,6 +197,9 @@ class Settings(_Model):
     alone, in place of the node's, and keep its user off the metadata service. A VPC of the stack's own gets an endpoint
     for STS, billed by the hour beside the plan's cost; an existing one must reach STS. On platform eks the training
     container has its own role in any case."""
+    waits: Boolean = False
+    """Start no node before `gpufleet resume` or `gpufleet move` asks for the first time: until then the stack costs its
+    endpoints and the like."""
     force_destroy: Boolean = False
     """Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected otherwise."""
     mode: Mode = "training"

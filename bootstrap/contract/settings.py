@@ -95,6 +95,7 @@ class ControllerSettings:
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0
     reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
+    waits: bool = False  # starts no node before a person's first request
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:

@@ -27,7 +27,7 @@ from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json, to_json
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.report import ReportState
-from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.request import PersonRequest, StackSpend
 from bootstrap.contract.settings import Lifecycle
 from bootstrap.contract.timings import SILENT
 
@@ -109,7 +109,7 @@ class ControllerState:
     since: datetime  # of the phase
     run_started_at: datetime  # or begun anew
     updated_at: datetime  # the last tick
-    spent_usd: float = 0.0  # by this job, with the stack's own cost
+    spent_usd: float = 0.0  # by this job, with the stack's own cost and what other stacks spent on the job
     usd_per_hour: float = 0.0
     ceiling_usd: float | None = None
     fixed_usd: float = 0.0  # the stack itself since its first tick, with its unused reservation
@@ -143,6 +143,7 @@ class ControllerState:
     reservation: StartReservation | None = None
     unreserved: str = ""  # why the run's gangs start without a reservation
     unused_usd_per_hour: float = 0.0  # of start reservations without nodes, in usd_per_hour
+    elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack that the run moved away from
 
     def to_text(self) -> str:
         """Format the object."""
@@ -152,6 +153,28 @@ class ControllerState:
         """Return this state in another phase, from ``now`` on."""
         changed = {"after": None, "next_attempt_at": None, "next_place": None, **changes}
         return replace(self, phase=phase, reason=reason, since=now, **changed)
+
+    @property
+    def total_usd(self) -> float:
+        """Dollars that this stack spent, on all jobs."""
+        return self.ended_usd + self.fixed_usd + sum(instance.spent_usd for instance in self.instances.values())
+
+    @property
+    def counted_elsewhere(self) -> list[StackSpend]:
+        """Spend of other stacks on the present job."""
+        return [spend for spend in self.elsewhere.values() if spend.job == self.job]
+
+    def settle(self, now: datetime) -> StackSpend:
+        """Return what this stack spent on its job, for the stack that the run moves to, once all nodes have ended.
+
+        Nodes that the last tick saw alive, and start reservations, count until ``now``.
+        """
+        rate = self.usd_per_hour - sum(spend.usd_per_hour for spend in self.counted_elsewhere)
+        alive = sum(instance.usd_per_hour for instance in self.instances.values() if instance.ended_at is None)
+        ending = alive + self.unused_usd_per_hour
+        usd = self.total_usd - self.earlier_usd
+        since_tick = StackSpend(job=self.job, usd=usd, usd_per_hour=rate, at=self.updated_at)
+        return replace(since_tick, usd=since_tick.usd_until(now), usd_per_hour=max(0.0, rate - ending), at=now)
 
     def silent_s(self, now: datetime) -> float:
         """Seconds since the controller's last tick."""

@@ -17,7 +17,7 @@ from bootstrap.controller.observation import Observation, Tick
 from bootstrap.controller.phases import next_phase
 from bootstrap.controller.places import count_progress
 from bootstrap.controller.reservations import follow_reservation, plan_reservation
-from bootstrap.controller.runs import change_run, first_state, obey
+from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
 from bootstrap.controller.scores import keep_scores
 
 
@@ -33,7 +33,7 @@ class Decision:
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    state = change_run(tick, count_progress(tick, before or first_state(tick)))
+    state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
     counted = follow_reservation(tick, keep_scores(tick, update_instances(tick, state)))
     state = obey(tick, replace(counted, capacity=count_events(tick, before, counted)))
     changes: list[tuple[Phase, str]] = []

@@ -86,7 +86,7 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
     rate = state.usd_per_hour + max(0.0, _missing_usd_per_hour(tick, state) - state.unused_usd_per_hour)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
     # The plan's budget has the first start; another has to be worth its booting.
-    if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd):
+    if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd or state.elsewhere):
         reserve += BOOT
     if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ending import Member
+from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.activities import find_failed_launches, find_missed_machines, read_activities
@@ -44,7 +45,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
-        request = load_request(clients, settings)
+        request = load_request(clients, settings) or _first_request(settings)
     except FormatError as error:
         # A request that cannot be read changes nothing.
         problems.append(str(error))
@@ -63,6 +64,13 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         reservation_refused=answer.refused,
     )
     return Gathered(seen=seen, receipts=receipts, problems=problems)
+
+
+def _first_request(settings: ControllerSettings) -> PersonRequest | None:
+    """Request in place of the one that nobody has written yet."""
+    if not settings.waits:
+        return None
+    return PersonRequest(schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="gpufleet:waits")
 
 
 def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:

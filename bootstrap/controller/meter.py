@@ -51,14 +51,13 @@ def charge(
     unused_usd_per_hour = sum(one.unused * _slot_usd_per_hour(settings, one) for one in reservations if one.active)
     fixed_usd = state.fixed_usd + _charge_stack(settings, state, group, now)
     fixed_usd += _charge_reservations(settings, state, reservations, now)
-    total_usd = ended_usd + fixed_usd + sum(instance.spent_usd for instance in kept.values())
+    state = replace(state, instances=kept, ended_usd=ended_usd, fixed_usd=fixed_usd)
+    elsewhere = state.counted_elsewhere
+    hourly = usd_per_hour(settings, kept) + unused_usd_per_hour
     return replace(
         state,
-        instances=kept,
-        ended_usd=ended_usd,
-        fixed_usd=fixed_usd,
-        spent_usd=total_usd - state.earlier_usd,
-        usd_per_hour=usd_per_hour(settings, kept) + unused_usd_per_hour,
+        spent_usd=state.total_usd - state.earlier_usd + sum(spend.usd_until(now) for spend in elsewhere),
+        usd_per_hour=hourly + sum(spend.usd_per_hour for spend in elsewhere),
         unused_usd_per_hour=unused_usd_per_hour,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bootstrap.contract.request import merge_spends
 from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.observation import Tick
 
@@ -36,7 +37,7 @@ def change_run(tick: Tick, state: ControllerState) -> ControllerState:
     settings = tick.settings
     if state.job != settings.job:
         # Instances of the old job are charged to their end.
-        state = replace(state, job=settings.job, earlier_usd=state.earlier_usd + state.spent_usd, spent_usd=0.0)
+        state = replace(state, job=settings.job, earlier_usd=state.total_usd, spent_usd=0.0)
     if state.run_id == settings.run_id:
         return state
     reason = f"run {settings.run_id} follows run {state.run_id}"
@@ -51,13 +52,19 @@ def change_run(tick: Tick, state: ControllerState) -> ControllerState:
     return rest(tick, state, reason)
 
 
+def add_elsewhere(tick: Tick, state: ControllerState) -> ControllerState:
+    """Take in what other stacks spent, before this tick's dollars are counted."""
+    told = tick.seen.request.elsewhere if tick.seen.request else {}
+    return replace(state, elsewhere=merge_spends(state.elsewhere, told))
+
+
 def obey(tick: Tick, state: ControllerState) -> ControllerState:
     """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
-    request, group = tick.seen.request, tick.seen.group
-    if request == state.request:
+    request, group, before = tick.seen.request, tick.seen.group, state.request
+    if request == before:
         return state
     state = replace(state, request=request)
-    if request is None or request.want != "run":
+    if request is None or request.want != "run" or request.is_same_ask(before):
         return state
     reason = f"{request.by} asked to go on"
     if state.phase in UP and group and group.desired == 0 < state.desired_seen:

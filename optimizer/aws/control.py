@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bootstrap.contract import request, state
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.request import PersonRequest, Want
+from bootstrap.contract.request import PersonRequest, StackSpend, Want, merge_spends
 from bootstrap.contract.state import ControllerState
 from optimizer.aws import errors
 from optimizer.errors import GpufleetError
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
+
+NOTHING: Mapping[str, StackSpend] = MappingProxyType({})
 
 
 def read_state(client: S3Client, bucket: str, prefix: str) -> ControllerState | None:
@@ -29,11 +34,57 @@ def read_request(client: S3Client, bucket: str, prefix: str) -> PersonRequest | 
     return _parse(request.read_request, client, bucket, f"{prefix}/{request.FILE}")
 
 
-def write_request(client: S3Client, bucket: str, prefix: str, *, want: Want, by: str, now: datetime) -> None:
-    """Ask the controller to run or to stop; of two people who ask at once, one gets a GpufleetError."""
+def write_request(
+    client: S3Client,
+    bucket: str,
+    prefix: str,
+    *,
+    want: Want,
+    by: str,
+    now: datetime,
+    moved_to: str = "",
+    elsewhere: Mapping[str, StackSpend] = NOTHING,
+) -> None:
+    """Ask the controller to run or to stop; of two people who ask at once, one gets a GpufleetError.
+
+    What other stacks spent stays known, and so does where a stopped run moved to.
+    """
+
+    def ask(before: PersonRequest | None) -> PersonRequest:
+        known = before.elsewhere if before else {}
+        moved = moved_to or (before.moved_to if before and want == "stop" else "")
+        return PersonRequest(
+            schema_version=1, want=want, at=now, by=by, moved_to=moved, elsewhere=merge_spends(known, elsewhere)
+        )
+
+    _change_request(client, bucket, prefix, ask)
+
+
+def end_spend(client: S3Client, bucket: str, prefix: str, *, stack: str, now: datetime) -> None:
+    """Tell the controller that ``stack``, which the run moved away from, costs nothing from ``now`` on."""
+
+    def ended(before: PersonRequest | None) -> PersonRequest | None:
+        if before is None or stack not in before.elsewhere:
+            return before
+        spend = before.elsewhere[stack]
+        final = replace(spend, usd=spend.usd_until(now), usd_per_hour=0.0, at=now)
+        return replace(before, elsewhere={**before.elsewhere, stack: final})
+
+    _change_request(client, bucket, prefix, ended)
+
+
+def _change_request(
+    client: S3Client, bucket: str, prefix: str, change: Callable[[PersonRequest | None], PersonRequest | None]
+) -> None:
     key = f"{prefix}/{request.FILE}"
     content = _read(client, bucket, key)
-    text = PersonRequest(schema_version=1, want=want, at=now, by=by).to_text()
+    before = None
+    if content:
+        with suppress(FormatError):  # replaced
+            before = request.read_request(content[0], key, lenient=True)
+    if (after := change(before)) is None or after == before:
+        return
+    text = after.to_text()
     common: dict[str, Any] = {"Bucket": bucket, "Key": key, "Body": text.encode(), "ContentType": "application/json"}
     condition: dict[str, Any] = {"IfMatch": content[1]} if content else {"IfNoneMatch": "*"}
     try:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from bootstrap.contract.request import read_request
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
-from bootstrap.contract.state import read_state
+from bootstrap.contract.state import ENDED, read_state
 from bootstrap.contract.timings import ENDING, TICK
 from bootstrap.controller.phases import REFUSED_START
 from tests.unit.bootstrap.controller.world import MINUTE, World, adaptive, rotating, settings
@@ -116,6 +117,54 @@ def test_the_ceiling_holds(
     assert sum(pool.launched for pool in pools) == len(world.nodes)
     lived = sum(((node.ended_at or world.now) - node.launched_at).total_seconds() for node in world.nodes.values())
     assert sum(pool.node_hours for pool in pools) == pytest.approx(lived / 3600, abs=(len(world.nodes) + 3) / 60)
+
+
+@examples(max_examples=40, deadline=None)
+@given(
+    events=st.lists(EVENTS, max_size=8),
+    later=st.lists(EVENTS, max_size=8),
+    ceiling=st.integers(20, 400),
+    idle=st.sampled_from([0.0, 0.5]),
+    moves=st.integers(1, 3),
+)
+def test_a_run_that_moves_has_one_meter_and_one_ceiling(
+    events: list[Event], later: list[Event], ceiling: int, idle: float, moves: int
+) -> None:
+    config = settings(ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, fixed_usd_per_hour=idle)
+    # Another run, or a lost call, has tests of its own.
+    forbidden = ("outage", "lost-actions", "new-run", "hang")
+    worlds = [World(config)]
+    live(worlds[0], events, forbidden=forbidden)
+    for number in range(1, moves + 1):
+        old = worlds[-1]
+        old.ask("stop")
+        for _ in range(60):
+            old.tick()
+            if old.phase in ENDED and not old.alive():
+                break
+            old.advance(MINUTE)
+        assert not old.alive()
+        elsewhere = {**old.known.elsewhere, f"stack {number}": old.known.settle(old.now)}
+        new = World(replace(config, stack=f"stack {number + 1}"), now=old.now, born=old.now)
+        new.ask("run")
+        assert new.request
+        # A controller reads what the command line wrote.
+        text = replace(new.request, elsewhere=elsewhere).to_text()
+        new.request = read_request(text, "control/request.json")
+        worlds.append(new)
+        new.tick()
+        spent_usd = sum(spend.usd_until(new.now) for spend in elsewhere.values())
+        assert new.known.spent_usd == pytest.approx(spent_usd, abs=0.01)
+        live(new, later, forbidden=forbidden)
+    new = worlds[-1]
+    new.tick()
+    true_usd = sum(world.true_usd() for world in worlds)
+    true_usd += sum((new.now - world.born).total_seconds() / 3600 * idle for world in worlds)
+    rate = max(decision.state.usd_per_hour for world in worlds for decision in world.decisions)
+    assert new.known.spent_usd == pytest.approx(true_usd, abs=0.02 * len(worlds) + rate / 60)
+    for state in (decision.state for world in worlds for decision in world.decisions):
+        if any(instance.ended_at is None for instance in state.instances.values()):
+            assert state.spent_usd <= ceiling + rate * (TICK / timedelta(hours=1))
 
 
 @examples(max_examples=40, deadline=None)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bootstrap.contract.request import PersonRequest, read_request
+from bootstrap.contract.request import PersonRequest, StackSpend, read_request
 from bootstrap.contract.state import ControllerState, NodeCounts
 from optimizer.aws import control
 from optimizer.errors import GpufleetError
@@ -59,7 +59,28 @@ def test_the_controller_reads_what_a_person_asks(deployed: DeployedStack) -> Non
         text = json.dumps(deployed.get("control/request.json"))
         expected = PersonRequest(schema_version=1, want=want, at=NOW, by="arn:aws:iam::1:user/ada")
         assert read_request(text, "request") == expected
+        assert set(deployed.get("control/request.json")) == {"schema_version", "want", "at", "by"}, "as before moves"
         assert control.read_request(deployed.s3, bucket, "control") == expected
+
+
+def test_what_other_stacks_spent_outlives_stop_and_resume(deployed: DeployedStack) -> None:
+    bucket, by = deployed.names.bucket, "arn:aws:iam::1:user/ada"
+    spend = StackSpend(job="j", usd=5.0, usd_per_hour=1.0, at=NOW)
+    control.write_request(deployed.s3, bucket, "control", want="run", by=by, now=NOW, elsewhere={"old": spend})
+    asked = control.read_request(deployed.s3, bucket, "control")
+    assert asked and asked.elsewhere == {"old": spend}
+    later = NOW + timedelta(hours=2)
+    control.end_spend(deployed.s3, bucket, "control", stack="old", now=later)
+    control.end_spend(deployed.s3, bucket, "control", stack="unknown", now=later)
+    ended = control.read_request(deployed.s3, bucket, "control")
+    assert ended and ended.is_same_ask(asked), "the controller starts nothing anew"
+    assert ended.elsewhere == {"old": StackSpend(job="j", usd=7.0, usd_per_hour=0.0, at=later)}
+    control.write_request(deployed.s3, bucket, "control", want="stop", by=by, now=later, moved_to="new")
+    control.write_request(deployed.s3, bucket, "control", want="stop", by=by, now=later)
+    stopped = deployed.get("control/request.json")
+    assert stopped["moved_to"] == "new" and stopped["elsewhere"]["old"]["usd"] == 7.0
+    control.write_request(deployed.s3, bucket, "control", want="run", by=by, now=later)
+    assert "moved_to" not in deployed.get("control/request.json")
 
 
 def test_of_two_requests_at_once_one_is_told(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> None:
