@@ -25,7 +25,7 @@ ORDER = (
     "init",
     *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
     *("report", "up", "stack", "preview", "manifest", "launch-config", "policy", "preflight", "blocks", "status"),
-    *("logs", "trace", "ssh", "port-forward", "costs", "stop", "resume", "down", "completion"),
+    *("logs", "trace", "ssh", "port-forward", "costs", "stop", "resume", "move", "down", "completion"),
 )
 
 

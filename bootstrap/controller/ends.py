@@ -26,7 +26,8 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     """Return the phase that the run ends in, with the reason, if any."""
     settings, request = tick.settings, tick.seen.request
     if request and request.want == "stop":
-        return "stopped", f"{request.by} asked to stop; `gpufleet resume` goes on"
+        goes_on = f"the run is stack {request.moved_to}'s" if request.moved_to else "`gpufleet resume` goes on"
+        return "stopped", f"{request.by} asked to stop; {goes_on}"
     if settings.mode == "training" and (reported := _reported_end(tick, state)):
         return reported
     limit = unfit_limit(settings.node_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+
+if TYPE_CHECKING:
+    from infra.naming import Names
 
 
 @click.command(
@@ -40,7 +44,10 @@ def command(stack: str | None, directory: Path, yes: bool, save: bool) -> None:
         _ask(file, running, save=save)
     if running and save:
         _save(file)
+    moved_to = _follow_moves(file, directory)
     _write_left(_take_down(file, directory), file.stack)
+    if moved_to is not None:
+        _end_spend(file.stack, moved_to)
 
 
 def _take_down(file: StackFile, directory: Path) -> list[Resource]:
@@ -120,6 +127,35 @@ def _save(file: StackFile) -> None:
     names, caller = resolve_names(file)
     ask(names, caller, "stop")
     follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
+
+
+def _follow_moves(file: StackFile, directory: Path) -> Names | None:
+    """Return the stack that counts this one's cost: where its run goes on after moves."""
+    from optimizer.aws import clients, control, errors
+
+    found, seen = None, {file.stack}
+    while True:
+        names, _ = resolve_names(file)
+        try:
+            request = control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
+        except Exception as error:
+            if not (errors.is_aws_error(error) and errors.is_not_found(error)):
+                raise
+            return found  # never up
+        if request is None or not request.moved_to or request.moved_to in seen:
+            return found
+        seen.add(request.moved_to)
+        file = read_stack(request.moved_to, directory)
+        found, _ = resolve_names(file)
+
+
+def _end_spend(stack: str, names: Names) -> None:
+    from optimizer.aws import clients, control, errors
+
+    with errors.explained(f"stack {names.stack} still counts the cost of {stack}: its bucket cannot be written"):
+        s3, now = clients.s3(names.region), datetime.now(UTC)
+        control.end_spend(s3, names.bucket, names.control_prefix, stack=stack, now=now)
+    click.echo(f"the meter of stack {names.stack} counts nothing more of {stack}")
 
 
 def _write_left(left: list[Resource], stack: str) -> None:

@@ -130,6 +130,28 @@ def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
         ) from error
 
 
+def config_option(function: F) -> F:
+    """Add ``--config``, passed to the command as ``config_given``: texts by key."""
+    return click.option(
+        "--config",
+        "config_given",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_parse_config,
+        help="A configuration key of the stack (Pulumi.yaml), lists and objects as JSON; repeatable.",
+    )(function)
+
+
+def _parse_config(_: click.Context, __: click.Parameter, entries: tuple[str, ...]) -> dict[str, str]:
+    config = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{entry!r} is not KEY=VALUE", param_hint="--config")
+        config[key if ":" in key else f"gpufleet:{key}"] = value
+    return config
+
+
 def directory_option(function: F) -> F:
     """Add ``--directory``, passed to the command as ``directory``."""
     return click.option(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
 from optimizer.commands.stop import ask
-from optimizer.errors import DataMissingError
+from optimizer.errors import DataMissingError, GpufleetError
+
+if TYPE_CHECKING:
+    from infra.naming import Names
 
 
 @click.command(
@@ -27,23 +31,20 @@ def command(stack: str | None, directory: Path) -> None:
     ceiling still binds: a fleet that stopped at it needs a higher gpufleet:ceilingUsd, and `pulumi up`, first.
     """
     from optimizer.aws import clients, control, errors
-    from optimizer.aws.actuals import read_group
-    from optimizer.aws.drain import RAISING_PROCESSES
 
     stack = stack or only_stack(directory)
     names, caller = resolve_names(read_stack(stack, directory))
-    autoscaling, s3 = clients.autoscaling(names.region), clients.s3(names.region)
+    s3 = clients.s3(names.region)
     with errors.explained(f"stack {stack} cannot be resumed"):
-        if read_group(autoscaling, names.group) is None:
-            raise DataMissingError(
-                f"stack {stack} has no Auto Scaling group {names.group} in {names.region}",
-                why="there is nothing to start",
-                next_step=f"pulumi up --stack {stack}",
-            )
-        # `gpufleet stop` suspends them where no controller answers.
-        autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
+        request = control.read_request(s3, names.bucket, names.control_prefix)
         state = control.read_state(s3, names.bucket, names.control_prefix)
-    ask(names, caller, "run")
+    if request and request.moved_to:
+        raise GpufleetError(
+            f"the run of stack {stack} moved to stack {request.moved_to}",
+            why="two stacks that train the same job would each spend up to the ceiling",
+            next_step=f"gpufleet move {names.region} --stack {request.moved_to} brings it back",
+        )
+    let_run(names, caller)
     click.echo(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):
         last = "never ticked" if state is None else f"last ticked {state.updated_at:%Y-%m-%d %H:%M:%SZ}"
@@ -61,3 +62,22 @@ def command(stack: str | None, directory: Path) -> None:
         click.echo(
             "note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True
         )
+
+
+def let_run(names: Names, caller: str, **move: Any) -> None:
+    """Let the group grow, and ask the controller to run; ``move`` is as of ``ask``."""
+    from optimizer.aws import clients, errors
+    from optimizer.aws.actuals import read_group
+    from optimizer.aws.drain import RAISING_PROCESSES
+
+    autoscaling = clients.autoscaling(names.region)
+    with errors.explained(f"stack {names.stack} cannot be resumed"):
+        if read_group(autoscaling, names.group) is None:
+            raise DataMissingError(
+                f"stack {names.stack} has no Auto Scaling group {names.group} in {names.region}",
+                why="there is nothing to start",
+                next_step=f"pulumi up --stack {names.stack}",
+            )
+        # `gpufleet stop` suspends them where no controller answers.
+        autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
+    ask(names, caller, "run", **move)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,14 +25,16 @@ AFTERWARDS = (
 )
 
 
-def ask(names: Names, caller: str, want: Want) -> None:
-    """Write a request into the stack's bucket; without a bucket there is no controller either."""
+def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
+    """Write a request into the stack's bucket; without a bucket there is no controller either.
+
+    ``move`` is as of ``write_request``: where the run goes on, what other stacks spent.
+    """
     from optimizer.aws import clients, control, errors
 
+    s3, now = clients.s3(names.region), datetime.now(UTC)
     try:
-        control.write_request(
-            clients.s3(names.region), names.bucket, names.control_prefix, want=want, by=caller, now=datetime.now(UTC)
-        )
+        control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
     except Exception as error:
         if not errors.is_aws_error(error):
             raise

@@ -66,16 +66,16 @@ def command(
     require_pulumi()
     name = stack or _only_stack(directory)
     check_name(name)
-    plans = source if _is_plan(source) else _recommend(source, directory / f"plans.{name}.json", refresh)
+    plans = source if _is_plan(source) else run_recommend(source, directory / f"plans.{name}.json", refresh)
     plan = read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
         _ask(plan, name, again)
-    _prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(name, directory, count_declared=lambda: _count_declared(name, directory))
+    prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
+    carry_out(name, directory, count_declared=lambda: count_declared(name, directory))
     _resume_stopped(name, directory)
     if follow:
-        _follow(name, directory)
+        follow_run(name, directory)
     else:
         click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
 
@@ -94,8 +94,8 @@ def _is_plan(source: str) -> bool:
     return False
 
 
-def _recommend(request: str, answer: Path, refresh: bool | None) -> str:
-    """Run ``gpufleet recommend REQUEST --save ANSWER`` and return the path of its answer."""
+def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:
+    """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
     from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
     from optimizer.commands.recommend import command as recommend
     from optimizer.request import read_request_file, request_from_dict
@@ -104,7 +104,7 @@ def _recommend(request: str, answer: Path, refresh: bool | None) -> str:
         wanted = request_from_dict(read_request_file(Path(request)), origin=request)
         # A catalog of the user's own choice is not refreshed.
         refresh = "spot" in wanted.constraints.purchase_options and not os.environ.get(DIRECTORY_VARIABLE)
-    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else [])]
+    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else []), *flags]
     with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
         recommend.invoke(context)
     return str(answer)
@@ -127,7 +127,7 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
         raise GpufleetError("not confirmed; nothing was created", next_step=f"{again} takes the same plan")
 
 
-def _prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
+def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
     """Write the plan into the stack's configuration and check that the account can carry it out."""
     from optimizer.commands.preflight import check, write_findings
     from optimizer.commands.stack import put_plan
@@ -146,7 +146,8 @@ def _prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept
         )
 
 
-def _count_declared(stack: str, directory: Path) -> int:
+def count_declared(stack: str, directory: Path) -> int:
+    """Count the resources that a stack's program declares."""
     from infra.offline.preview import resources
 
     file = read_stack(stack, directory)
@@ -173,7 +174,8 @@ def _resume_stopped(stack: str, directory: Path) -> None:
         click.get_current_context().invoke(resume, stack=stack, directory=directory)
 
 
-def _follow(stack: str, directory: Path) -> None:
+def follow_run(stack: str, directory: Path) -> None:
+    """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1."""
     from optimizer.commands.status.follow import follow
 
     file = read_stack(stack, directory)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.options import plan_arguments, read_plan_argument
+from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
 from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
 from optimizer.commands.progress import patience
@@ -59,13 +59,7 @@ Example:
 )
 @plan_arguments
 @click.option("--stack", default="dev", show_default=True, metavar="NAME", help="Stack name to preview under.")
-@click.option(
-    "--config",
-    "config_entries",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A configuration key of the stack (Pulumi.yaml), lists and objects as JSON; repeatable.",
-)
+@config_option
 @click.option(
     "--against",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -78,7 +72,7 @@ def command(
     plan: str,
     plan_number: int,
     stack: str,
-    config_entries: tuple[str, ...],
+    config_given: dict[str, str],
     against: Path | None,
     show_all: bool,
     output_format: str,
@@ -102,7 +96,7 @@ def command(
     before = read_before(against, stack=stack) if against else None
     if before is not None:
         _check_same_stack(before, chosen, stack)
-    config = {**((before and before.config) or {}), **_parse_config(config_entries)}
+    config = {**((before and before.config) or {}), **config_given}
     known = before.export.known if before is not None and before.export is not None else None
     resources = _declare(chosen, stack, config, known)
     lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
@@ -151,16 +145,6 @@ def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, know
             return resources(plan, stack=stack, config=config, known=known)
     except (ValueError, RunError) as error:  # RunError: a value is no number
         raise InvalidInputError(str(error)) from error
-
-
-def _parse_config(entries: Sequence[str]) -> dict[str, str]:
-    config = {}
-    for entry in entries:
-        key, equals, value = entry.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"{entry!r} is not KEY=VALUE", param_hint="--config")
-        config[key if ":" in key else f"gpufleet:{key}"] = value
-    return config
 
 
 def _check_same_stack(before: Before, plan: FleetPlan, stack: str) -> None:

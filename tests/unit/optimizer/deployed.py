@@ -53,16 +53,26 @@ class DeployedStack:
         """Deploy ``sample_plan`` as ``stack``: two nodes, in service and protected."""
         (directory / "Pulumi.yaml").write_text("name: gpufleet\n")
         write_stack_file(directory / f"Pulumi.{stack}.yaml", sample_plan())
-        names = Names(stack=stack, account_id=ACCOUNT, region=REGION, partition="aws")
+        deployed = cls.without_nodes(stack=stack, directory=directory)
+        deployed.size(2)
+        for instance in deployed.held("Pending:Wait"):
+            deployed.complete(instance, deployed.names.launch_hook)
+        return deployed
+
+    @classmethod
+    def without_nodes(cls, *, stack: str, directory: Path, region: str = REGION) -> DeployedStack:
+        """Make the bucket, and the group with its hooks."""
+        names = Names(stack=stack, account_id=ACCOUNT, region=region, partition="aws")
         deployed = cls(
             names=names,
             directory=directory,
-            autoscaling=boto3.client("autoscaling", region_name=REGION),
-            s3=boto3.client("s3", region_name=REGION),
-            cloudwatch=boto3.client("cloudwatch", region_name=REGION),
+            autoscaling=boto3.client("autoscaling", region_name=region),
+            s3=boto3.client("s3", region_name=region),
+            cloudwatch=boto3.client("cloudwatch", region_name=region),
         )
-        deployed.s3.create_bucket(Bucket=names.bucket)
-        ec2 = boto3.client("ec2", region_name=REGION)
+        elsewhere: Any = {} if region == REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        deployed.s3.create_bucket(Bucket=names.bucket, **elsewhere)
+        ec2 = boto3.client("ec2", region_name=region)
         template = ec2.create_launch_template(
             LaunchTemplateName=names.prefix,
             LaunchTemplateData={"ImageId": amazon_image(IMAGE, "x86_64")["ami_id"], "InstanceType": "p4d.24xlarge"},
@@ -73,7 +83,7 @@ class DeployedStack:
             MaxSize=2,
             DesiredCapacity=0,
             LaunchTemplate={"LaunchTemplateId": template["LaunchTemplateId"], "Version": "1"},
-            AvailabilityZones=["us-east-1a"],
+            AvailabilityZones=[f"{region}a"],
             NewInstancesProtectedFromScaleIn=True,
         )
         for hook, transition in ((names.launch_hook, "LAUNCHING"), (names.terminate_hook, "TERMINATING")):
@@ -83,9 +93,6 @@ class DeployedStack:
                 LifecycleTransition=f"autoscaling:EC2_INSTANCE_{transition}",
                 HeartbeatTimeout=300,
             )
-        deployed.size(2)
-        for instance in deployed.held("Pending:Wait"):
-            deployed.complete(instance, names.launch_hook)
         return deployed
 
     @property

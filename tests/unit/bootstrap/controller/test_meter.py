@@ -140,6 +140,23 @@ def test_a_stack_costs_nothing_while_it_is_destroyed() -> None:
     assert after.spent_usd == pytest.approx(2)
 
 
+def test_what_a_stack_spent_is_settled_for_the_next_and_counts_while_it_stands() -> None:
+    config = settings(fixed_usd_per_hour=2.0)
+    old = metered((HOUR, [machine()]), (2 * HOUR, [ended(1.5 * HOUR)]), config=config)
+    assert old.spent_usd == pytest.approx(15 + 4)
+    spend = old.settle(START + 3 * HOUR)
+    assert spend.usd == pytest.approx(15 + 6) and spend.usd_per_hour == 2.0
+    # A node that the last tick saw alive counts until then, and no longer.
+    silent = metered((HOUR, [machine()]), config=config).settle(START + 3 * HOUR)
+    assert silent.usd == pytest.approx(12 + 24) and silent.usd_per_hour == 2.0
+    other = replace(spend, job="another job")
+    new = replace(metered((HOUR, [machine()])), elsewhere={"old": spend, "other": other})
+    later = START + 5 * HOUR
+    charged = charge(settings(), new, [machine()], group(), later)
+    assert charged.spent_usd == pytest.approx(50 + spend.usd + 4)
+    assert charged.usd_per_hour == pytest.approx(10 + 2)
+
+
 def test_the_first_tick_charges_from_when_the_group_was_made() -> None:
     config = settings(fixed_usd_per_hour=60.0)
     decision = decide(config, None, Observation(group=group()), START + timedelta(minutes=3))

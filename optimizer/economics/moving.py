@@ -1,0 +1,58 @@
+"""Minutes and dollars of moving a run to another region, counted before it is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optimizer.catalog import Catalog
+from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.economics.interruption import RESTART_HOURS
+from optimizer.economics.staging import S3_BYTES_PER_S_PER_CONNECTION
+from optimizer.plan import FleetPlan
+from optimizer.units import GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveCost:
+    """Hours in which the run stands still, and USD, by part; ``drain`` is the most that the nodes may take to save."""
+
+    drain_hours: float
+    drain_usd: float
+    copy_hours: float
+    copy_usd: float
+    start_hours: float
+    start_usd: float
+
+    @property
+    def hours(self) -> float:
+        """Hours from the last step in one region to the first in the other, without a wait for capacity."""
+        return self.drain_hours + self.copy_hours + self.start_hours
+
+    @property
+    def usd(self) -> float:
+        """USD of all parts."""
+        return self.drain_usd + self.copy_usd + self.start_usd
+
+
+def price_move(catalog: Catalog, old: FleetPlan, new: FleetPlan, *, gib: float, writes: int, copies: int) -> MoveCost:
+    """Price the move of ``gib``, written by ``writes`` requests of S3, ``copies`` at a time.
+
+    Nodes of ``old`` are paid while they save, those of ``new`` while they boot, copy data and load. A copy inside S3 is
+    taken to be as fast as a GET; nobody measured one between regions.
+    """
+    drain_hours = old.terminate_timeout_s / 3600
+    start_hours = RESTART_HOURS + (new.staging.node_hours if new.staging else 0.0)
+    write_usd = catalog.unit_price("s3-write-request", new.region).usd
+    return MoveCost(
+        drain_hours=drain_hours,
+        drain_usd=drain_hours * _usd_per_hour(old),
+        copy_hours=gib * GIB / (copies * S3_BYTES_PER_S_PER_CONNECTION) / 3600,
+        copy_usd=transfer_usd(gib, old.region, new.region) + writes * write_usd,
+        start_hours=start_hours,
+        start_usd=start_hours * _usd_per_hour(new),
+    )
+
+
+def _usd_per_hour(plan: FleetPlan) -> float:
+    """Mean cost of a running hour."""
+    return plan.cost_usd.expected / plan.hours.expected

@@ -1,0 +1,219 @@
+"""Copies of a checkpoint between buckets: against moto with small parts, and against sizes alone at 15 GiB."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import moto
+import pytest
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.checkpoint import compact_json
+from optimizer.aws import copying
+from optimizer.errors import GpufleetError
+
+OLD, NEW = "gpufleet-dev-old", "gpufleet-dev-new"
+MIB = 2**20
+
+
+def manifest(step: int, sizes: list[int], created_unix_s: float = 0.0) -> bytes:
+    """Manifest of a checkpoint with one chunk a rank."""
+    chunks = [[[0], [size], rank, 0, size, "crc32:0"] for rank, size in enumerate(sizes)]
+    body = {
+        "format": 2,
+        "step": step,
+        "created_unix_s": created_unix_s,
+        "index": {"tensors": {"w": {"dtype": "float32", "shape": [1], "chunks": chunks}}, "values": []},
+    }
+    digest = hashlib.sha256(compact_json(body)).hexdigest()
+    return json.dumps({"sha256": digest, "checkpoint": body}).encode()
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """S3 of two regions, with a bucket each; a part has 5 MiB, S3's least."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.setattr(copying, "PART_BYTES", 5 * MIB)
+    with moto.mock_aws():
+        old, new = (boto3.client("s3", region_name=region) for region in ("us-east-1", "eu-west-1"))
+        old.create_bucket(Bucket=OLD)
+        new.create_bucket(Bucket=NEW, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        yield old, new
+
+
+def save(client: Any, step: int, *sizes: int, prefix: str = "", commit: bool = True) -> str:
+    """A checkpoint of ranks' files with these sizes."""
+    prefix = prefix or f"step-{step:08d}-abc.1"
+    for rank, size in enumerate(sizes):
+        body = bytes([step % 251, rank]) * (size // 2) + b"x" * (size % 2)
+        client.put_object(
+            Bucket=OLD, Key=f"checkpoints/{prefix}/rank-{rank:05d}.bin", Body=body, ChecksumAlgorithm="CRC64NVME"
+        )
+    if commit:
+        client.put_object(Bucket=OLD, Key=f"checkpoints/{prefix}/manifest.json", Body=manifest(step, list(sizes)))
+    return prefix
+
+
+def carry(clients: tuple[Any, Any], said: list[str] | None = None) -> int:
+    old, new = clients
+    carried = copying.find_carried(old, OLD, "checkpoints")
+    said = [] if said is None else said
+    return copying.copy(old, new, carried, from_bucket=OLD, to_bucket=NEW, prefix="checkpoints", say=said.append)
+
+
+def contents(client: Any, bucket: str) -> dict[str, bytes]:
+    keys = [one["Key"] for one in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+    return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+
+
+def test_the_newest_checkpoint_and_the_ledger_arrive_byte_for_byte(clients: tuple[Any, Any]) -> None:
+    old, new = clients
+    save(old, 5, 100)
+    prefix = save(old, 40, 12 * MIB, 100)
+    save(old, 50, 100, commit=False)
+    old.put_object(Bucket=OLD, Key="checkpoints/ledger/w-000001.jsonl", Body=b"{}")
+    old.put_object(Bucket=OLD, Key="control/state.json", Body=b"{}")
+    before = contents(old, OLD)
+    assert carry(clients) == sum(len(body) for key, body in before.items() if prefix in key or "ledger" in key)
+    arrived = contents(new, NEW)
+    assert set(arrived) == {key for key in before if prefix in key or "ledger" in key}
+    assert all(before[key] == body for key, body in arrived.items())
+    assert contents(old, OLD) == before
+    assert carry(clients) == 0, "a second call finds all of it there"
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ({"rank-00000.bin": b"short"}, "has 5 bytes, and its manifest says 100"),
+        ({"rank-00000.bin": None}, "rank-00000.bin is missing"),
+        ({"manifest.json": manifest(40, [100]).replace(b'"step": 40', b'"step": 41')}, "checksum is wrong"),
+        ({"manifest.json": b"{torn"}, "is torn"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    clients: tuple[Any, Any], damage: dict[str, bytes | None], why: str
+) -> None:
+    old, _ = clients
+    good, bad = save(old, 5, 100), save(old, 40, 100)
+    for name, body in damage.items():
+        key = f"checkpoints/{bad}/{name}"
+        if body is None:
+            old.delete_object(Bucket=OLD, Key=key)
+        else:
+            old.put_object(Bucket=OLD, Key=key, Body=body)
+    carried = copying.find_carried(old, OLD, "checkpoints")
+    assert (carried.step, carried.manifest) == (5, f"{good}/manifest.json")
+    (fault,) = carried.faults
+    assert bad in fault and why in fault
+
+
+def test_an_engine_s_checkpoint_is_carried_too(clients: tuple[Any, Any]) -> None:
+    old, new = clients
+    prefix, body = "engine-00000007-abc.1", {"step": 7, "created_unix_s": 1.0, "files": [{"name": "a/b", "bytes": 3}]}
+    old.put_object(Bucket=OLD, Key=f"checkpoints/{prefix}/files/a/b", Body=b"abc")
+    text = json.dumps({"checksum": "crc64nvme:0", "checkpoint": body})
+    old.put_object(Bucket=OLD, Key=f"checkpoints/{prefix}/manifest.json", Body=text.encode())
+    assert copying.find_carried(old, OLD, "checkpoints").step == 7
+    carry(clients)
+    assert set(contents(new, NEW)) == {f"checkpoints/{prefix}/files/a/b", f"checkpoints/{prefix}/manifest.json"}
+
+
+@pytest.mark.parametrize("operation", ["copy_object", "upload_part_copy", "complete_multipart_upload"])
+def test_an_interrupted_copy_is_no_checkpoint_and_goes_on(
+    clients: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    old, new = clients
+    prefix = save(old, 40, 12 * MIB, 100)
+    call, calls = getattr(new, operation), []
+
+    def interrupt(**given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return call(**given)
+
+    monkeypatch.setattr(new, operation, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        carry(clients)
+    assert f"checkpoints/{prefix}/manifest.json" not in contents(new, NEW)
+    assert not new.list_multipart_uploads(Bucket=NEW).get("Uploads")
+    carry(clients)
+    assert contents(new, NEW) == contents(old, OLD)
+
+
+def test_a_copy_that_differs_is_an_error_and_not_a_checkpoint(
+    clients: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = clients
+    prefix = save(old, 40, 100)
+    put = new.put_object
+
+    def corrupt(**given: Any) -> None:
+        put(Bucket=given["Bucket"], Key=given["Key"], Body=b"y" * 100, ChecksumAlgorithm="CRC64NVME")
+
+    monkeypatch.setattr(new, "copy_object", corrupt)
+    with pytest.raises(GpufleetError, match="is not the same as its source"):
+        carry(clients)
+    assert f"checkpoints/{prefix}/manifest.json" not in contents(new, NEW)
+
+
+class Sizes:
+    """S3 of two buckets that holds no bytes, only sizes, and refuses what S3 refuses."""
+
+    def __init__(self, objects: dict[str, int]) -> None:
+        self.sizes = {OLD: objects, NEW: dict[str, int]()}
+        self.parts: dict[str, list[tuple[int, int]]] = {}
+        self.requests = 0
+
+    def head_object(self, *, Bucket: str, Key: str, **_: Any) -> Any:  # noqa: N803
+        if Key not in self.sizes[Bucket]:
+            raise ClientError({"Error": {"Code": "404", "Message": ""}}, "HeadObject")
+        return {"ContentLength": self.sizes[Bucket][Key], "ETag": "e", "Metadata": {}}
+
+    def copy_object(self, *, Bucket: str, Key: str, **_: Any) -> None:  # noqa: N803
+        size = self.sizes[OLD][Key]
+        assert size <= 5 * 10**9, "EntityTooLarge"
+        self.requests += 1
+        self.sizes[Bucket][Key] = size
+
+    def create_multipart_upload(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
+        self.requests += 1
+        self.parts[Key] = []
+        return {"UploadId": Key}
+
+    def upload_part_copy(self, *, Key: str, PartNumber: int, CopySourceRange: str, **_: Any) -> Any:  # noqa: N803
+        first, last = map(int, CopySourceRange.removeprefix("bytes=").split("-"))
+        assert last < self.sizes[OLD][Key] and last - first < 5 * 2**30 and 1 <= PartNumber <= 10_000
+        self.requests += 1
+        self.parts[Key].append((first, last))
+        return {"CopyPartResult": {"ETag": str(PartNumber)}}
+
+    def complete_multipart_upload(self, *, Key: str, MultipartUpload: Any, **_: Any) -> None:  # noqa: N803
+        numbers = [part["PartNumber"] for part in MultipartUpload["Parts"]]
+        assert numbers == sorted(numbers)
+        self.requests += 1
+        ranges = sorted(self.parts[Key])
+        assert ranges[0][0] == 0 and all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ranges))
+        self.sizes[NEW][Key] = ranges[-1][1] + 1
+
+
+@pytest.mark.parametrize("ranks", [[15 * 2**30], [4 * 10**9, 4 * 10**9, 15 * 2**30 - 8 * 10**9], [3 * 2**40, 7]])
+def test_every_byte_of_large_files_is_copied_within_s3_s_limits(ranks: list[int]) -> None:
+    files = {f"step-00000040-abc.1/rank-{rank:05d}.bin": size for rank, size in enumerate(ranks)}
+    name = "step-00000040-abc.1/manifest.json"
+    carried = copying.Carried(objects={**files, name: 4000}, manifest=name, step=40, faults=())
+    s3: Any = Sizes({f"checkpoints/{key}": size for key, size in carried.objects.items()})
+    said: list[str] = []
+    copied = copying.copy(s3, s3, carried, from_bucket=OLD, to_bucket=NEW, prefix="checkpoints", say=said.append)
+    assert copied == sum(ranks) + 4000 and s3.sizes[NEW] == s3.sizes[OLD]
+    assert s3.requests == carried.requests
+    assert carried.gib == pytest.approx(copied / 2**30)
+    assert all(len(parts) <= 10_000 for parts in s3.parts.values())
+    in_parts = sum(last - first + 1 for parts in s3.parts.values() for first, last in parts)
+    assert in_parts == sum(size for size in ranks if size > copying.PART_BYTES)
