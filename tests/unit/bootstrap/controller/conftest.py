@@ -99,7 +99,7 @@ class Stack:
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.put("request.json", {"schema_version": 1, "want": want, "at": at, "by": "arn:aws:iam::1:user/ann"})
 
-    def say(self, instance: str, state: str) -> None:
+    def say(self, instance: str, state: str, **more: Any) -> None:
         """A node's report."""
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         report = {
@@ -109,6 +109,7 @@ class Stack:
             "exit_status": 0,
             "step": "",
             "at": at,
+            **more,
         }
         self.put(f"nodes/arn:aws:ec2:us-east-1:123456789012:instance/{instance}.json", report)
 

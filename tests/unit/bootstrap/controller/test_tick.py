@@ -440,12 +440,12 @@ def test_spot_falls_back_by_the_groups_own_policy(stack: Stack, monkeypatch: pyt
     }
 
 
-def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients, name = stack.clients, stack.config.group
-    own, other = (subnet["SubnetId"] for subnet in clients.ec2.describe_subnets()["Subnets"][:2])
+def take_places(stack: Stack, **changes: Any) -> tuple[str, str]:
+    """Give the stack a spot place of its own and an on-demand place of another type; return their subnets."""
+    own, other = (subnet["SubnetId"] for subnet in stack.clients.ec2.describe_subnets()["Subnets"][:2])
     distribution: Any = {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 0}
-    clients.autoscaling.update_auto_scaling_group(
-        AutoScalingGroupName=name,
+    stack.clients.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=stack.config.group,
         VPCZoneIdentifier=own,
         MixedInstancesPolicy={
             "LaunchTemplate": {
@@ -460,7 +460,40 @@ def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: py
         "other": replace(PLACES["on-demand p4d az2"], subnets=other, instance_types="p4de.24xlarge"),
     }
     zones = {own: "use1-az1", other: "use1-az2"}
-    stack.config = rotating(queue_url=stack.config.queue_url, places=places, deadline_hours=1.0, zones=zones)
+    stack.config = rotating(queue_url=stack.config.queue_url, places=places, zones=zones, **changes)
+    return own, other
+
+
+def test_an_adaptive_gang_leaves_spot_for_on_demand_nodes_in_time(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 16 h of work on demand, and an hour of a slow launch.
+    _, other = take_places(stack, spot_policy="adaptive", deadline_hours=19.0, steps=1000, checkpoint_interval_s=900.0)
+    nodes = stack.trained()
+    stack.say(nodes[0], "training", done_steps=40)
+    state = stack.tick(60)
+    assert (state.phase, state.done_steps, state.progress) == ("running", 40, 0.04)
+    # It trains no more: soon the deadline would be at risk.
+    state = stack.tick(90)
+    assert (state.phase, stack.group.desired_capacity) == ("draining", 0)
+    assert "the nodes are given up: next is other, on demand, as the deadline allows no more risk" in state.reason
+    stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
+    sent = watch(monkeypatch, stack.clients.autoscaling, "update_auto_scaling_group")
+    stack.tick()
+    assert stack.tick().phase == "starting"
+    (call,) = sent
+    assert (call["DesiredCapacity"], call["VPCZoneIdentifier"]) == (3, other)
+    assert call["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 3
+    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
+    state = stack.tick()
+    assert (state.phase, state.on_demand) == ("running", True)
+    # On-demand nodes stay until the end: there is no time to spare.
+    assert stack.tick(30).phase == "running" and len(sent) == 1
+
+
+def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = stack.clients
+    _, other = take_places(stack, deadline_hours=1.0)
     refuse(monkeypatch, clients.ec2, "get_spot_placement_scores")  # of one spot place nothing is asked
     stack.tick()
     stack.group.instance_states.clear()
