@@ -110,15 +110,16 @@ def command(
         )
     target = _existing(name, directory, source, region)
     if target is None:
-        plan = _choose_plan(source, region, name, directory, plans, plan_number, request, refresh)
         config = _carry_config(source, config_given)
+        data_region = _locate_data(config, region)
+        plan = _choose_plan(source, region, data_region, name, directory, plans, plan_number, request, refresh)
     else:
         plan, config = target.plan, {**target.config, **config_given}
         if plans or request:
             click.echo(
                 f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True
             )
-    _check_data(config, region)
+        _locate_data(config, region)
     if asked and asked.moved_to == name and target and _has_arrived(target, source.stack, asked):
         click.echo(f"the run of stack {source.stack} is stack {name}'s already")
     else:
@@ -215,6 +216,7 @@ def _check_same_job(plan: FleetPlan, source: StackFile, region: str, what: str) 
 def _choose_plan(
     source: StackFile,
     region: str,
+    data_region: str | None,
     name: str,
     directory: Path,
     plans: str | None,
@@ -226,7 +228,11 @@ def _choose_plan(
 
     if plans is None:
         file = directory / f"request.{name}.json"
-        file.write_text(json.dumps(_read_request_document(source, directory, request), indent=1) + "\n")
+        document = _read_request_document(source, directory, request)
+        work = document.get("workload")
+        if data_region and isinstance(work, dict) and work.get("data_gib"):
+            document = {**document, "workload": {**work, "data_region": data_region}}
+        file.write_text(json.dumps(document, indent=1) + "\n")
         job = source.plan.job
         flags = ["--region", region, "--global-batch", str(job.global_batch)]
         flags += ["--budget", str(job.budget_usd)] if job.budget_usd else []
@@ -269,29 +275,31 @@ def _carry_config(source: StackFile, given: Mapping[str, str]) -> dict[str, Any]
     return {**kept, **given}
 
 
-def _check_data(config: Mapping[str, Any], region: str) -> None:
-    """Refuse data in a bucket of another region that the new nodes cannot reach."""
+def _locate_data(config: Mapping[str, Any], region: str) -> str | None:
+    """Return the region of the training data where it is another one; refuse data that the new nodes cannot reach."""
     from infra.s3_uri import read_s3_prefix
     from optimizer.aws import clients, errors
 
-    if str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId"):
-        return
+    reaches_others = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
+    located = {}
     for key in DATA_KEYS:
         place = read_s3_prefix(str(config.get(key, "")))
         if place is None:
             continue
         with errors.explained(f"the region of s3://{place[0]} ({key}) is unknown"):
-            # Null for us-east-1: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetBucketLocation.html
-            answer = clients.s3(region).get_bucket_location(Bucket=place[0])
-        if (there := answer.get("LocationConstraint") or "us-east-1") != region:
+            # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+            located[key] = clients.s3(region).head_bucket(Bucket=place[0])["BucketRegion"]
+        if located[key] != region and not reaches_others:
             raise InvalidInputError(
-                f"{key} is {config[key]}, in {there}",
+                f"{key} is {config[key]}, in {located[key]}",
                 limit=f"a bucket in {region}",
                 # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
                 why="the nodes reach S3 through an endpoint of their own region",
                 next_step=f"copy it, then --config {key.removeprefix('gpufleet:')}=s3://BUCKET/PREFIX; or "
                 "--config nat=true, which pays for each node's copy by the GB",
             )
+    data_region = located.get("gpufleet:data", region)
+    return data_region if data_region != region else None
 
 
 def _read_request(names: Names) -> PersonRequest | None:

@@ -286,7 +286,9 @@ def test_a_run_that_cannot_move_stays_and_says_why(
 def test_the_plan_follows_from_the_request_that_up_kept(
     deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = {"model": "llama-2-7b", "workload": {"samples": 256000, "seq_len": 2048}}
+    work: dict[str, Any] = {"samples": 256000, "seq_len": 2048, "data_gib": 100}
+    request = {"model": "llama-2-7b", "workload": work}
+    data = f"data=s3://{deployed.names.bucket}/tokens"
     (deployed.directory / f"plans.{deployed.names.stack}.json").write_text(json.dumps({"request": request}))
     asked: list[Any] = []
 
@@ -301,6 +303,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
 
     monkeypatch.setattr("optimizer.commands.up.run_recommend", recommend)
     monkeypatch.setattr(move, "_stand_up", enough)
-    assert gpufleet("move", EUROPE, *deployed.arguments, "--yes")[0] != 0
+    code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
+    assert code != 0
     flags = ("--region", EUROPE, "--global-batch", "128", "--budget", "3000.0", "--deadline", "48.0h")
-    assert asked == [(request, *flags), EUROPE]
+    assert asked == [({**request, "workload": {**work, "data_region": REGION}}, *flags), EUROPE]
