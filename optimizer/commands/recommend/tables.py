@@ -78,8 +78,9 @@ GROUP_COLUMNS = {"types": "types", "binding": "binds", "nearest": "nearest to th
 _UNITS = {"memory": "GiB a GPU", "budget": "USD", "deadline": "h", "capacity-block": "h"}
 _EXAMPLES = 3
 _INDENT = " " * 8  # below the names of describe_best's lines
-# The short answer has ten lines in a terminal of 120 columns; a front has up to so many rows more.
-_SHORT_LINES, _PARETO_SHOWN = 10, 8
+# The short answer has ten lines in a terminal of 120 columns, in a narrower one so many plans beside the best all the
+# same; a front has up to so many rows more.
+_SHORT_LINES, _LEAST_SHOWN, _PARETO_SHOWN = 10, 2, 8
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -211,7 +212,7 @@ def print_brief(answer: Recommendation, *, more: bool) -> None:
         rows = rows[:_PARETO_SHOWN]
     else:
         used = sum(len(wrap_line(line, indent=_INDENT)) for line in [*facts, _describe_hidden(answer, len(rows), more)])
-        rows = rows[: max(0, _SHORT_LINES - used - 1)]  # one for the headings
+        rows = rows[: max(_LEAST_SHOWN, _SHORT_LINES - used - 1)]  # one for the headings
     if rows:
         _write_plans(rows, tell_left_out=False)
     write_text(_describe_hidden(answer, len(rows), more), indent="  ")
@@ -250,7 +251,7 @@ def describe_best(answer: Recommendation) -> list[str]:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
     lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
     if plan.passed_over:
-        lines.append(f"why     {plan.passed_over}")
+        lines.append(f"over    {plan.passed_over}")
     if plan.beyond_trainer:
         lines.append(
             f"runs on other code than the reference trainer: {'; '.join(plan.beyond_trainer)}. {other_code(plan)}"
