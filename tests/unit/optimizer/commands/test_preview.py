@@ -154,14 +154,15 @@ def test_it_needs_no_cli_no_account_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [program, "preview", path], env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr in ("", "running the Pulumi program offline ...\n"), "a busy machine takes two seconds"
     assert "Fleet" in done.stdout
     path.write_text(json.dumps(merged(plan, {"node": {"gpu": "V100"}})))
     done = subprocess.run(
         [program, "preview", path], env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert "\nerror: " in f"\n{done.stderr}" and "Traceback" not in done.stderr
 
 
 def test_costs_name_every_price_with_source_and_date(tmp_path: Path) -> None:
