@@ -19,6 +19,7 @@ from bootstrap.contract import trainer
 from bootstrap.contract.expected import Expected
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
+from optimizer.units import short
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -266,9 +267,9 @@ class Staging(_Model):
         """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
         each = f"each of {nodes} nodes copies" if nodes > 1 else "the node copies"
         return (
-            f"{each} {self.data_gib:,.3g} GiB in {self.node_hours * 60:,.3g} min, at the start and when replaced "
-            f"({self.gib_per_s:,.3g} GiB/s, bound by {self.bound}): {self.hours:,.3g} h and {self.compute_usd:,.2f} "
-            f"USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
+            f"{each} {short(self.data_gib)} GiB in {short(self.node_hours * 60)} min, at the start and when replaced "
+            f"({short(self.gib_per_s)} GiB/s, bound by {self.bound}): {short(self.hours)} h and "
+            f"{self.compute_usd:,.2f} USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
             + (f", {self.transfer_usd:,.2f} USD of transfer from {self.data_region}" if self.data_region else "")
         )
 

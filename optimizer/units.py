@@ -56,6 +56,11 @@ def rounded(value: float) -> float:
     return float(f"{float(value):.6g}")
 
 
+def short(value: float) -> str:
+    """Three significant digits, or all before the point: 0.0123, 1,260."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
 def cents(value: float) -> float:
     """USD to the cent."""
     return round(float(value), 2)

@@ -17,6 +17,7 @@ from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
 from optimizer.report.run import Run
 from optimizer.request import Constraints
+from optimizer.units import short
 
 # Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
 SIZES = {"wide": (860, 430), "narrow": (272, 300)}
@@ -287,8 +288,9 @@ def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
         "chosen": chosen,
         "name": fleet,
         "href": f"#{candidate.key}",
-        "words": f"{fleet}, {plan.purchase.option} in {place} ({name}): {plan.hours.expected:,.3g} h, 95% within "
-        f"{plan.hours.p95:,.3g} h; {plan.cost_usd.expected:,.0f} USD, 95% within {plan.cost_usd.p95:,.0f} USD; {speed}",
+        "words": f"{fleet}, {plan.purchase.option} in {place} ({name}): {short(plan.hours.expected)} h, "
+        f"95% within {short(plan.hours.p95)} h; {plan.cost_usd.expected:,.0f} USD, 95% within "
+        f"{plan.cost_usd.p95:,.0f} USD; {speed}",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bootstrap.contract.trainer import loader_workers
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable
+from optimizer.units import short
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud
@@ -30,9 +31,9 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     if plan.calibration.rows and not table.fastest.measured:
         p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
         unknown = f"no run on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {usd:,.2f} USD ({p95}) in {hours:,.3g} h; {unknown}"
+        return f"{candidate}: {usd:,.2f} USD ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
-    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD in {hours:,.3g} h is a tie (error {error:.0%})"
+    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 
 
@@ -46,7 +47,7 @@ def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[
     nodes = int(table.fastest.nodes[table.configuration[row]])
     return [
         f"objective time stops at the knee, the least USD x hours²: {nodes} x {table.fastest.instance.name} would take "
-        f"{hours:,.3g} h instead of {plan.hours.expected:,.3g} for {usd:,.2f} USD instead of "
+        f"{short(hours)} h instead of {short(plan.hours.expected)} for {usd:,.2f} USD instead of "
         f"{plan.cost_usd.expected:,.2f}, {(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved; "
         "--objective pareto lists all"
     ]

@@ -2,7 +2,8 @@
 
 Pre-training starts from the batch that published models of the size had. A run that this batch leaves too few steps is
 a shorter training or a fine-tuning: its batch is halved until it has the steps, down to the batches that published
-fine-tunings had. The result is a power of two or three times one, which many numbers of ranks divide.
+fine-tunings had. The batch of a run with more steps than published ones is doubled, up to the largest of theirs. The
+result is a power of two or three times one, which many numbers of ranks divide.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _LARGEST_IMAGES, _FEWEST_IMAGES = 8192, 64
 _VIT_IMAGES, _CLIPS = 4096, 256
 # Steps of Llama's warm-up alone (arXiv:2302.13971, section 2.3, 2023-02): a run with fewer pre-trains nothing.
 _PRE_TRAINING_STEPS = 2000
+# Steps and tokens a step of long pre-trainings: 2T tokens by 4M each (Llama 2, arXiv:2307.09288, table 1, 2023-07), and
+# 16M, the most of Llama 3 (arXiv:2407.21783, section 3.4.1, 2024-07).
+_LONG_STEPS, _MOST_TOKENS = 500_000, 2**24
 # Sequences: Alpaca and Vicuna (github.com/lm-sys/FastChat README, 2023-04), Tulu 3 (arXiv:2411.15124, 2024-11).
 _FINE_TUNING_BATCH = 128
 # Sequences: BERT's fine-tunings (arXiv:1810.04805, appendix A.3, 2018-10), LIMA (arXiv:2305.11206, section 3, 2023-05).
@@ -47,6 +51,8 @@ def choose_global_batch(model: ModelSpec, samples: int, seq_len: int, *, fine_tu
     else:
         tokens = next(tokens for below, tokens in _BATCH_TOKENS if model.parameters < below)
         batch = max(_round_number(tokens / seq_len), _FULL_NODE_GPUS)
+        while samples > _LONG_STEPS * batch and 2 * batch * seq_len <= _MOST_TOKENS:
+            batch *= 2
         batch = _halve(batch, samples, steps=_PRE_TRAINING_STEPS, least=_FINE_TUNING_BATCH)
         if fine_tunes:
             batch = min(batch, _FINE_TUNING_BATCH)

@@ -17,7 +17,7 @@ from optimizer.search.nearest import divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
-from optimizer.units import HOURS_PER_YEAR
+from optimizer.units import HOURS_PER_YEAR, short
 
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
 _LONG_SHARE = 0.1
@@ -43,7 +43,7 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
         year_usd = offer.reserved_1yr.usd_per_hour * HOURS_PER_YEAR
         return [
             f"{nodes} x {place} reserved for one year are billed for {HOURS_PER_YEAR:,.0f} h, used or not: the plan "
-            f"has all {nodes * year_usd:,.0f} USD for {hours:,.3g} h of use, which cost "
+            f"has all {nodes * year_usd:,.0f} USD for {short(hours)} h of use, which cost "
             f"{nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand; "
             "buy the reserved instances first: the stack buys none, and its nodes are billed on demand without them"
         ]
@@ -59,7 +59,7 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
         notes.append(
             f"a {years}-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR * years:,.0f} USD a "
             f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
-            f"{f', spot {spot}' if offer.spot else ''}; this run uses {hours:,.3g} h"
+            f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
         )
     block = offer.capacity_block
     share = break_even_share(block, offer.on_demand)
@@ -117,7 +117,7 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
         fleet = f"{int(table.fastest.nodes[table.configuration[row]])} x {table.fastest.instance.name}"
         best = (
             saved / more,
-            f"{more:,.3g} h more would save {saved:,.0f} USD: {fleet}, {purchase.option} in {purchase.offer.region}, "
+            f"{short(more)} h more would save {saved:,.0f} USD: {fleet}, {purchase.option} in {purchase.offer.region}, "
             f"cost {usd:,.2f} USD expected (--deadline {needed:g}h; gpufleet what-if has the curve)",
         )
     return [best[1]] if best else []
@@ -140,6 +140,6 @@ def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     return [
         f"--global-batch {batch} instead of {problem.amount.global_batch} would save "
         f"{plan.cost_usd.expected - usd:,.0f} USD: the ranks of {nodes} x {table.fastest.instance.name} divide it; "
-        f"{purchase.option} in {purchase.offer.region}, {table.outcome.hours_expected[row]:,.3g} h and {usd:,.2f} USD "
-        "expected"
+        f"{purchase.option} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
+        f"{usd:,.2f} USD expected"
     ]

@@ -1,8 +1,8 @@
 """Nearest plans: where no plan keeps the limits, the plans that keep them with one limit moved, or two.
 
 Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
-instance types and purchase options that the request names are opened to all, and the batch moves to one that other
-numbers of nodes divide.
+instance types and purchase options that the request names are opened to all, the batch moves to one that other numbers
+of nodes divide, and GPUs without bf16 train in fp16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.plan import FleetPlan
-from optimizer.request import Constraints
+from optimizer.request import Constraints, FleetRequest
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -36,6 +36,7 @@ _FLAGS = {
     "instance_types": "--instance-type",
     "purchase_options": "--purchase",
     "global_batch": "--global-batch",
+    "precision": "--precision",
 }
 
 
@@ -44,8 +45,8 @@ class NearestPlan:
     """A plan beyond the limits.
 
     Attributes:
-        changes: constraints of the request (or its global_batch), with the values that make the plan feasible; an empty
-            tuple opens one.
+        changes: constraints of the request (or its global_batch or precision), with the values that make the plan
+            feasible; an empty tuple opens one.
         distance: sum of the relative changes of budget, deadline, nodes and batch; None if a list of names is opened.
     """
 
@@ -76,9 +77,9 @@ class NearestPlan:
 def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
     nearest = _move_numbers(problem, tables)
-    nearest += _near_batch(problem)
+    nearest += [*_near_batch(problem), *_half_precision(problem)]
     for changes in _list_openings(problem.request.constraints):
-        nearest += _open(problem, changes, alone=bool(tables))
+        nearest += _open(problem, changes, problem.with_constraints(**changes).request, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
     return sorted(distinct.values(), key=lambda plan: math.inf if plan.distance is None else plan.distance)
 
@@ -106,7 +107,7 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         if least not in changes:  # another plan of the list moves the other limit less
             continue
         distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
-        nearest.append(_build(problem, changes, distance, candidate))
+        nearest.append(_build(problem.with_constraints(**changes), changes, distance, candidate))
     return nearest
 
 
@@ -150,12 +151,12 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 
 def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
     """Search with a near batch that more numbers of nodes divide; None where there is none or steps are given."""
-    work, batch = problem.request.workload, problem.amount.global_batch
+    batch = problem.amount.global_batch
     moved = next((near for unit in _DIVISIBLE if (near := _multiple(batch, unit))), batch)
-    if work.steps is not None or moved == batch:
+    if problem.request.workload.steps is not None or moved == batch:
         return None
-    request = problem.request.model_copy(update={"workload": work.model_copy(update={"global_batch": moved})})
-    other = replace(problem, request=request, amount=replace(problem.amount, global_batch=moved))
+    amount = replace(problem.amount, global_batch=moved)
+    other = replace(problem, request=_change_work(problem, global_batch=moved), amount=amount)
     return other, [result for result in find_candidates(other) if isinstance(result, CandidateTable)]
 
 
@@ -169,15 +170,28 @@ def _near_batch(problem: Problem) -> list[NearestPlan]:
     return [NearestPlan(changes={"global_batch": near}, distance=abs(near / batch - 1), plan=plan)]
 
 
+def _half_precision(problem: Problem) -> list[NearestPlan]:
+    """Nearest plan in fp16, where no considered GPU computes in the request's bf16: T4, V100."""
+    known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
+    if problem.request.workload.precision != "bf16" or "bf16" in known or "fp16" not in known:
+        return []
+    changes = {"precision": "fp16"}
+    return _open(problem, changes, _change_work(problem, **changes), alone=False)
+
+
+def _change_work(problem: Problem, **changes: Any) -> FleetRequest:
+    work = problem.request.workload.model_copy(update=changes)
+    return problem.request.model_copy(update={"workload": work})
+
+
 def _multiple(batch: int, unit: int) -> int:
     """Nearest multiple of ``unit``; 0 where it is too far from ``batch``."""
     near = round(batch / unit) * unit
     return near if abs(near - batch) <= _MOST_OF_BATCH * batch else 0
 
 
-def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
-    """Nearest plan with one limit opened; unless ``alone``, budget and deadline may move with it."""
-    request = problem.with_constraints(**changes).request
+def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, alone: bool) -> list[NearestPlan]:
+    """Nearest plan of a request with ``changes``; unless ``alone``, budget and deadline may move with them."""
     wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
     tables = [result for result in find_candidates(wider) if isinstance(result, CandidateTable)]
     if "max_nodes" in changes:
@@ -190,14 +204,16 @@ def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[Nea
             changes = {"max_nodes": moved[0].plan.node_count}
         return [replace(plan, changes=changes | dict(plan.changes), distance=None) for plan in moved]
     if "max_nodes" not in changes:
-        return [_build(problem, changes, None, candidate)]
+        return [_build(wider, changes, None, candidate)]
     table, row = candidate
     nodes = int(table.fastest.nodes[table.configuration[row]])
-    return [_build(problem, {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1, candidate)]
+    changes = {"max_nodes": nodes}
+    distance = nodes / problem.request.constraints.max_nodes - 1
+    return [_build(problem.with_constraints(**changes), changes, distance, candidate)]
 
 
 def _build(
     problem: Problem, changes: dict[str, Any], distance: float | None, candidate: tuple[CandidateTable, int]
 ) -> NearestPlan:
-    (plan,) = PlanBuilder(problem.with_constraints(**changes)).build([candidate])
+    (plan,) = PlanBuilder(problem).build([candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan)

@@ -10,7 +10,7 @@ import click
 
 from optimizer.commands.output import output_width, write_table, write_text
 from optimizer.plan import FleetPlan
-from optimizer.units import HOURS_PER_MONTH
+from optimizer.units import HOURS_PER_MONTH, short
 
 if TYPE_CHECKING:
     from infra.offline.preview import Resource
@@ -31,8 +31,8 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     for line in (
         describe_stack(plan, stack),
         f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
-        f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; {plan.hours.expected:,.3g} h "
-        f"expected, {plan.hours.p95:,.3g} at p95",
+        f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; "
+        f"{short(plan.hours.expected)} h expected, {short(plan.hours.p95)} at p95",
         *([f"next     without capacity there: {plan.describe_alternates()}"] if plan.alternates else []),
         *([f"data     {plan.staging.describe(plan.node_count)}"] if plan.staging else []),
         f"hour     {sums.with_nodes:,.2f} USD with all nodes; without nodes {sums.without_nodes:,.4f}, "

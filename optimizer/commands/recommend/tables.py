@@ -18,6 +18,7 @@ from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.training_code import TRAINER, other_code
+from optimizer.units import short
 
 # Columns of --format csv; additions come last.
 CSV_COLUMNS = (
@@ -241,8 +242,8 @@ def describe_best(answer: Recommendation) -> list[str]:
     batch = "" if answer.problem.request.workload.global_batch else " (default)"
     lines = [
         f"{row['fleet']} ({plan.gpus} {plan.node.gpu}), {row['option']} in {plan.purchase.zone_id or plan.region}: "
-        f"{plan.cost_usd.expected:,.2f} USD and {plan.hours.expected:,.3g} h expected",
-        f"p95     {plan.cost_usd.p95:,.2f} USD{budget}, {plan.hours.p95:,.3g} h{deadline}",
+        f"{plan.cost_usd.expected:,.2f} USD and {short(plan.hours.expected)} h expected",
+        f"p95     {plan.cost_usd.p95:,.2f} USD{budget}, {short(plan.hours.p95)} h{deadline}",
         f"layout  {row['layout']}, micro-batch {split.micro_batch} x {split.grad_accum}, {job.steps:,} steps of "
         f"{job.global_batch:,} {samples}{batch}, p95 {p95_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU",
         f"known   speed: {known}, error {plan.calibration.relative_error:.0%}; price: {price.source}, {price.as_of}",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.units import parse_count, parse_hours, parse_usd
+from optimizer.units import parse_count, parse_hours, parse_usd, short
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,8 @@ def test_what_is_no_amount_of_dollars(text: str) -> None:
 @given(st.integers(1, 10**15))
 def test_plain_integers_are_themselves(number: int) -> None:
     assert parse_count(str(number)) == number
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.01234, "0.0123"), (3.0, "3"), (999.6, "1,000"), (1261.4, "1,261")])
+def test_short_numbers_have_no_exponent(value: float, text: str) -> None:
+    assert short(value) == text

@@ -194,3 +194,16 @@ def test_a_batch_that_three_nodes_divide_is_named_where_no_other_number_of_nodes
     # Steps of another batch are other samples.
     steps = {"samples": None, "steps": 1563, "global_batch": 128}
     assert all("global_batch" not in plan.changes for plan in answer(**short, work=steps).nearest)
+
+
+def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
+    work = {"samples": 100_000, "seq_len": None, "global_batch": 64}
+    answered = answer("resnet18", work=work, instance_types=["g4dn.xlarge"], max_nodes=1)
+    assert bindings(answered) == {"g4dn.xlarge": "precision"} and not answered.plans
+    (half,) = (plan for plan in answered.nearest if "precision" in plan.changes)
+    assert half.flags == {"precision": ["--precision", "fp16"]} and half.plan.job.precision == "fp16"
+    (found, *_) = answer("resnet18", work={**work, **half.changes}, instance_types=["g4dn.xlarge"], max_nodes=1).plans
+    assert found.cost_usd == half.plan.cost_usd
+    # Another type of the request has bf16: the budget binds there, and fp16 is no way out.
+    both = answer("resnet18", work=work, instance_types=["g4dn.xlarge", "g5.xlarge"], max_nodes=1, budget_usd=0.01)
+    assert both.nearest and not any("precision" in plan.changes for plan in both.nearest)

@@ -59,6 +59,8 @@ def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
         ("llama-3.2-1b", {"samples": 10**7, "method": "lora"}, 128),
         ("gpt2-xl", {"samples": 9766}, 32),  # 20M tokens of 2048
         ("gpt2-xl", {"samples": 20}, 16),
+        ("gpt2-xl", {"samples": 10**9}, 2048),  # 1T tokens: a batch of 1M would take a million steps
+        ("gpt2-xl", {"samples": 10**11}, 16384),
         ("llama-3.2-1b", {"samples": 8192, "seq_len": 131072}, 8),
         ("resnet50", {"samples": 1_281_167 * 90, "seq_len": None}, 8192),
         ("resnet50", {"samples": 100_000, "seq_len": None}, 64),
