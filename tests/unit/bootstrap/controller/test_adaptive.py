@@ -57,7 +57,7 @@ class Training:
 
 
 def bought(world: World) -> list[Lifecycle]:
-    """How each gang was bought, in order."""
+    """Lifecycle of each gang, in order."""
     return [node.lifecycle for node in world.nodes.values()][::3]
 
 
@@ -115,7 +115,6 @@ def test_on_demand_nodes_are_left_for_spot_again_where_that_pays() -> None:
     world.config = replace(
         world.config, places={name: replace(one, hours_p95=15.0) for name, one in world.config.places.items()}
     )
-    # One pool says nothing of the others: after a day without spot, on demand.
     while not (world.state and world.phase == "running"):
         training.minute()
     assert bought(world) == ["on-demand"]
@@ -231,7 +230,7 @@ def live(config: ControllerSettings, hours: list[Hour], *, saves: bool) -> Train
     return training
 
 
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=15, deadline=None)
 @given(
     hours=st.lists(HOURS, min_size=1, max_size=8),
     deadline=st.floats(3.9, 8.0),
