@@ -295,13 +295,13 @@ def controller_settings_namespace(deployed: Deployment) -> str:
 
 
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:
-    """A reserved fleet has a reservation of its size that only its template uses; other fleets have none."""
-    reservations = deployed.aws("ec2").describe_capacity_reservations()["CapacityReservations"]
+    """A reserved fleet has a reservation of its size that only its template uses; other fleets keep none."""
+    active: Any = [{"Name": "state", "Values": ["active"]}]
+    reservations = deployed.aws("ec2").describe_capacity_reservations(Filters=active)["CapacityReservations"]
     if plan.purchase.option != "reserved" or plan.purchase.capacity_reservation_id:
         assert reservations == []
         return
     (reservation,) = reservations
-    assert reservation["State"] == "active"
     assert reservation["InstanceType"] == plan.instance_type
     assert reservation["TotalInstanceCount"] == plan.node_count
     assert reservation["InstanceMatchCriteria"] == "targeted"

@@ -116,6 +116,59 @@ class TestCapacityReservations:
                 **{key: value for key, value in self.REQUEST.items() if key != "AvailabilityZone"}
             )
 
+    def test_a_client_token_makes_one(self, aws: Client) -> None:
+        ec2 = aws("ec2")
+        made = [
+            ec2.create_capacity_reservation(**self.REQUEST, ClientToken=token)["CapacityReservation"]
+            for token in ("one", "one", "another")
+        ]
+        assert len({one["CapacityReservationId"] for one in made}) == 2
+        with refusal("InvalidParameterCombination"):
+            ec2.create_capacity_reservation(**self.REQUEST, EndDateType="limited")
+
+    def test_one_keeps_its_placement_group_until_it_is_cancelled(self, aws: Client) -> None:
+        ec2 = aws("ec2")
+        arn = ec2.create_placement_group(GroupName="reserved", Strategy="cluster")["PlacementGroup"]["GroupArn"]
+        made = ec2.create_capacity_reservation(**self.REQUEST, PlacementGroupArn=arn)["CapacityReservation"]
+        with refusal("InvalidPlacementGroup.InUse"):
+            ec2.delete_placement_group(GroupName="reserved")
+        ec2.cancel_capacity_reservation(CapacityReservationId=made["CapacityReservationId"])
+        ec2.delete_placement_group(GroupName="reserved")
+
+    def test_a_group_launches_as_many_as_its_reservation_holds(self, aws: Client) -> None:
+        ec2, scaling = aws("ec2"), aws("autoscaling")
+        template = {"ImageId": "ami-12345678", "InstanceType": "p4d.24xlarge"}
+        ec2.create_launch_template(LaunchTemplateName="reserved", LaunchTemplateData=template)
+        scaling.create_auto_scaling_group(
+            AutoScalingGroupName="reserved",
+            LaunchTemplate={"LaunchTemplateName": "reserved"},
+            MinSize=0,
+            MaxSize=4,
+            AvailabilityZones=["us-east-1a"],
+        )
+        key = ec2.create_capacity_reservation(**self.REQUEST)["CapacityReservation"]["CapacityReservationId"]
+
+        def size(desired: int, preference: str, **target: Any) -> int:
+            specification = {"CapacityReservationPreference": preference, **target}
+            scaling.update_auto_scaling_group(
+                AutoScalingGroupName="reserved",
+                DesiredCapacity=desired,
+                CapacityReservationSpecification=specification,
+            )
+            (group,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["reserved"])["AutoScalingGroups"]
+            assert group["CapacityReservationSpecification"] == specification
+            return len(group["Instances"])
+
+        only: Any = {"CapacityReservationTarget": {"CapacityReservationIds": [key]}}
+        assert size(3, "capacity-reservations-only", **only) == 2
+        (described,) = ec2.describe_capacity_reservations(CapacityReservationIds=[key])["CapacityReservations"]
+        assert described["AvailableInstanceCount"] == 0
+        (failed,) = scaling.describe_scaling_activities(AutoScalingGroupName="reserved")["Activities"]
+        assert (failed["StatusCode"], "ReservationCapacityExceeded" in failed["StatusMessage"]) == ("Failed", True)
+        ec2.cancel_capacity_reservation(CapacityReservationId=key)
+        assert size(3, "capacity-reservations-only", **only) == 2
+        assert size(3, "default") == 3
+
     def test_an_unknown_one_is_not_found(self, aws: Client) -> None:
         with refusal("InvalidCapacityReservationId.NotFound"):
             aws("ec2").describe_capacity_reservations(CapacityReservationIds=["cr-01234567"])

@@ -5,12 +5,12 @@ https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservation
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
-from moto.core.utils import utcnow
 
 from tests.engine.moto_extension.activities import fail_launch
 from tests.engine.moto_extension.capacity_reservations import CapacityReservation, reservations
@@ -44,7 +44,7 @@ def install() -> None:
             if one.instance_id not in before:
                 one.instance.__dict__["reservation"] = reservation
         if possible < count_needed:
-            fail_launch(self, utcnow(), "ReservationCapacityExceeded: the reservation has no room.")
+            fail_launch(self, datetime.now(UTC), "ReservationCapacityExceeded: the reservation has no room.")
 
     teach(AutoScalingResponse, update_auto_scaling_group)
     FakeAutoScalingGroup.replace_autoscaling_group_instances = launch_reserved  # type: ignore[method-assign]
