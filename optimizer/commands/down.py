@@ -74,10 +74,13 @@ def _end_reservations(file: StackFile) -> int:
 
     ec2 = clients.ec2(file.plan.region)
     try:
-        found = [entry["CapacityReservationId"] for _, entry in read_start_reservations(ec2, file.stack)]
-        for reservation_id in found:
-            ec2.cancel_capacity_reservation(CapacityReservationId=reservation_id)
-            click.echo(f"capacity reservation {reservation_id} of a starting gang is cancelled", err=True)
+        # A pending one is not billed, keeps no placement group, and cannot be cancelled.
+        entries = [entry for _, entry in read_start_reservations(ec2, file.stack) if entry["State"] == "active"]
+        for entry in entries:
+            ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
+            click.echo(
+                f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True
+            )
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
@@ -85,7 +88,7 @@ def _end_reservations(file: StackFile) -> int:
             f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True
         )
         return 0
-    return len(found)
+    return len(entries)
 
 
 def _running(file: StackFile) -> int:

@@ -24,7 +24,7 @@ from tests.unit.bootstrap.controller.world import MINUTE, RESERVED, World, place
 ONE_PLACE = settings(reserved_start=RESERVED, prices={"on-demand": {"p4d.24xlarge": 30.0}})
 ON_DEMAND = {f"on-demand az{number}": place(f"az{number}", "on-demand", 29.0 + number) for number in (1, 2, 3)}
 
-EVENTS = "drought rain stop run stuck loose done new-run interrupt denied slow"
+EVENTS = "spot drought rain stop run stuck loose done new-run interrupt denied slow"
 
 
 def world(config: ControllerSettings = ONE_PLACE) -> World:
@@ -181,19 +181,26 @@ def test_a_stop_a_lost_state_and_an_outage_lose_no_paid_reservation() -> None:
 
 
 @examples(max_examples=25, deadline=None)
-@given(data=st.data(), places=st.booleans(), ceiling=st.none() | st.integers(60, 400))
-def test_in_random_histories(data: st.DataObject, places: bool, ceiling: float | None) -> None:
-    """No part of a gang is ever paid, no reservation stays idle, no dollar is lost."""
-    config = only_on_demand() if places else ONE_PLACE
+@given(
+    data=st.data(),
+    config=st.sampled_from([ONE_PLACE, only_on_demand(), rotating(reserved_start=RESERVED)]),
+    ceiling=st.none() | st.integers(60, 400),
+)
+def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ceiling: float | None) -> None:
+    """No part of a gang on demand is ever paid, no reservation stays idle, no dollar is lost."""
     config = replace(config, ceiling_usd=ceiling and float(ceiling), gang_window_s=1200)
     config = replace(config, places={name: replace(one, usd_p95=50.0) for name, one in config.places.items()})
     aws = world(config)
+    if "spot" in config.prices:
+        aws.base = 0
     spent = 0.0
     for _ in range(data.draw(st.integers(1, 12))):
         event = data.draw(st.sampled_from(EVENTS.split()))
         if event in ("drought", "rain"):
             zone = data.draw(st.integers(1, 3))
             aws.rooms[("on-demand", f"subnet-az{zone}")] = data.draw(st.integers(0, 2)) if event == "drought" else 9
+        elif event == "spot":
+            aws.capacity["spot"] = data.draw(st.sampled_from([0, 1, 9]))
         elif event in ("stop", "run") and aws.state:
             aws.ask(event)
         elif event in ("stuck", "loose"):
@@ -214,7 +221,9 @@ def test_in_random_histories(data: st.DataObject, places: bool, ceiling: float |
             spent = state.spent_usd
             unreserved = bool(state.unreserved)
             aws.advance(MINUTE)
-            if state.phase == "starting" and not unreserved:
+            place = aws.config.places.get(state.place.name) if state.place else None
+            on_demand = place is None or place.purchase == "on-demand"
+            if state.phase == "starting" and on_demand and not unreserved:
                 assert len(aws.alive()) in (0, 3), "a part of a gang is paid"
         assert read_state(aws.known.to_text(), "the state") == aws.known
         for one in aws.held.values():
