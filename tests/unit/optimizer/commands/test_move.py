@@ -33,6 +33,35 @@ ON_DEMAND = {"on-demand": {"p4d.24xlarge": 30.0}}
 IDLE = 0.6
 
 
+class Drought:
+    """Auto Scaling of a region where every launch is refused."""
+
+    def __init__(self, client: Any, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self.asked = 0
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._client, operation)
+
+    def set_desired_capacity(self, *, DesiredCapacity: int, **_: Any) -> None:  # noqa: N803
+        """Take a size that no instance follows."""
+        self.asked = DesiredCapacity
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        """The group, with the size that was asked for."""
+        answer = self._client.describe_auto_scaling_groups(**given)
+        for group in answer["AutoScalingGroups"]:
+            group["DesiredCapacity"] = self.asked
+        return answer
+
+    def describe_scaling_activities(self, **_: Any) -> Any:
+        """The newest failed launch, in AWS's words."""
+        message = "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested."
+        failed = {"Description": "Launching a new EC2 instance", "StatusCode": "Failed", "StatusMessage": message}
+        at = self._clock.now()
+        return {"Activities": [{**failed, "StartTime": at, "EndTime": at}] if self.asked else []}
+
+
 class Regions:
     """The deployed stacks, each with its controller, and a minute of all of them."""
 
@@ -225,6 +254,13 @@ def test_a_drought_is_left_and_the_run_comes_back_with_one_meter(regions: Region
     (name,) = regions.stacks
     assert regions.move(EUROPE, name)[0] == 0
     dry = regions.stacks[f"{name}-{EUROPE}"]
+    client = regions.clients[dry.names.stack]
+    refuses: Any = Drought(client.autoscaling, regions.clock)
+    regions.clients[dry.names.stack] = replace(client, autoscaling=refuses)
+    for _ in range(5):
+        regions.clock.sleep(60)
+    assert dry.get("control/state.json")["phase"] == "starting" and dry.group.nodes == ()
+    assert "sufficient p4d.24xlarge capacity" in dry.get("control/state.json")["last_failure"]
     code, _, err = regions.move(OREGON, dry.names.stack)
     assert code == 0, err
     oregon = regions.stacks[f"{name}-{OREGON}"]
