@@ -38,6 +38,7 @@ class Ranking(NamedTuple):
     """The best candidate of each type and option, best first, and the Pareto front, cheapest first.
 
     The first is at a current price, where any is: the least of many old spot prices is the likeliest to have risen.
+    Where all are old, the 95th percentile ranks.
     ``passed_over`` has the nominally better candidate that a best one ties with.
     """
 
@@ -74,10 +75,13 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
                 best.append(_choose(index, table, rows, request.objective))
         front = pareto_front(table.outcome.hours_expected[feasible], table.cost.expected[feasible])
         fronts += [Position(index, int(row)) for row in feasible[front]]
+    leaders = [one for one in best if not purchase_at(tables, one.position).stale]
+    if not leaders:  # the 95th percentile has the spread of a price's age, and the expectation of the least has not
+        leaders = best = [one._replace(order=(one.p95, *one.order), nominal_value=one.p95) for one in best]
     best.sort(key=lambda one: one.order)
+    leaders.sort(key=lambda one: one.order)
     passed_over = {one.position: one.nominal for one in best if one.nominal != one.position}
     if best:
-        leaders = [one for one in best if not purchase_at(tables, one.position).stale] or best
         nominal = min(leaders, key=lambda one: one.nominal_value)
         tied = [one for one in leaders if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
         first = min(tied, key=lambda one: (one.complexity, one.order))

@@ -77,6 +77,21 @@ def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age()
     assert "no plan at a current price" in old_price_note(p4d(136).plans)
 
 
+def test_among_old_prices_alone_the_95th_percentile_ranks() -> None:
+    """A p4de at a price derived in 2025 for 161 USD (p95 783) headed an H100 quoted in 2026 for 199 (415)."""
+    limits: dict[str, Any] = {
+        "instance_types": ["p4de", "p5"],
+        "regions": ["il-central-1", "us-east-2"],
+        "max_nodes": 2,
+    }
+    work = {"tokens": "8B", "samples": None, "seq_len": 4096, "global_batch": 256}
+    old = recommend(request("llama-3.2-3b", work=work, purchase_options=["spot"], **limits), catalog(), calibration())
+    least = min(old.plans, key=lambda plan: plan.cost_usd.expected)
+    assert (least.instance_type, old.plans[0].instance_type) == ("p4de.24xlarge", "p5.48xlarge")
+    p95 = [plan.cost_usd.p95 for plan in old.plans]
+    assert p95[1:] == sorted(p95[1:]) and p95[0] < 1.1 * min(p95)
+
+
 def test_one_line_says_what_a_refresh_settles() -> None:
     plans = answered(136).plans
     line = old_price_note(plans)
