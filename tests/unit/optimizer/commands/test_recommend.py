@@ -154,7 +154,7 @@ def test_the_short_answer_is_what_decides() -> None:
     assert f"{best['cost_usd']['p95']:,.2f} USD (budget 3,000.00)" in lines[1] and "deadline 48 h" in lines[1]
     assert lines[-1].startswith("--all, --explain: ") and "types without one" in lines[-1]
     crowded = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "spot").stdout.splitlines()
-    assert {"next", "why"} <= {line.split()[0] for line in crowded} and len(crowded) == 10
+    assert {"next", "over"} <= {line.split()[0] for line in crowded} and len(crowded) == 10
 
 
 def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
