@@ -761,8 +761,3 @@ def read_plan_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
-
-
-def read_plan_file(path: Path, *, plan_number: int = 1) -> FleetPlan:
-    """Read a plan from a file like ``read_plan``."""
-    return read_plan(read_plan_text(path), plan_number=plan_number, origin=str(path))

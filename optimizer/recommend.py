@@ -34,7 +34,7 @@ from optimizer.search.advice import (
 )
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
-from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.candidates import CandidateTable, find_candidates, find_tables
 from optimizer.search.cheapest import list_cheapest
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.levers import describe_batch, describe_commitments, describe_reclaims, describe_slack
@@ -279,8 +279,7 @@ def _describe_wider(problem: Problem) -> str:
     reach = find_reach(request, problem.model, problem.recipe.seq_len)
     recipe = replace(problem.recipe, framework=reach.framework, shardings=reach.shardings)
     wider = replace(problem, request=request, recipe=recipe)
-    tables = [result for result in find_candidates(wider) if not isinstance(result, Rejection)]
-    best = rank_first(tables, wider.request)
+    best = rank_first(find_tables(wider), wider.request)
     if best is None:
         return ""
     (plan,) = PlanBuilder(wider).build([best])

@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog
 from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan
 from optimizer.request import FleetRequest
-from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -51,7 +51,7 @@ def find_curves(
         axes: the curves with their values; without values, ``points`` from the fastest to the cheapest plan.
     """
     problem = Problem.resolve(request, catalog, calibration)
-    tables = [result for result in find_candidates(problem) if isinstance(result, CandidateTable)]
+    tables = find_tables(problem)
     curve_points = []
     for against, values in axes.items():
         for value in sorted(set(values)) or _choose_values(problem, tables, against, points):

@@ -128,6 +128,11 @@ def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     return [next(tables) if isinstance(result, Fastest) else result for result in results]
 
 
+def find_tables(problem: Problem) -> list[CandidateTable]:
+    """Find the candidates as ``find_candidates``, without the rejections."""
+    return [result for result in find_candidates(problem) if isinstance(result, CandidateTable)]
+
+
 def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[PricedPurchase]]]) -> list[CandidateTable]:
     """Cross each type's configurations with its purchases; compute hours and dollars of all types at once."""
     configurations = [fastest for fastest, _ in types]

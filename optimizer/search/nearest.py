@@ -16,7 +16,7 @@ import numpy as np
 
 from optimizer.plan import FleetPlan
 from optimizer.request import Constraints, FleetRequest
-from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
@@ -157,7 +157,7 @@ def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | Non
         return None
     amount = replace(problem.amount, global_batch=moved)
     other = replace(problem, request=_change_work(problem, global_batch=moved), amount=amount)
-    return other, [result for result in find_candidates(other) if isinstance(result, CandidateTable)]
+    return other, find_tables(other)
 
 
 def _near_batch(problem: Problem) -> list[NearestPlan]:
@@ -193,7 +193,7 @@ def _multiple(batch: int, unit: int) -> int:
 def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, alone: bool) -> list[NearestPlan]:
     """Nearest plan of a request with ``changes``; unless ``alone``, budget and deadline may move with them."""
     wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
-    tables = [result for result in find_candidates(wider) if isinstance(result, CandidateTable)]
+    tables = find_tables(wider)
     if "max_nodes" in changes:
         candidate = find_least(tables, request.constraints, "max_nodes")
     else:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from optimizer.plan import FleetPlan, read_plan_file
+from optimizer.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
 from tests.engine.deployment import Deployment, Tools, deployment, write_project
 from tests.engine.faults import refuse_next
@@ -230,7 +230,7 @@ def first_fleet(tools: Tools, scratch: Path) -> None:
         for name, *words in commands:
             said[name] = deployed.gpufleet(name, *words, *UNATTENDED.get(name, ()))
             if name == "up":
-                facts.check(deployed, read_plan_file(project / "plans.first.json", plan_number=1))
+                facts.check(deployed, read_plan(read_plan_text(project / "plans.first.json")))
                 check_tags(deployed, empty)
                 assert_settled(deployed)
         assert [*said] == ["recommend", "report", "preview", "up", "status", "logs", "down"]

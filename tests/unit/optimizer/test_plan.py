@@ -15,7 +15,7 @@ from optimizer.plan import (
     PlanError,
     plan_from_dict,
     read_plan,
-    read_plan_file,
+    read_plan_text,
 )
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 
@@ -113,10 +113,11 @@ def test_a_plan_is_picked_from_recommend_output(tmp_path: Path) -> None:
     second = merged(SPOT_P4D, {"region": "us-west-2", "zone_ids": []})
     file = tmp_path / "answer.json"
     file.write_text(json.dumps({"schema_version": 1, "plans": [SPOT_P4D, second]}))
-    assert read_plan_file(file).region == "us-east-1"
-    assert read_plan_file(file, plan_number=2).region == "us-west-2"
+    text = read_plan_text(file)
+    assert read_plan(text).region == "us-east-1"
+    assert read_plan(text, plan_number=2).region == "us-west-2"
     with pytest.raises(PlanError, match="holds 2 plans, there is no plan 3"):
-        read_plan_file(file, plan_number=3)
+        read_plan(text, plan_number=3)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_plan_written_before_these_dimensions_is_read() -> None:
 def test_a_byte_order_mark_is_no_defect(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text("\ufeff" + sample_plan().to_json(), encoding="utf-8")
-    assert read_plan_file(file) == sample_plan()
+    assert read_plan(read_plan_text(file)) == sample_plan()
     assert read_plan("\ufeff" + sample_plan().to_json()) == sample_plan()
 
 
@@ -159,7 +160,7 @@ def test_a_lone_plan_has_no_second() -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"absent\.json"):
-        read_plan_file(tmp_path / "absent.json")
+        read_plan_text(tmp_path / "absent.json")
 
 
 def test_a_fraction_of_a_gpu_is_one_rank() -> None:
