@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from boto3.session import Session
+    from botocore.loaders import Loader
+    from botocore.session import Session
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_kms import KMSClient
@@ -34,24 +35,34 @@ def _client(service: str, region: str, attempts: int | None = None) -> Any:
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
-    session: Any = _session()  # its type knows services only by literal names
     try:
-        return session.client(service, region_name=region, config=config)
+        return _session().create_client(service, region_name=region, config=config)
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
 
 
 def configured_region() -> str | None:
     """Return the region of the environment or of the profile, if one is set."""
-    return _session().region_name
+    region: str | None = _session().get_config_variable("region")
+    return region
 
 
 def _session() -> Session:
-    import boto3
+    from botocore.session import Session
 
     # One session a client, because of threads:
     # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-    return boto3.session.Session()
+    session = Session()
+    # But one reader of the services' descriptions, which take a client 0.1 s.
+    session.register_component("data_loader", _loader())
+    return session
+
+
+@cache
+def _loader() -> Loader:
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 # Clients of a region.
