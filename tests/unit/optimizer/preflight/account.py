@@ -115,7 +115,7 @@ class _Session:
     def __init__(self, fake: FakeAws) -> None:
         _Session.asks = fake
 
-    def client(self, service: str, *, region_name: str, config: Any) -> Any:
+    def create_client(self, service: str, *, region_name: str, config: Any) -> Any:
         endpoint = os.environ["AWS_ENDPOINT_URL"]
         key = (f"{service} at {endpoint}", region_name)
         if key not in self.clients:
