@@ -28,12 +28,14 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     if option == "spot" and plan.purchase.option != "spot":
         simpler.append("no spot interruptions")
     candidate = f"{nodes} x {table.fastest.instance.name} {option}"
+    p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
     if plan.calibration.rows and not table.fastest.measured:
-        p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
         unknown = f"no run on {table.fastest.instance.gpu.name} was measured"
         return f"{candidate}: {usd:,.2f} USD ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
-    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD in {short(hours)} h is a tie (error {error:.0%})"
+    # Types at old prices are compared by that percentile.
+    compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
+    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD{compared} in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 
 

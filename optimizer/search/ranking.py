@@ -76,7 +76,8 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         front = pareto_front(table.outcome.hours_expected[feasible], table.cost.expected[feasible])
         fronts += [Position(index, int(row)) for row in feasible[front]]
     leaders = [one for one in best if not purchase_at(tables, one.position).stale]
-    if not leaders:  # the 95th percentile has the spread of a price's age, and the expectation of the least has not
+    old = not leaders
+    if old:  # the 95th percentile has the spread of a price's age, and the expectation of the least has not
         leaders = best = [one._replace(order=(one.p95, *one.order), nominal_value=one.p95) for one in best]
     best.sort(key=lambda one: one.order)
     leaders.sort(key=lambda one: one.order)
@@ -86,7 +87,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         tied = [one for one in leaders if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
         first = min(tied, key=lambda one: (one.complexity, one.order))
         if first is not leaders[0]:
-            passed_over.setdefault(first.position, nominal.nominal)
+            passed_over.setdefault(first.position, nominal.position if old else nominal.nominal)
         measured = _prefer_measured(first, leaders, tables)
         if measured is not first:
             passed_over[measured.position] = first.position
