@@ -45,6 +45,8 @@ class PersonRequest:
     by: str  # ARN
     moved_to: str = ""  # stack where the run goes on
     elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack; counts against the ceiling
+    begun_at: datetime | None = None  # start of a run that comes from another stack; its deadline counts from then
+    progress: float = 0.0  # share of that run's work that is done
 
     def to_text(self) -> str:
         """Format the object; a controller of an earlier version reads one without the fields that moves added."""

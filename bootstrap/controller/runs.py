@@ -60,13 +60,20 @@ def add_elsewhere(tick: Tick, state: ControllerState) -> ControllerState:
 
 def obey(tick: Tick, state: ControllerState) -> ControllerState:
     """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
-    request, group, before = tick.seen.request, tick.seen.group, state.request
+    request, before = tick.seen.request, state.request
     if request == before:
         return state
     state = replace(state, request=request)
     if request is None or request.want != "run" or request.is_same_ask(before):
         return state
-    reason = f"{request.by} asked to go on"
+    state = _run(tick, state, f"{request.by} asked to go on")
+    if request.begun_at is None:
+        return state
+    return replace(state, run_started_at=request.begun_at, progress=request.progress)
+
+
+def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
+    group = tick.seen.group
     if state.phase in UP and group and group.desired == 0 < state.desired_seen:
         # Asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)

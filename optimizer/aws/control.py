@@ -44,6 +44,8 @@ def write_request(
     now: datetime,
     moved_to: str = "",
     elsewhere: Mapping[str, StackSpend] = NOTHING,
+    begun_at: datetime | None = None,
+    progress: float = 0.0,
 ) -> None:
     """Ask the controller to run or to stop; of two people who ask at once, one gets a GpufleetError.
 
@@ -54,8 +56,9 @@ def write_request(
         known = before.elsewhere if before else {}
         moved = moved_to or (before.moved_to if before and want == "stop" else "")
         return PersonRequest(
-            schema_version=1, want=want, at=now, by=by, moved_to=moved, elsewhere=merge_spends(known, elsewhere)
-        )
+            schema_version=1, want=want, at=now, by=by, moved_to=moved, elsewhere=merge_spends(known, elsewhere),
+            begun_at=begun_at, progress=progress,
+        )  # fmt: skip
 
     _change_request(client, bucket, prefix, ask)
 

@@ -454,7 +454,8 @@ def _hand_over(source: StackFile, names: Names, target: Names, caller: str) -> N
         billed = _price(source.plan, read_stack(target.stack, source.path.parent).plan, carried).copy_usd
         elsewhere[source.stack] = replace(spend, usd=spend.usd + billed)
     elsewhere.pop(target.stack, None)
-    let_run(target, caller, elsewhere=elsewhere)
+    run = {"begun_at": state.run_started_at, "progress": state.progress} if state else {}
+    let_run(target, caller, elsewhere=elsewhere, **run)
     click.echo(
         f"stack {target.stack} goes on, with {sum(one.usd for one in elsewhere.values()):,.2f} USD on its meter. Stack "
         f"{source.stack} in {names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "

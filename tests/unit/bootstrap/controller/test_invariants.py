@@ -151,12 +151,14 @@ def test_a_run_that_moves_has_one_meter_and_one_ceiling(
         new.ask("run")
         assert new.request
         # A controller reads what the command line wrote.
-        text = replace(new.request, elsewhere=elsewhere).to_text()
+        began = old.known.run_started_at
+        text = replace(new.request, elsewhere=elsewhere, begun_at=began, progress=number / 4).to_text()
         new.request = read_request(text, "control/request.json")
         worlds.append(new)
         new.tick()
         spent_usd = sum(spend.usd_until(new.now) for spend in elsewhere.values())
         assert new.known.spent_usd == pytest.approx(spent_usd, abs=0.01)
+        assert new.known.run_started_at == began and new.known.progress == number / 4
         live(new, later, forbidden=forbidden)
     new = worlds[-1]
     new.tick()

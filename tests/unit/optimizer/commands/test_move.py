@@ -185,6 +185,7 @@ def checkpoints(stack: DeployedStack) -> dict[str, bytes]:
 
 def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Regions) -> None:
     ((name, old),) = regions.stacks.items()
+    began = regions.tick(name).run_started_at
     before, spent = checkpoints(old), old.get("control/state.json")["spent_usd"]
     assert 61 < spent < 80
     code, out, err = regions.move(EUROPE, name)
@@ -199,6 +200,7 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     assert old.get("control/request.json")["moved_to"] == new.names.stack
     state = regions.tick(new.names.stack)
     assert state.phase == "starting" and state.ceiling_usd == 3000.0
+    assert state.run_started_at == began, "the deadline counts on"
     # The hour, the drain, the copy, and what both stacks cost since.
     assert spent < state.spent_usd < spent + 10
     assert state.usd_per_hour == pytest.approx(2 * IDLE, abs=0.01), "the old stack counts as long as it stands"
