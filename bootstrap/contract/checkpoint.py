@@ -27,7 +27,7 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What a manifest says: the step, when it was written, and the size of each file below the prefix, bytes."""
+    """A manifest's step, time of writing, and size of each file below the prefix, bytes."""
 
     step: int
     created_unix_s: float

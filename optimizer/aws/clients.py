@@ -53,7 +53,7 @@ def _session() -> Session:
     # One session a client, because of threads:
     # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
     session = Session()
-    # But one reader of the services' descriptions, which take a client 0.1 s.
+    # One reader of the services' descriptions for all, as they take a client 0.1 s to read.
     session.register_component("data_loader", _loader())
     return session
 

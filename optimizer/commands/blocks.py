@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -13,6 +12,7 @@ import click
 
 from bootstrap.contract.codec import time_text
 from optimizer.commands import complete
+from optimizer.commands.asking import require_terminal
 from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, write_rows
 from optimizer.commands.progress import patience
@@ -361,12 +361,7 @@ def _parse_price(text: str) -> Decimal:
 
 
 def _ask_price(again: str) -> Decimal:
-    if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "nobody can be asked: standard input is no terminal",
-            why="a block is paid at once and cannot be given back",
-            next_step=f"{again} --buy --price USD",
-        )
+    require_terminal(why="a block is paid at once and cannot be given back", next_step=f"{again} --buy --price USD")
     text = click.prompt("It cannot be given back. Type its exact price in USD to buy it", err=True)
     return _parse_price(text.strip())
 

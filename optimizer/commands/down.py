@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
     from infra.naming import Names
@@ -107,17 +107,11 @@ def _running(file: StackFile) -> int:
 
 
 def _ask(file: StackFile, running: int, *, save: bool) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "nobody can be asked: standard input is no terminal",
-            why="the fleet's resources are deleted",
-            next_step=f"gpufleet down --stack {file.stack} --yes",
-        )
+    require_terminal(why="the fleet's resources are deleted", next_step=f"gpufleet down --stack {file.stack} --yes")
     nodes = f"{running} nodes{' save a checkpoint and' if save else ''} end" if running else "no node runs"
     kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
     click.echo(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
-    if not click.confirm("Destroy it?", err=True):
-        raise GpufleetError("not confirmed; nothing was changed", next_step=f"gpufleet status --stack {file.stack}")
+    confirm("Destroy it?", nothing_was="changed", next_step=f"gpufleet status --stack {file.stack}")
 
 
 def _deletes_checkpoints(file: StackFile) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import config_option, one_stack_options, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import carry_out, require_pulumi
 from optimizer.commands.stack.file import (
@@ -29,7 +29,7 @@ from optimizer.commands.stack.file import (
     resolve_names,
 )
 from optimizer.commands.wheels import WHEELS_KEY
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -383,14 +383,8 @@ def _show(
 
 
 def _ask(again: str) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "nobody can be asked: standard input is no terminal",
-            why="the nodes end, and the copy and the new stack cost money",
-            next_step=f"{again} --yes",
-        )
-    if not click.confirm("Move it?", err=True):
-        raise GpufleetError("not confirmed; nothing was changed", next_step=again)
+    require_terminal(why="the nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
+    confirm("Move it?", nothing_was="changed", next_step=again)
 
 
 def _stand_up(

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootstrap.contract.launcher import Start, split_command, start_of
+from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.commands.progress import patience
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
@@ -138,14 +139,8 @@ def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
 
 
 def _confirm(count: int) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "nobody can be asked: standard input is no terminal",
-            why="a request opens a case with AWS",
-            next_step="gpufleet preflight PLAN --request-quotas --yes",
-        )
-    if not click.confirm(f"Send {count} requests to AWS?", err=True):
-        raise GpufleetError("not confirmed; nothing was requested")
+    require_terminal(why="a request opens a case with AWS", next_step="gpufleet preflight PLAN --request-quotas --yes")
+    confirm(f"Send {count} requests to AWS?", nothing_was="requested")
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

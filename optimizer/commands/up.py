@@ -12,10 +12,11 @@ from pathlib import Path
 
 import click
 
+from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import carry_out, require_pulumi
 from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError
 from optimizer.plan import FleetPlan
 
 FIRST_STACK = "dev"
@@ -111,20 +112,14 @@ def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str)
 
 
 def _ask(plan: FleetPlan, stack: str, again: str) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidInputError(
-            "nobody can be asked: standard input is no terminal",
-            why="nodes cost money from their first minute",
-            next_step=f"{again} --yes",
-        )
+    require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
     click.echo(
         f"\nstack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
         f"{plan.job.model}, expected {plan.hours.expected:,.1f} h and {plan.cost_usd.expected:,.2f} USD "
         f"(95th percentile {plan.hours.p95:,.1f} h, {plan.cost_usd.p95:,.2f} USD){limit}"
     )
-    if not click.confirm("Stand it up?", err=True):
-        raise GpufleetError("not confirmed; nothing was created", next_step=f"{again} takes the same plan")
+    confirm("Stand it up?", nothing_was="created", next_step=f"{again} takes the same plan")
 
 
 def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:

@@ -102,7 +102,7 @@ def build_inputs(
         dense_layer_parameters=float(model.dense_layer_parameters),
         latent=float(model.latent_attention.latent_width if model.latent_attention else 0),
         norms=float(model.norms_per_layer),
-        # Of an encoder's queries, keys and values: each product casts its input under autocast, as in stacks.py.
+        # Under autocast each product casts its input: an encoder's queries, keys and values, as in stacks.py.
         input_casts=2.0 * (model.architecture == "encoder"),
         sublayers=USUAL_SUBLAYERS,
         head_norms=float(model.head_norms),

@@ -38,7 +38,7 @@ def view(mode: Mode, left_hours: float, **changes: Any) -> RunView[str]:
         # A tick, the work, a slow launch.
         (0.1 + 10 + 1, lambda left: not has_no_time(view(Mode.IDLE, left))),
         (0.1 + 10 + 1, lambda left: not must_buy(view(Mode.ON_DEMAND, left))),
-        # What working spot nodes do in the tick comes off, what a reclaim takes comes on top.
+        # The work of spot nodes in the tick comes off; work that a reclaim takes comes on top.
         (0.1 + 9.9 + 0.25 + 1, lambda left: not must_buy(view(Mode.SPOT, left))),
         (0.1 + 10 + 0.25 + 1, lambda left: not must_buy(view(Mode.SPOT, left, loading_hours=0.5))),
         (0.1 + 0.5 + 10 + 0.25 + 1, lambda left: may_launch(view(Mode.IDLE, left))),

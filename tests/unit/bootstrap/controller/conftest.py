@@ -30,6 +30,7 @@ from tests.engine.moto_extension import (
 )
 from tests.unit.bootstrap.controller.world import settings
 
+TAUGHT = (activities, capacity_reservations, lifecycle, mixed_instances, placement_scores, reserved_launches)
 REGION = "us-east-1"
 # moto's.
 ACCOUNT = "123456789012"
@@ -140,14 +141,7 @@ class Stack:
 def taught() -> Iterator[None]:
     """moto with what it lacks, and afterwards, for the other tests of this process, without."""
     before = {owner: dict(vars(owner)) for owner in (FakeAutoScalingGroup, AutoScalingResponse, EC2Response)}
-    for module in (
-        activities,
-        capacity_reservations,
-        lifecycle,
-        mixed_instances,
-        placement_scores,
-        reserved_launches,
-    ):
+    for module in TAUGHT:
         module.install()
     try:
         yield
