@@ -274,7 +274,12 @@ class Settings(_Model):
     @property
     def one_zone(self) -> bool:
         """A gang, or reserved capacity, is in one zone."""
-        return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
+        return self.gang or self.in_reservation
+
+    @property
+    def in_reservation(self) -> bool:
+        """The nodes run in reserved capacity, which has room for no other."""
+        return self.plan.purchase.option in ("reserved", "capacity-block")
 
     @property
     def min_nodes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 
 from bootstrap.agent.commands import output_of, run_step
 from bootstrap.agent.messages import log
@@ -39,24 +40,51 @@ def give_up(node: Node, status: int, reason: str) -> int:
     return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
 
 
-def be_replaced(node: Node, fault: str, check: str) -> int:
-    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it."""
+def be_replaced(node: Node, fault: str, check: str, *, hold_s: float = 0.0) -> int:
+    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it.
+
+    Keep its host at most ``hold_s`` seconds for it.
+    """
     log(f"this node cannot train any more: {fault}")
     node.reports.tell("sick", 0, check)
     _send_log(node, f"this node failed {check}: {fault}")
     while not node.group.ask_to_be_replaced() and node.leaving() is None:
         log("the group could not be told that this node is unhealthy; trying again")
         node.rest(node.settings.tell_delay_s)
-    _stand_by(node)
+    _stand_by(node, hold_s)
     return 0
 
 
-def _stand_by(node: Node) -> None:
+def _stand_by(node: Node, hold_s: float = 0.0) -> None:
     log("waiting for the group to end this node, which is paid until then")
     while (notice := node.leaving()) is None:
         node.tick()
     log(f"leaving: {notice}")
+    _hold_host(node, hold_s)
     leave(node)
+
+
+def _hold_host(node: Node, limit_s: float) -> None:
+    """Occupy this node's host until the replacement has another one; EC2 could hand a free bad host back.
+
+    Auto Scaling launches the replacement while the unhealthy node is still terminating:
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/replace-unhealthy-instance.html
+    A group that ends its run wants no replacement. After a spot notice EC2 takes the host in any case.
+    """
+    if not limit_s:
+        return
+    log(f"holding this host until its replacement is launched, at most {limit_s:g} s")
+    until = time.monotonic() + limit_s
+    while not node.group.is_full_without_this_node():
+        notice = node.leaving()
+        if notice is None or not notice.source.startswith("autoscaling/"):
+            return
+        if time.monotonic() >= until:
+            log(f"no replacement was launched within {limit_s:g} s: its host may be this one again")
+            return
+        # Not rest(), which a notice ends.
+        time.sleep(node.settings.join_poll_s)
+    log("the group is complete without this node")
 
 
 def _send_log(node: Node, title: str) -> None:

@@ -58,6 +58,16 @@ class Group:
         rows = [line.split() for line in (lines or "").splitlines()]
         return None if lines is None else sorted(Instance(*row) for row in rows if len(row) == 3)
 
+    def is_full_without_this_node(self) -> bool:
+        """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent."""
+        others = f"Instances[?InstanceId!='{self.instance_id()}' && !starts_with(LifecycleState, 'Terminating')]"
+        counts = self._aws(
+            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", self._settings.group_name,
+            "--query", f"AutoScalingGroups[0].[length({others}), DesiredCapacity]",
+        )  # fmt: skip
+        words = (counts or "").split()
+        return len(words) == 2 and all(map(str.isdecimal, words)) and int(words[0]) >= int(words[1])
+
     def complete_terminate_hook(self) -> None:
         """Let the group end this node now."""
         hook = self._settings.terminate_hook

@@ -44,6 +44,8 @@ class Settings:
         worker_pause_s: between two runs of a worker's command; the group may end the node in it.
         kill_after_s: until a torchrun that does not end is killed.
         gang_test_s: limit of the gang test; 0 for none.
+        bad_host_hold_s: longest time that a node blamed by the gang test keeps its host; 0 for none. It ends before the
+            shortest terminate hook, 300 s (contract/timings.py).
         join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks.
         gpu_check_s: between two looks for a fatal Xid error.
         tell_delay_s: between two attempts to report to the controller.
@@ -87,6 +89,7 @@ class Settings:
     worker_pause_s: float
     kill_after_s: float
     gang_test_s: float
+    bad_host_hold_s: float
     join_limit_s: float
     join_poll_s: float
     gpu_check_s: float
@@ -159,6 +162,7 @@ class Settings:
             worker_pause_s=read.seconds("GPUFLEET_WORKER_PAUSE_S", 60.0),
             kill_after_s=read.seconds("GPUFLEET_KILL_AFTER_S", KILL_AFTER_S),
             gang_test_s=read.seconds("GPUFLEET_GANG_TEST_S", 90.0),
+            bad_host_hold_s=read.seconds("GPUFLEET_BAD_HOST_HOLD_S", 240.0),
             join_limit_s=read.seconds("GPUFLEET_JOIN_LIMIT_S", 1800.0),
             join_poll_s=read.seconds("GPUFLEET_JOIN_POLL_S", 10.0),
             gpu_check_s=read.seconds("GPUFLEET_GPU_CHECK_S", 60.0),

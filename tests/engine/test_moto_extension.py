@@ -425,6 +425,16 @@ class TestLifecycleHooks:
         # Only the second is replaced.
         assert sorted(self.states(scaling, "through").values()) == ["Pending:Wait", *["Terminating:Wait"] * 2]
 
+    def test_an_unhealthy_instance_is_replaced_while_its_hook_holds_it(self, aws: Client) -> None:
+        scaling = self.group(aws, "sick", 2)
+        sick, other = self.states(scaling, "sick")
+        scaling.set_instance_health(InstanceId=other, HealthStatus="Healthy")
+        scaling.set_instance_health(InstanceId=sick, HealthStatus="Unhealthy")
+        states = self.states(scaling, "sick")
+        assert (states.pop(sick), states.pop(other), *states.values()) == (
+            "Terminating:Wait", "Pending:Wait", "Pending:Wait",
+        )  # fmt: skip
+
     def test_force_deletion_waits_for_no_hook(self, aws: Client) -> None:
         scaling = self.group(aws, "forced", 2)
         instances = list(self.states(scaling, "forced"))

@@ -7,26 +7,32 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import botocore.session
+import jmespath
 import pytest
 
 import bootstrap.agent
-from bootstrap.agent import container, credentials
+from bootstrap.agent import container, credentials, ending
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
 from bootstrap.agent.group import Group
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
+from bootstrap.agent.node import Node
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
 from bootstrap.contract.report import read_report
+from bootstrap.contract.timings import SHORTEST_SAVE_LIMIT_S
+from bootstrap.training.notices import Notice
+from bootstrap.training.watcher import LIFECYCLE_PATH, SPOT_PATH
 
 AGENT = Path(bootstrap.agent.__file__).parent
 BOOTSTRAP = AGENT.parent
@@ -68,6 +74,45 @@ def test_shell_and_agent_keep_the_same_heartbeat() -> None:
     """The shell reads no Python, so the number stands twice."""
     (seconds,) = re.findall(r"HOOK_HEARTBEAT_S:=(\d+)", (BOOTSTRAP / "lib.sh").read_text())
     assert float(seconds) == Settings.from_environment({}).hook_heartbeat_s
+
+
+def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is free at the limit, on a spot notice, and when AWS is silent only at the limit; none is held without one."""
+    hook, spot = Notice(source=LIFECYCLE_PATH, detail="Terminated"), Notice(source=SPOT_PATH, detail="terminate")
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def held_s(limit_s: float, counts: Callable[[], str | None], notice: Callable[[], Notice] = lambda: hook) -> float:
+        nonlocal now
+        now = 0.0
+        settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
+        group = Group(settings)
+        monkeypatch.setattr(group, "_aws", lambda *arguments: counts())
+        ending._hold_host(cast(Node, SimpleNamespace(group=group, settings=settings, leaving=notice)), limit_s)
+        return now
+
+    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert held_s(240, lambda: "1\t2\n" if now < 50 else "2\t2\n") == 50
+    assert held_s(240, lambda: "0\t0\n") == 0, "the run ends"
+    assert held_s(240, lambda: "1\t2\n") == held_s(240, lambda: None) == held_s(240, lambda: "None\n") == 240
+    assert held_s(240, lambda: "1\t2\n", lambda: hook if now < 30 else spot) == 30
+    assert held_s(0, lambda: "1\t2\n") == 0
+    assert Settings.from_environment({}).bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
+
+
+def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query, as the AWS CLI evaluates it."""
+    states = {"i-1": "InService", "i-2": "Terminating:Wait", "i-3": "Pending:Wait", "i-4": "InService"}
+    members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
+    answer = {"AutoScalingGroups": [{"DesiredCapacity": 3, "Instances": members}]}
+    group = Group(Settings.from_environment({"GPUFLEET_INSTANCE_ID": "i-1"}))
+    found: list[list[int]] = []
+    monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
+    assert not group.is_full_without_this_node()
+    assert found == [[2, 3]]
 
 
 def test_both_aws_clis_tell_when_the_controller_wrote() -> None:
