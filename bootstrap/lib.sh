@@ -15,6 +15,7 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${DISK_MIN_FREE_GIB:=20}"                # least free space on the root volume: a torch environment and logs
 : "${PCIE_MIN_WIDTH:=8}"                    # least lanes of a GPU; some GPU types of EC2 have 8
 : "${TIME_SYNC_TIMEOUT_S:=60}"              # wait for chrony's first synchronisation, s
+: "${CLOCK_LIMIT_S:=60}"                    # greatest difference from S3's clock, s
 : "${SMOKE_TIMEOUT_S:=600}"                 # limit of the smoke test, s
 : "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"   # least all-reduce bandwidth, GB/s; empty for none
 : "${SMOKE_MIN_SCALING_EFFICIENCY:=}"       # least scaling efficiency, 0 to 1; empty for none

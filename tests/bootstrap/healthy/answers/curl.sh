@@ -14,6 +14,10 @@ case "$*" in
     echo -n InService
     exit 0
     ;;
+  *--head*)
+    printf 'HTTP/1.1 403 Forbidden\r\nDate: %s\r\n\r\n' "$(date --utc '+%a, %d %b %Y %H:%M:%S GMT')"
+    exit 0
+    ;;
 esac
 # A download: the file after --output.
 url=${*: -1} file=""
