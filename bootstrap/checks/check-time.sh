@@ -10,8 +10,9 @@ while [[ $(timedatectl show --property=NTPSynchronized --value) != yes ]]; do
   sleep 1
 done
 
-# Its source may be wrong. AWS refuses signatures that are minutes off
-# (https://docs.aws.amazon.com/IAM/latest/UserGuide/signature-v4-troubleshooting.html). S3 answers anyone with its own time, a refusal too:
+# Its source may be wrong. AWS refuses signatures that are minutes off:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/signature-v4-troubleshooting.html
+# S3 answers anyone with its own time, a refusal too:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/RESTCommonResponseHeaders.html
 answer=$(curl --silent --head --max-time 5 "https://s3.$GPUFLEET_REGION.amazonaws.com/" || true)
 told=$(sed -n 's/^date: //Ip' <<<"$answer" | tr -d '\r')
