@@ -2,7 +2,7 @@
 
     python -m examples.spot_training
 
-The trace (16 V100 nodes a zone, 16 hours of September 2023) says when a zone has capacity; the adaptive policy of
+The trace (16 V100 nodes a zone, 16 hours in 2023) says when a zone has capacity; the adaptive policy of
 ``bootstrap.contract.pool_policy`` decides where to launch, when to move and when to pay on demand. Each launch starts
 bootstrap/agent with torchrun and two CPU workers, each reclaim is a spot notice from a local metadata server, and the
 checkpoint is all that goes from node to node. The trace's clock follows the training: a step is six minutes of work.
