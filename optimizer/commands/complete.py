@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import GpufleetError
 
 
@@ -38,5 +39,4 @@ def regions(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]
 
 def stacks(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the stacks of the current folder that begin so."""
-    names = (path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in Path().glob("Pulumi.?*.yaml"))
-    return sorted(name for name in names if name.startswith(incomplete))
+    return [name for name in list_stacks(Path()) if name.startswith(incomplete)]

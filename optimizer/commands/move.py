@@ -28,6 +28,7 @@ from optimizer.commands.stack.file import (
     read_stack,
     resolve_names,
 )
+from optimizer.commands.stack_paths import list_stacks, stack_path
 from optimizer.commands.wheels import WHEELS_KEY
 from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.plan import FleetPlan
@@ -131,7 +132,7 @@ def command(
             if not yes:
                 _ask(again)
         new = config_given if target else config
-        change_stack_file(directory / f"Pulumi.{name}.yaml", {**new, "gpufleet:waits": True})
+        change_stack_file(stack_path(directory, name), {**new, "gpufleet:waits": True})
         target_names = _stand_up(plan, name, source.stack, directory, again, accept_stale_prices=accept_stale_prices)
         _end_nodes(source, names, caller, name)
         _hand_over(source, names, target_names, caller)
@@ -169,8 +170,7 @@ def _find_target(source: StackFile, region: str, directory: Path) -> str:
     from infra.control_settings import job_id
 
     found = []
-    for path in sorted(directory.glob("Pulumi.?*.yaml")):
-        name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    for name in list_stacks(directory):
         try:
             file = read_stack(name, directory)
         except InvalidInputError:
@@ -188,7 +188,7 @@ def _existing(name: str, directory: Path, source: StackFile, region: str) -> Sta
     """Read the stack to move to, if an earlier call or a person made its configuration."""
     from ruamel.yaml import YAML
 
-    path = directory / f"Pulumi.{name}.yaml"
+    path = stack_path(directory, name)
     if not path.exists() or PLAN_KEY not in ((YAML(typ="safe").load(path) or {}).get("config") or {}):
         return None
     file = read_stack(name, directory)

@@ -9,6 +9,7 @@ import click
 
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import json_text, write_json
+from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import InvalidInputError
 
 
@@ -65,7 +66,7 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
     check_name(stack)
     if account is not None and not (account.isdecimal() and len(account) == 12):
         raise InvalidInputError(f"--account is {account}", limit="12 digits", next_step="aws sts get-caller-identity")
-    file = read_stack(stack, directory) if (directory / f"Pulumi.{stack}.yaml").exists() else None
+    file = read_stack(stack, directory) if stack_path(directory, stack).exists() else None
     config = file.config_texts if file else {}
     if config.get("gpufleet:platform") == "eks":
         raise InvalidInputError(

@@ -16,6 +16,7 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json
 from optimizer.commands.progress import patience
+from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
 
@@ -149,7 +150,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
     from optimizer.commands.stack.file import check_name, read_stack
 
     check_name(stack)
-    path = directory / f"Pulumi.{stack}.yaml"
+    path = stack_path(directory, stack)
     if path.exists():
         return read_stack(stack, directory)
     click.echo(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)

@@ -11,6 +11,7 @@ import click
 from optimizer.commands.options import directory_option, parse_plan_argument, plan_number_option
 from optimizer.commands.output import replace_file
 from optimizer.commands.progress import patience
+from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     from optimizer.report.page import render, render_no_plan
 
     now = datetime.now(UTC)
-    if plan != "-" and not Path(plan).exists() and (directory / f"Pulumi.{plan}.yaml").is_file():
+    if plan != "-" and not Path(plan).exists() and stack_path(directory, plan).is_file():
         with patience("reading the stack and its ledger"):
             chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
         with patience("drawing the page"):

@@ -16,6 +16,7 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import carry_out, require_pulumi
 from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
+from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import GpufleetError
 from optimizer.plan import FleetPlan
 
@@ -82,7 +83,7 @@ def command(
 
 
 def _only_stack(directory: Path) -> str:
-    return only_stack(directory) if any(directory.glob("Pulumi.?*.yaml")) else FIRST_STACK
+    return only_stack(directory) if list_stacks(directory) else FIRST_STACK
 
 
 def _is_plan(source: str) -> bool:

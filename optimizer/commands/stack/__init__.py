@@ -21,6 +21,7 @@ from optimizer.commands.stack.file import (
     check_name,
     write_stack_file,
 )
+from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import DataStaleError, InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.training_code import describe_demands
@@ -100,7 +101,7 @@ def put_plan(
         )
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)
-    path = directory / f"Pulumi.{stack}.yaml"
+    path = stack_path(directory, stack)
     container = _resolve(image, chosen) if image else None
     before = write_stack_file(path, chosen)
     click.echo(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.commands.output import replace_file
+from optimizer.commands.stack_paths import list_stacks, stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
@@ -51,12 +52,12 @@ def check_name(stack: str, next_step: str = "choose another --stack NAME") -> No
 
 def read_stack(stack: str, directory: Path) -> StackFile:
     """Read the configuration that ``gpufleet stack set`` wrote for a stack. Raises as ``read_stack_file``."""
-    return read_stack_file(directory / f"Pulumi.{stack}.yaml", stack=stack)
+    return read_stack_file(stack_path(directory, stack), stack=stack)
 
 
 def only_stack(directory: Path) -> str:
     """Return the name of the only Pulumi.NAME.yaml in a folder; InvalidInputError for none or several."""
-    names = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in directory.glob("Pulumi.?*.yaml"))
+    names = list_stacks(directory)
     if len(names) != 1:
         raise InvalidInputError(
             f"{directory.resolve()} has {', '.join(names) or 'no stack'}", limit="one stack", next_step="--stack NAME"
