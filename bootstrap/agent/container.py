@@ -48,7 +48,7 @@ def command(
     # NCCL and data loaders share more than docker's 64 MiB; /dev/shm of a machine has half of its memory too:
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#docker
     words += ["--shm-size", str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)]
-    # As gpufleet-train.service has: EFA and NCCL pin memory. The stack is NVIDIA's value for its containers:
+    # EFA and NCCL pin memory (gpufleet-train.service has the same limit). NVIDIA's size of the stack:
     # https://docs.nvidia.com/deeplearning/frameworks/user-guide/index.html#setincshmem
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--ulimit", "nofile=1048576"]
     if (settings.root / "dev/nvidiactl").exists():

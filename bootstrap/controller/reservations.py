@@ -32,7 +32,7 @@ def follow_reservation(tick: Tick, state: ControllerState) -> ControllerState:
     if asked is None or asked.over:
         return state
     if refused and refused.no_capacity:
-        # As Auto Scaling does, ask on where the gang stays; another place begins another attempt.
+        # A gang that stays asks on, like Auto Scaling; another place begins another attempt.
         return replace(state, reservation=replace(asked, asked_at=tick.now))
     if refused:
         return _give_up(state, asked, f"EC2 refused it ({refused.message[:200]})")

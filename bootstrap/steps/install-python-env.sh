@@ -16,7 +16,7 @@ venv=$ROOT/opt/gpufleet/venv
 image=$ROOT/opt/pytorch/bin/python3
 own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
 node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
-# Where training runs in a container (pull-image.sh), the copy of data, metrics and logs have this environment alone.
+# This environment serves the copy of data, metrics and logs alone, if training runs in a container (pull-image.sh).
 in_image=${GPUFLEET_IMAGE:-}
 copies=$([[ ${GPUFLEET_TRAIN_DATA:-} != s3://* ]] || echo boto3)
 modules=$(imported_modules)

@@ -224,11 +224,13 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
             f"--train-data is {config.train_data}, and {problem}. Leave it out to try a plan, or train with code of "
             "your own around bootstrap.training (docs/training.md)"
         )
-    if config.train_data and config.family == "seq2seq" and config.labels != span_lengths(config.seq_len)[1]:
-        raise ConfigurationError(
-            f"--target-len is {config.target_len}, and span corruption of --train-data makes "
-            f"{span_lengths(config.seq_len)[1]} targets beside {config.seq_len} tokens; leave --target-len out"
-        )
+    if config.train_data and config.family == "seq2seq" and config.target_len:
+        _, targets = span_lengths(config.seq_len)
+        if config.target_len != targets:
+            raise ConfigurationError(
+                f"--target-len is {config.target_len}, and span corruption of --train-data makes "
+                f"{targets} targets beside {config.seq_len} tokens; leave --target-len out"
+            )
     if not (config.weights or config.tuning.trains_all):
         raise ConfigurationError(
             f"--weights names nothing, and {config.tuning.in_words} would train over random values: name the base's "
