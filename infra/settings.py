@@ -197,6 +197,10 @@ class Settings(_Model):
     alone, in place of the node's, and keep its user off the metadata service. A VPC of the stack's own gets an endpoint
     for STS, billed by the hour beside the plan's cost; an existing one must reach STS. On platform eks the training
     container has its own role in any case."""
+    upload_mbit_per_s: int = Field(default=0, ge=0)
+    """Bound, Mbit/s, of what each node sends outside its VPC (checkpoints to S3), so that gradients between nodes keep
+    the rest of the network card; at least what the plan counts on for the last checkpoint. Off by default
+    (docs/training.md)."""
     waits: Boolean = False
     """Start no node before `gpufleet resume` or `gpufleet move` asks for the first time: until then the stack costs its
     endpoints and the like."""

@@ -75,6 +75,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_BAD_HOST_HOLD_S: str  # 0 in reserved capacity, which has no room for a replacement; empty: the agent's own
     GPUFLEET_STANDBY: str  # 1: processes stand by for any command; empty: for the reference trainer
     GPUFLEET_TRAIN_ROLE_ARN: str  # role of the training's own; empty: it has the node's
+    GPUFLEET_UPLOAD_MBIT_PER_S: str  # bound on what the node sends outside its VPC; empty for none
     GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for none
     GPUFLEET_STAGING_LIMIT_S: str  # time that the set-up may take longer for the copy of the data, s; 0 without one
     GPUFLEET_BASE_WEIGHTS: str  # s3:// URI or path on the node; empty for random weights

@@ -34,6 +34,11 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet:isolateTraining is for gpufleet:platform ec2: on eks the training container has a role of its "
             "own in any case; `pulumi config rm gpufleet:isolateTraining`"
         )
+    if settings.upload_mbit_per_s:
+        yield (
+            "gpufleet:uploadMbitPerS is for gpufleet:platform ec2, whose nodes set the bound themselves; "
+            "`pulumi config rm gpufleet:uploadMbitPerS`"
+        )
     if not eks.admin_arns:
         yield (
             "gpufleet:eks has no adminArns: nobody could use the cluster; list the IAM roles and users who may, like "

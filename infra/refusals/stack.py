@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import gang_faults, split_command
+from bootstrap.contract.timings import SAVE_GIB_PER_S
 from bootstrap.contract.trainer import data_problem
 from infra import clock
 from infra.control_settings import node_prices
@@ -51,6 +53,13 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
             f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "
             f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
             "SecureString, and read it in the training code (docs/security.md)"
+        )
+    needed = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
+    if 0 < settings.upload_mbit_per_s < needed:
+        yield (
+            f"gpufleet:uploadMbitPerS is {settings.upload_mbit_per_s}: the plan counts on {needed} Mbit/s of each node "
+            "for the last checkpoint before a node ends; set at least that, or "
+            "`pulumi config rm gpufleet:uploadMbitPerS`"
         )
     yield from prefix_refusals("data", settings.data)
     if settings.data and settings.command == TRAINER_COMMAND and (problem := data_problem(plan.job.architecture)):
