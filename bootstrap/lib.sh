@@ -12,6 +12,7 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${APT_LOCK_TIMEOUT_S:=300}"   # wait for unattended-upgrades to release apt, s
 : "${IMDS_URL:=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}}"
 : "${NVME_MOUNT:=$ROOT/mnt/nvme}"           # mount of the instance-store disks
+: "${LUSTRE_MOUNT:=$ROOT/mnt/lustre}"       # mount of the training data's Lustre file system
 : "${DISK_MIN_FREE_GIB:=20}"                # least free space on the root volume: a torch environment and logs
 : "${PCIE_MIN_WIDTH:=8}"                    # least lanes of a GPU; some GPU types of EC2 have 8
 : "${TIME_SYNC_TIMEOUT_S:=60}"              # wait for chrony's first synchronisation, s

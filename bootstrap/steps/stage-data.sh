@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Order: 130
-# Copies gpufleet:data from S3 to the node's disk, and tells the command where it is (GPUFLEET_DATA_DIR). After the tests,
-# so that only a node that trains pays for the copy; before the node is in service, so that the others wait for it there.
+# Copies gpufleet:data from S3 to the node's disk, or waits until its Lustre file system has all files, and tells the
+# command where it is (GPUFLEET_DATA_DIR). After the tests, so that only a node that trains pays for the copy; before the
+# node is in service, so that the others wait for it there.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
@@ -16,6 +17,8 @@ if [[ $data == s3://* && $(imds autoscaling/target-lifecycle-state) == Warmed:* 
   log "$data is copied when this node leaves the warm pool"
   exit 0
 fi
+linked=()
+if [[ -n ${GPUFLEET_LUSTRE:-} ]]; then linked=("$LUSTRE_MOUNT"); fi
 if [[ $data == s3://* ]]; then
   load_runtime_env
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
@@ -23,8 +26,10 @@ if [[ $data == s3://* ]]; then
   # Its progress goes to the node's log stream too, where `gpufleet status` reads it. Its exit code 78 says that no node
   # could do better: report-failure.sh ends the run.
   data=$({
-    python bootstrap.training.staging "$data" 2>&1 >&3 |
+    python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 |
       { python bootstrap.logs.relay "$(imds instance-id || true)" || cat; } >&2
   } 3>&1)
 fi
 set_runtime GPUFLEET_DATA_DIR "${data#"$ROOT"}"
+# The trainer reads a folder of the node as it is, and would copy from S3.
+if ((${#linked[@]})); then set_runtime GPUFLEET_TRAIN_DATA "${data#"$ROOT"}"; fi

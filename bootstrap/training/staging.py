@@ -91,6 +91,28 @@ def stage_for_node(uri: str) -> Path:
     return _root_of(folder, prefix)
 
 
+def wait_for_linked(uri: str, folder: Path) -> Path:
+    """Wait until ``folder`` of a file system that AWS links to ``s3://BUCKET/PREFIX`` shows each object with its size.
+
+    FSx lists the objects after it has made the link, so a node could find some of them and train on less:
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
+    Errors as ``stage``; the set-up's time limit ends the wait.
+    """
+    bucket, prefix, _ = _place(uri)
+    base, objects = _list(uri, _client(), bucket, prefix)
+    if base != prefix:
+        raise ConfigurationError(f"{uri} is one object, and a file system is linked to a prefix: name its folder")
+    missing = set(objects)
+    while True:
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            sizes = pool.map(lambda name: (name, _size(folder / name)), missing)
+            missing = {name for name, size in sizes if size != objects[name][0]}
+        logger.info("data: %d of %d files are in %s", len(objects) - len(missing), len(objects), folder)
+        if not missing:
+            return folder
+        time.sleep(PROGRESS_S)
+
+
 def _place(uri: str) -> tuple[str, str, Path]:
     """Bucket and prefix of a URI, and the folder of its copy."""
     parts = urlsplit(uri)
@@ -110,13 +132,9 @@ def _root_of(folder: Path, prefix: str) -> Path:
 def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str, ...], session: str) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
+    client = _client()
+    base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
-        client = _client()
-        base, listed = _list(client, bucket, prefix)
-        objects = {name: entry for name, entry in listed.items() if name.endswith(suffixes or "")}
-        if not objects:
-            ends = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
-            raise ConfigurationError(f"{uri}: no object{ends} under this prefix; see aws s3 ls {uri}/")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
         done = _complete_files(folder)
@@ -138,11 +156,7 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
             raise ConfigurationError(
                 f"{uri} changed while it was copied; start again when its writer is done"
             ) from error
-        if _is_refused(error):
-            raise ConfigurationError(
-                f"{uri} cannot be read ({error}); the node's role needs s3:ListBucket and s3:GetObject on it"
-            ) from error
-        raise CheckpointError(f"{uri} could not be copied to the end: {error}") from error
+        raise _as_ours(uri, error) from error
     os.sync()  # what says that all is there is written after it
     temporary = folder / f"{COMPLETE}.new"
     temporary.write_text(session, encoding="utf-8")
@@ -161,6 +175,15 @@ def _is_refused(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) or (status or 500) // 100 == 4
 
 
+def _as_ours(uri: str, error: Exception) -> TrainingError:
+    """Translate an error of S3."""
+    if _is_refused(error):
+        return ConfigurationError(
+            f"{uri} cannot be read ({error}); the node's role needs s3:ListBucket and s3:GetObject on it"
+        )
+    return CheckpointError(f"{uri} could not be read to the end: {error}")
+
+
 def _session() -> str:
     """This start of the node's workers: the same text in all local ranks, another one after torchrun started again."""
     run, count = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
@@ -177,21 +200,30 @@ def _client() -> S3Client:
     return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)
 
 
-def _list(client: S3Client, bucket: str, prefix: str) -> tuple[str, Objects]:
-    """Folder in the bucket and its objects; where ``prefix`` is an object, that one and its sidecars."""
+def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[str, ...] = ()) -> tuple[str, Objects]:
+    """Folder in the bucket and its objects with ``suffixes``; where ``prefix`` is an object, it and its sidecars."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
     objects, single = {}, {}
     path = PurePosixPath(prefix)
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=str(path.with_suffix("")))
-    for page in pages:
-        for item in page.get("Contents", []):
-            key, entry = item["Key"], (item["Size"], item["ETag"])
-            if key.startswith(prefix + "/") and not key.endswith("/"):
-                objects[key.removeprefix(prefix + "/")] = entry
-            elif PurePosixPath(key).with_suffix("") == path.with_suffix(""):
-                single[PurePosixPath(key).name] = entry
-    if objects or path.name not in single:
-        return prefix, objects
-    return "" if path.parent == PurePosixPath(".") else str(path.parent), single
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=str(path.with_suffix("")))
+        found = [item for page in pages for item in page.get("Contents", [])]
+    except (BotoCoreError, ClientError) as error:
+        raise _as_ours(uri, error) from error
+    for item in found:
+        key, entry = item["Key"], (item["Size"], item["ETag"])
+        if key.startswith(prefix + "/") and not key.endswith("/"):
+            objects[key.removeprefix(prefix + "/")] = entry
+        elif PurePosixPath(key).with_suffix("") == path.with_suffix(""):
+            single[PurePosixPath(key).name] = entry
+    if not objects and path.name in single:
+        prefix, objects = "" if path.parent == PurePosixPath(".") else str(path.parent), single
+    objects = {name: entry for name, entry in objects.items() if name.endswith(suffixes or "")}
+    if not objects:
+        ends = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
+        raise ConfigurationError(f"{uri}: no object{ends} under this prefix; see aws s3 ls {uri}/")
+    return prefix, objects
 
 
 def _complete_files(folder: Path) -> Objects:
@@ -388,11 +420,16 @@ class _Progress:
 
 
 def main() -> int:
-    """Copy the data of the URI on the command line, and print its folder (steps/stage-data.sh)."""
+    """Copy the data of the URI on the command line, or wait for it in a linked folder; print its folder.
+
+    Called by steps/stage-data.sh.
+    """
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
     try:
-        sys.stdout.write(f"{stage_for_node(sys.argv[1])}\n")
+        uri, *linked = sys.argv[1:]
+        folder = wait_for_linked(uri, Path(linked[0])) if linked else stage_for_node(uri)
+        sys.stdout.write(f"{folder}\n")
     except TrainingError as error:
         logger.error("FAIL %s", error)
         return EXIT_AT_FAULT if isinstance(error, ConfigurationError) else 1

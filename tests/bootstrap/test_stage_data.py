@@ -24,6 +24,17 @@ ENVIRONMENT = (
 )
 
 
+def make_node(folder: Path, **node_env: str) -> Node:
+    """A node whose environment for training is this Python."""
+    node = Node(folder / "node", folder / "case", node_env=node_env)
+    # The step puts ROOT before the program's path, as before every path of a node.
+    python = node.root / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (node.root / "etc/gpufleet/runtime.env").write_text("GPUFLEET_PYTHON=/python3\nGPUFLEET_SCRATCH_DIR=/mnt/nvme\n")
+    return node
+
+
 def test_data_is_on_the_disk_before_the_node_is_in_service(
     aws: str,  # noqa: F811
     tmp_path: Path,
@@ -34,14 +45,8 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     settings = {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
     logs = boto3.client("logs")
     logs.create_log_group(logGroupName="/gpufleet/dev")
-    node_env = {"GPUFLEET_TRAIN_DATA": f"s3://{BUCKET}/corpus/tokens", "GPUFLEET_LOG_GROUP": "/gpufleet/dev"}
-    node = Node(tmp_path / "node", tmp_path / "case", node_env=node_env)
+    node = make_node(tmp_path, GPUFLEET_TRAIN_DATA=f"s3://{BUCKET}/corpus/tokens", GPUFLEET_LOG_GROUP="/gpufleet/dev")
     runtime = node.root / "etc/gpufleet/runtime.env"
-    # The step puts ROOT before the program's path, as before every path of a node.
-    python = node.root / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    runtime.write_text("GPUFLEET_PYTHON=/python3\nGPUFLEET_SCRATCH_DIR=/mnt/nvme\n")
 
     first = node.run("steps/stage-data.sh", settings)
     assert first.exit_code == 0, first.output
@@ -70,3 +75,18 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     assert report.exit_code == 0
     told = json.loads((node.state / "node-states").read_text())
     assert (told["state"], told["step"]) == ("gave-up", "stage-data")
+
+
+def test_data_of_a_lustre_file_system_is_read_where_it_is(aws: str, tmp_path: Path) -> None:  # noqa: F811
+    boto3.client("s3").put_object(Bucket=BUCKET, Key="images/train/1.jpg", Body=b"image")
+    system = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh"
+    node = make_node(tmp_path, GPUFLEET_TRAIN_DATA=f"s3://{BUCKET}/images", GPUFLEET_LUSTRE=system)
+    linked = node.root / "mnt/lustre/train"
+    linked.mkdir(parents=True)
+    (linked / "1.jpg").write_bytes(b"image")
+    done = node.run("steps/stage-data.sh", {name: value for name in ENVIRONMENT if (value := os.environ.get(name))})
+    assert done.exit_code == 0 and "1 of 1 files are in" in done.output
+    runtime = (node.root / "etc/gpufleet/runtime.env").read_text()
+    # The reference trainer reads a folder as it is.
+    assert "GPUFLEET_DATA_DIR=/mnt/lustre\nGPUFLEET_TRAIN_DATA=/mnt/lustre\n" in runtime
+    assert not (node.root / "mnt/nvme/gpufleet-data").exists()

@@ -186,3 +186,29 @@ def test_a_damaged_copy_is_not_kept(put: SimpleNamespace, monkeypatch: pytest.Mo
 
 def bad(data: memoryview) -> memoryview:
     return memoryview(bytes(data)[:-1] + b"!")
+
+
+def test_a_linked_file_system_is_used_once_it_shows_every_object(
+    put: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linked = tmp_path / "data"
+    (linked / "a").mkdir(parents=True)
+    (linked / "train.bin").write_bytes(TRAIN[:-1])  # an older object's size
+    arriving = [("train.bin", TRAIN), ("a/b.bin", b"b")]
+    monkeypatch.setattr(time, "sleep", lambda s: (linked / arriving[0][0]).write_bytes(arriving.pop(0)[1]))
+    caplog.set_level(logging.INFO)
+    assert staging.wait_for_linked(URI, linked) == linked
+    assert [text.split(" are ")[0] for text in caplog.messages if " are " in text] == [
+        f"data: {n} of 2 files" for n in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [(f"{URI}/train.bin", "is one object"), (f"{URI}/nothing", "no object under"), (f"s3://{BUCKET}-2/x", "be read")],
+)
+def test_a_prefix_that_no_file_system_can_show_is_refused(
+    put: SimpleNamespace, tmp_path: Path, uri: str, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        staging.wait_for_linked(uri, tmp_path)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Order: 85
+# Mounts the Lustre file system of the training data (GPUFLEET_LUSTRE) at /mnt/lustre. Exit status 78 where the image has
+# no client for its kernel: every node would fail alike.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+load_node_env
+
+if [[ -z ${GPUFLEET_LUSTRE:-} ]]; then
+  log "no Lustre file system"
+  exit 0
+fi
+if mountpoint --quiet "$LUSTRE_MOUNT"; then
+  log "$LUSTRE_MOUNT is mounted"
+  exit 0
+fi
+# https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html
+if ! modprobe lustre; then
+  log "FAIL kernel $(uname --kernel-release) has no module lustre: name an image in gpufleet:amiName whose release" \
+    "notes list lustre-client-modules-$(uname --kernel-release), or one of your own in gpufleet:amiId"
+  exit 78
+fi
+mkdir -p "$LUSTRE_MOUNT"
+# Options: https://docs.aws.amazon.com/fsx/latest/LustreGuide/mounting-ec2-instance.html
+retry 3 mount -t lustre -o noatime,flock "$GPUFLEET_LUSTRE" "$LUSTRE_MOUNT" ||
+  die "$GPUFLEET_LUSTRE cannot be mounted: ports 988 and 1018 to 1023 must be open between nodes and file system"
+log "$GPUFLEET_LUSTRE is at $LUSTRE_MOUNT"
