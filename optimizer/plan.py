@@ -30,6 +30,11 @@ SCHEMA_VERSION: Literal[1] = 1
 # it since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
 INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
 
+# Throughput of the file system for training data: PERSISTENT_2's least, for which the catalog has a dated price. 250,
+# 500 and 1000 cost more; a larger file system is faster as well:
+# https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
+LUSTRE_MB_PER_S_PER_TIB = 125
+
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
@@ -274,6 +279,44 @@ class Staging(_Model):
         )
 
 
+def lustre_problem(storage_gib: int, data_gib: float) -> str:
+    """Say why no file system of ``storage_gib`` can hold the data; "" for none.
+
+    Sizes of SSD storage: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
+    """
+    if storage_gib != 1200 and storage_gib % 2400:
+        return f"{storage_gib} is no size of FSx for Lustre: 1200, 2400 and further multiples of 2400 GiB are"
+    if data_gib > storage_gib:
+        return f"{storage_gib} is below data_gib {data_gib:g}: what is read stays in the file system"
+    return ""
+
+
+class Lustre(_Model):
+    """FSx for Lustre file system that the nodes read the training data from, in place of copies to their disks."""
+
+    storage_gib: Count = Field(description="Its storage: 1200, or a multiple of 2400.")
+    data_gib: Positive = Field(description="Size of the data in S3.")
+    usd: NonNegative = Field(description="USD of it over the run, part of storage.")
+
+    @property
+    def mb_per_s(self) -> float:
+        """Throughput that AWS provides without burst, of all nodes together."""
+        return LUSTRE_MB_PER_S_PER_TIB * self.storage_gib / 1024
+
+    def describe(self) -> str:
+        """Say what the file system is, reads and costs."""
+        return (
+            f"FSx for Lustre of {self.storage_gib:,} GiB, {short(self.mb_per_s)} MB/s for all nodes, holds what they "
+            f"read of {short(self.data_gib)} GiB in S3: {self.usd:,.2f} USD over the run"
+        )
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        if problem := lustre_problem(self.storage_gib, self.data_gib):
+            raise ValueError(f"storage_gib {problem}")
+        return self
+
+
 class Interruption(_Model):
     """Interruptions that the run is expected to meet."""
 
@@ -476,7 +519,12 @@ class FleetPlan(_Model):
     staging: Staging | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description="Copies of the training data; null where the request has no data_gib.",
+        description="Copies of the training data; null where the request has no data_gib, or lustre_gib.",
+    )
+    lustre: Lustre | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="File system of the training data; null where the request has no lustre_gib.",
     )
     passed_over: str | None = Field(
         default=None,
@@ -509,6 +557,8 @@ class FleetPlan(_Model):
                 f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not "
                 f"job.global_batch {job.global_batch}"
             )
+        if self.lustre and (self.staging or self.alternates):
+            problems.append("lustre goes with neither staging nor alternates: it replaces the one, and is in one zone")
         if p.data % p.expert:
             problems.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
         if p.expert > 1 and job.architecture and not trainer.is_mixture(job.architecture):

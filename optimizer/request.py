@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.errors import InvalidInputError
-from optimizer.plan import REGION, CapacityBlock, PurchaseOption, Sharding
+from optimizer.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
 from optimizer.spelling import near_names
 from optimizer.units import parse_count, parse_hours, parse_usd
 
@@ -138,6 +138,12 @@ class Workload(_Model):
         exclude_if=lambda value: value is None,
         description="Region of the data's bucket; null for the fleet's own. Bytes that leave a region are billed.",
     )
+    lustre_gib: Annotated[int, Field(ge=1, le=MOST_DATA_GIB), Number] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Storage of an FSx for Lustre file system that the nodes read the data from, in place of copies: "
+        "1200, or a multiple of 2400. Needs data_gib.",
+    )
     gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
         default="none",
         exclude_if=lambda value: value == "none",
@@ -164,6 +170,15 @@ class Workload(_Model):
             raise ValueError(f"data_files is {self.data_files} and data_gib missing: give the size of the data too")
         if self.data_region is not None and self.data_gib is None:
             raise ValueError(f"data_region is {self.data_region} and data_gib missing: give the size of the data too")
+        if self.lustre_gib is not None and self.data_gib is None:
+            raise ValueError(f"lustre_gib is {self.lustre_gib} and data_gib missing: give the size of the data too")
+        if self.lustre_gib and self.data_gib and (problem := lustre_problem(self.lustre_gib, self.data_gib)):
+            raise ValueError(f"lustre_gib {problem}")
+        if self.lustre_gib is not None and self.data_region is not None:
+            raise ValueError(
+                f"lustre_gib is {self.lustre_gib} and data_region {self.data_region}: nobody plans what a file system "
+                "reads across regions, which is billed by the GB; copy the data, or leave lustre_gib out"
+            )
         if self.steps is not None and self.global_batch is None:
             raise ValueError("steps needs global_batch: without it the amount of training is unknown")
         if self.steps and self.global_batch and self.steps * self.global_batch > MOST_SAMPLES:

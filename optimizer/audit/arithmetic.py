@@ -58,6 +58,7 @@ def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
     cost = _cost(plan, catalog, outcome, node_usd, on_demand_usd)
     yield from _check_dollars(plan, cost, outcome, node_usd, on_demand_usd)
     yield from _check_staging_dollars(plan, catalog, outcome)
+    yield from _check_lustre_dollars(plan, catalog)
     yield from _check_limits(plan, cost)
 
 
@@ -191,13 +192,15 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
     spot = purchase.option == "spot"
     committed = purchase.option == "reserved" and "reserved-1yr" in markets
     base = purchase.on_demand_base if spot else 0 if committed else nodes
+    data = plan.staging or plan.lustre
     usd = running_costs(
         _with_unit_prices(plan, catalog),
         plan.region,
         plan.job.checkpoint_gib,
         volumes=plan.volumes,
         kept=plan.job.checkpoints_kept,
-        data_gib=plan.staging.data_gib if plan.staging else 0.0,
+        data_gib=data.data_gib if data else 0.0,
+        lustre_gib=plan.lustre.storage_gib if plan.lustre else 0,
     )
     copy = _node_copy(plan)
     writers = 1 if split.sharding == "ddp" else nodes
@@ -265,6 +268,15 @@ def _check_staging_dollars(plan: FleetPlan, catalog: Catalog, outcome: Outcome) 
             yield _unequal(f"staging.{field}", value, expected, "staging's data and hours at the plan's prices")
 
 
+def _check_lustre_dollars(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
+    if plan.lustre is None:
+        return
+    per_month = _with_unit_prices(plan, catalog).unit_price("lustre-storage", plan.region).usd
+    expected = per_month * plan.lustre.storage_gib * plan.hours.expected / HOURS_PER_MONTH
+    if _differs(plan.lustre.usd, expected, CENTS):
+        yield _unequal("lustre.usd", plan.lustre.usd, expected, "lustre.storage_gib over hours.expected")
+
+
 def _check_dollars(
     plan: FleetPlan, cost: FleetCost, outcome: Outcome, node_usd: float, on_demand_usd: float
 ) -> Iterator[Fault]:
@@ -274,7 +286,7 @@ def _check_dollars(
         "compute": f"{nodes} at {node_usd:g} USD an hour{base}",
         "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",
         "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB, and staging's data "
-        "with its requests, at the plan's prices",
+        "with its requests, or lustre's with its file system, at the plan's prices",
         "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} and copies of the data from "
         "staging.data_region, at the plan's prices",
         "head_node": f"the controller for hours.expected {plan.hours.expected:g} at the plan's prices",

@@ -18,6 +18,7 @@ UnitItem = Literal[
     "gp3-iops",
     "gp3-throughput",
     "s3-standard-storage",
+    "lustre-storage",
     "vpc-endpoint",
     "vpc-endpoint-data",
     "kms-key",
@@ -41,12 +42,14 @@ UnitItem = Literal[
 ]
 UNIT_ITEMS: tuple[UnitItem, ...] = get_args(UnitItem)
 
-# One unit of each item. EBS and S3 bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
+# One unit of each item. EBS, S3 and FSx bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
 UNIT_PER: dict[UnitItem, str] = {
     "gp3-storage": "GiB-month",
     "gp3-iops": "IOPS-month above 3000",
     "gp3-throughput": "MiB/s-month above 125",
     "s3-standard-storage": "GiB-month",
+    # FSx for Lustre on SSDs, PERSISTENT_2, with 125 MB/s of throughput a TiB.
+    "lustre-storage": "GiB-month",
     "vpc-endpoint": "endpoint-zone-hour",
     "vpc-endpoint-data": "GB",
     "kms-key": "key-month",

@@ -16,7 +16,7 @@ GP3_INCLUDED_MIB_PER_S = 125
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningCosts:
-    """Prices in one region: volumes of one node, data and kept checkpoints with their key, endpoints, controller."""
+    """Prices in one region: volumes of one node, all storage with its key, endpoints, controller."""
 
     volume_usd_per_month: float
     storage_usd_per_month: float
@@ -35,14 +35,22 @@ def running_costs(
     kept: int = Job.model_fields["checkpoints_kept"].default,
     data_gib: float = 0.0,
     data_region: str | None = None,
+    lustre_gib: int = 0,
 ) -> RunningCosts:
-    """Look up a region's running costs, with ``kept`` checkpoints and ``data_gib`` in S3, in ``data_region``."""
+    """Look up a region's running costs.
+
+    Args:
+        kept: checkpoints in S3.
+        data_gib: training data in S3, in ``data_region``.
+        lustre_gib: storage of a Lustre file system; 0 for none.
+    """
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd
         + (volumes.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd
         + (volumes.throughput_mib_per_s - GP3_INCLUDED_MIB_PER_S) * catalog.unit_price("gp3-throughput", region).usd,
         storage_usd_per_month=(checkpoint_gib * kept + data_gib) * catalog.unit_price("s3-standard-storage", region).usd
-        + catalog.unit_price("kms-key", region).usd,
+        + catalog.unit_price("kms-key", region).usd
+        + (lustre_gib * catalog.unit_price("lustre-storage", region).usd if lustre_gib else 0.0),
         endpoints_usd_per_hour=len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd,
         controller_usd_per_hour=controller_usd_per_hour(catalog, region),
         read_request_usd=catalog.unit_price("s3-read-request", region).usd if data_gib else 0.0,

@@ -52,9 +52,10 @@ def with_alternates(
 ) -> list[FleetPlan]:
     """The plans of ``candidates``, each with its alternates.
 
-    A reservation or Capacity Block is in one place and is paid for, so its plan has none.
+    A reservation or Capacity Block is in one place and is paid for, so its plan has none. Nor has a plan with a file
+    system for its data: that is in one zone, and what crosses zones is billed by the GB.
     """
-    movable = {i for i, plan in enumerate(plans) if plan.purchase.option in ("on-demand", "spot")}
+    movable = {i for i, plan in enumerate(plans) if plan.purchase.option in ("on-demand", "spot") and not plan.lustre}
     moves = [move for i in movable for move in _list_moves(problem, *candidates[i], plans[i])]
     moves, estimates = _estimate(problem, moves)
     if not moves:

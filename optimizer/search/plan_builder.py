@@ -22,6 +22,7 @@ from optimizer.plan import (
     FleetPlan,
     Interruption,
     Job,
+    Lustre,
     Market,
     Memory,
     Node,
@@ -99,9 +100,19 @@ class PlanBuilder:
             interruption=describe_interruption(table, row),
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             staging=describe_staging(self._problem, table, row),
+            lustre=self._describe_lustre(purchase.offer.region, float(outcome.hours_expected[row])),
             spot_range=_describe_range(table, row, cost_usd.expected),
             calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
+        )
+
+    def _describe_lustre(self, region: str, hours: float) -> Lustre | None:
+        work = self._problem.request.workload
+        if work.lustre_gib is None or work.data_gib is None:
+            return None
+        per_month = work.lustre_gib * self._problem.catalog.unit_price("lustre-storage", region).usd
+        return Lustre(
+            storage_gib=work.lustre_gib, data_gib=work.data_gib, usd=cents(per_month * hours / HOURS_PER_MONTH)
         )
 
     @cached_property
@@ -314,7 +325,9 @@ def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[Plan
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
     items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
-    if work.data_gib is not None:
+    if work.lustre_gib is not None:
+        items.append("lustre-storage")
+    elif work.data_gib is not None:
         items.append("s3-read-request")
     prices = (catalog.unit_price(item, region) for item in items)
     listed = [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]

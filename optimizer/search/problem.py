@@ -174,16 +174,20 @@ class Problem:
     def running_costs(self) -> Callable[[str], RunningCosts]:
         """``running_costs`` of a region, looked up once."""
         work = self.request.workload
-        data: dict[str, Any] = {"data_gib": work.data_gib or 0.0, "data_region": work.data_region}
+        data: dict[str, Any] = {
+            "data_gib": work.data_gib or 0.0,
+            "data_region": work.data_region,
+            "lustre_gib": work.lustre_gib or 0,
+        }
         return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib, **data))
 
     @cached_property
     def node_copy(self) -> Callable[[str], NodeCopy | None]:
-        """Copy of the data to one node of a type, planned once; None without data."""
+        """Copy of the data to one node of a type, planned once; None without data, or with a file system for it."""
         work, volumes = self.request.workload, Volumes()
 
         def plan_copy(name: str) -> NodeCopy | None:
-            if work.data_gib is None:
+            if work.data_gib is None or work.lustre_gib is not None:
                 return None
             machine = self.catalog.instance_type(name)
             return node_copy(name, machine, volumes, data_gib=work.data_gib, files=work.data_files)

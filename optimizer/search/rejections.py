@@ -61,8 +61,9 @@ def reject_purchase(problem: Problem, instance: InstanceType) -> Rejection:
 
 def reject_disk(problem: Problem, instance: InstanceType) -> Rejection | None:
     """Reject a type whose disks are too small for the training data."""
-    size, space = problem.request.workload.data_gib, disk_gib(instance, Volumes())
-    if size is None or size <= space:
+    work, space = problem.request.workload, disk_gib(instance, Volumes())
+    size = work.data_gib
+    if size is None or work.lustre_gib is not None or size <= space:
         return None
     disk = "NVMe" if instance.nvme_gb else "root volume"
     reason = f"each node copies {size:,.0f} GiB of data, and its {disk} has room for {space:,.0f} GiB"

@@ -75,6 +75,8 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
         _EC2, r"EBS:VolumeP-Throughput\.gp3", "GiBps-mo", "Provisioned Throughput", 1024, volumeApiName="gp3"
     ),
     "s3-standard-storage": _query("AmazonS3", "TimedStorage-ByteHrs", "GB-Mo", "Storage"),
+    # PERSISTENT_1 has other throughputs, so the usage type names the product. Read in public code, 2026-11-23.
+    "lustre-storage": _query("AmazonFSx", r"Storage\.SSD\.125", "GB-Mo", "Storage", fileSystemType="Lustre"),
     "vpc-endpoint": _query("AmazonVPC", "VpcEndpoint-Hours", "Hrs", "VpcEndpoint"),
     "vpc-endpoint-data": _query("AmazonVPC", "VpcEndpoint-Bytes", "GB", "VpcEndpoint"),
     "kms-key": _query("awskms", "KMS-Keys", ""),

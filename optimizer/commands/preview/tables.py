@@ -35,6 +35,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
         f"{short(plan.hours.expected)} h expected, {short(plan.hours.p95)} at p95",
         *([f"next     without capacity there: {plan.describe_alternates()}"] if plan.alternates else []),
         *([f"data     {plan.staging.describe(plan.node_count)}"] if plan.staging else []),
+        *([f"data     {plan.lustre.describe()}"] if plan.lustre else []),
         f"hour     {sums.with_nodes:,.2f} USD with all nodes; without nodes {sums.without_nodes:,.4f}, "
         f"{sums.without_nodes * HOURS_PER_MONTH:,.2f} a month, until `pulumi destroy --exclude-protected`",
     ):
@@ -84,6 +85,8 @@ def write_cost(plan: FleetPlan) -> None:
     write_table(parts)
     if plan.staging:
         write_text(f"{plan.staging.describe(plan.node_count)}. Bound: {plan.staging.source}.\n")
+    if plan.lustre:
+        write_text(f"{plan.lustre.describe()}.\n")
     write_text(
         f"Half the runs end within {plan.hours.p50:,.1f} h and {cost.p50:,.2f} USD, 95% within {plan.hours.p95:,.1f} h "
         f"and {cost.p95:,.2f} USD. The nodes cost {plan.compute_usd_per_hour:,.2f} USD an hour while they run.\n"

@@ -176,6 +176,9 @@ def print_explanation(answer: Recommendation) -> None:
     if answer.plans and (staging := answer.plans[0].staging):
         click.echo()
         write_text(f"Staging: {staging.describe(answer.plans[0].node_count)}; bound: {staging.source}.")
+    if answer.plans and answer.plans[0].lustre:
+        click.echo()
+        write_text(f"Data: {answer.plans[0].lustre.describe()}.")
     if answer.alternatives:
         click.echo()
         write_table(
@@ -251,6 +254,7 @@ def describe_best(answer: Recommendation) -> list[str]:
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
     lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
+    lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
     if plan.passed_over:
         lines.append(f"over    {plan.passed_over}")
     if plan.beyond_trainer:

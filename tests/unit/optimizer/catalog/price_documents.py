@@ -11,6 +11,7 @@ gp3-storage 0.08 EBS:VolumeUsage.gp3 GB-Mo 0.08
 gp3-iops 0.005 EBS:VolumeP-IOPS.gp3 IOPS-Mo 0.005
 gp3-throughput 0.04 EBS:VolumeP-Throughput.gp3 GiBps-mo 40.96
 s3-standard-storage 0.023 TimedStorage-ByteHrs GB-Mo 0.023 TimedStorage-SIA-ByteHrs GB-Mo 0.0125
+lustre-storage 0.145 Storage.SSD.125 GB-Mo 0.145
 vpc-endpoint 0.01 USE1-VpcEndpoint-Hours Hrs 0.01 USE1-VpcEndpoint-GWLBE-Hours Hrs 0.0125
 vpc-endpoint-data 0.01 USE1-VpcEndpoint-Bytes GB 0.01
 kms-key 1 us-east-1-KMS-Keys Keys 1

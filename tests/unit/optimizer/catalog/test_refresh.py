@@ -138,7 +138,7 @@ def test_the_price_list_is_asked_for_shared_linux_in_use(monkeypatch: pytest.Mon
         "preInstalledSw": "NA",
     }
     services = [call["ServiceCode"] for call in asked[2:]]
-    assert services[:7] == ["AmazonEC2"] * 3 + ["AmazonS3"] + ["AmazonVPC"] * 2 + ["awskms"]
+    assert services[:7] == ["AmazonEC2"] * 3 + ["AmazonS3", "AmazonFSx", "AmazonVPC", "AmazonVPC"]
     assert len(services) == len(UNIT_ITEMS)
     # A dashboard's price is one product without a region, which a filter on the region would hide.
     fields = [[entry["Field"] for entry in call["Filters"]] for call in asked[2:]]

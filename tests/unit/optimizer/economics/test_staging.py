@@ -102,11 +102,11 @@ def test_a_new_node_copies_and_a_restarted_process_does_not() -> None:
     assert spot.new_nodes[0] == pytest.approx(spot.expected_count[0] * (1 - kept))
 
 
-def answer(types: list[str], **work: Any) -> Recommendation:
+def answer(types: list[str], option: str = "on-demand", **work: Any) -> Recommendation:
     request = {
         "model": "llama-3.1-8b",
         "workload": {"tokens": "2B", "seq_len": 4096, **work},
-        "constraints": {"regions": ["us-east-1"], "instance_types": types, "purchase_options": ["on-demand"]},
+        "constraints": {"regions": ["us-east-1"], "instance_types": types, "purchase_options": [option]},
     }
     return recommend(request_from_dict(request), load(), load_calibration())
 
@@ -175,3 +175,51 @@ def test_disks_that_are_too_small_are_named_with_their_size() -> None:
     assert "root volume has room for 123 GiB" in reasons["g5g.16xlarge"].reason
     with pytest.raises(InvalidInputError, match="data_files is 5 and data_gib missing"):
         request_from_dict({"model": "7B", "workload": {"tokens": 1, "data_files": 5}})
+
+
+def test_a_file_system_replaces_the_copies_and_its_price_is_in_every_dollar() -> None:
+    catalog = load()
+    plain = answer(["p4d.24xlarge"]).plans[0]
+    plan = answer(["p4d.24xlarge"], data_gib=4000, lustre_gib=4800).plans[0]
+    assert plan.lustre is not None and plan.staging is None
+    hours = plan.hours.expected
+    assert hours == plain.hours.expected
+    per_hour = 4800 * catalog.unit_price("lustre-storage", "us-east-1").usd / 730
+    assert plan.lustre.usd == pytest.approx(per_hour * hours, abs=0.006)
+    in_s3 = 4000 * catalog.unit_price("s3-standard-storage", "us-east-1").usd / 730 * hours
+    added = plan.cost_usd.breakdown.storage - plain.cost_usd.breakdown.storage
+    assert added == pytest.approx(plan.lustre.usd + in_s3, abs=0.02)
+    # The p95 run is longer, and pays for all of its hours.
+    assert plan.cost_usd.p95 - plain.cost_usd.p95 >= (per_hour + in_s3 / hours) * plan.hours.p95 - 0.02
+    assert any(price.item == "lustre-storage us-east-1" for price in plan.prices)
+    assert not list(audit(plan, catalog))
+    written = plan.model_dump(mode="json")
+    for changed in ({"storage_gib": 7200}, {"usd": plan.lustre.usd + 1}):
+        faults = audit(plan_from_dict({**written, "lustre": written["lustre"] | changed}), catalog)
+        assert "lustre.usd" in {fault.field for fault in faults}
+
+
+def test_a_plan_with_a_file_system_stays_in_its_zone() -> None:
+    """The file system is in one zone, and what crosses zones is billed by the GB."""
+    assert answer(["p4d.24xlarge"], "spot", data_gib=900).plans[0].alternates
+    assert not answer(["p4d.24xlarge"], "spot", data_gib=900, lustre_gib=1200).plans[0].alternates
+
+
+def test_a_type_without_room_for_the_data_reads_it_from_a_file_system() -> None:
+    rejected = answer(["p4d.24xlarge"], data_gib=9000).rejected
+    assert [one.binding_constraint for one in rejected if one.instance_type == "p4d.24xlarge"] == ["data"]
+    assert answer(["p4d.24xlarge"], data_gib=9000, lustre_gib=9600).plans
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        ({"lustre_gib": 2400}, "lustre_gib is 2400 and data_gib missing"),
+        ({"lustre_gib": 3600, "data_gib": 1}, "lustre_gib 3600 is no size of FSx for Lustre: 1200, 2400 and"),
+        ({"lustre_gib": 1200, "data_gib": 1201}, "lustre_gib 1200 is below data_gib 1201"),
+        ({"lustre_gib": 1200, "data_gib": 1, "data_region": "us-east-2"}, "reads across regions"),
+    ],
+)
+def test_a_file_system_that_cannot_be_is_refused(work: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        answer([], **work)
