@@ -14,6 +14,7 @@ from infra.controller import Controller, ControllerArgs
 from infra.fleet import Fleet, FleetArgs
 from infra.kubernetes.cluster import Cluster, ClusterArgs
 from infra.kubernetes.cluster_facts import plan_digest
+from infra.lustre import Lustre, LustreArgs
 from infra.naming import Names, tags
 from infra.network import Network
 from infra.observability import Observability
@@ -56,6 +57,19 @@ def main(*, starts_nodes: bool = True) -> None:
         ),
     )
     observability = Observability(stack, security.key_arn, security.claim, network.own_vpc_id)
+    lustre = None
+    if plan.lustre:
+        lustre = Lustre(
+            stack,
+            LustreArgs(
+                planned=plan.lustre,
+                key_arn=security.key_arn,
+                subnet_id=network.subnet_ids[0],
+                node_group_id=security.node_group_id,
+            ),
+            # Its servers talk to each other and to the nodes by the rules of the nodes' group.
+            pulumi.ResourceOptions(depends_on=[security]),
+        )
     cluster = None
     if settings.platform == "eks":
         cluster = Cluster(
@@ -89,9 +103,10 @@ def main(*, starts_nodes: bool = True) -> None:
             zone_name=network.zone_name,
             placement_group=network.placement_group,
             node_config=cluster.node_config if cluster else "",
+            lustre=lustre.address if lustre else "",
         ),
         # A node needs its endpoints, permissions and files from its start to its end.
-        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *([cluster] if cluster else [])]),
+        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *filter(None, [cluster, lustre])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
         Scaling(stack, fleet.group_name)

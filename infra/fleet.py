@@ -41,6 +41,7 @@ class FleetArgs:
     zone_name: str
     placement_group: aws.ec2.PlacementGroup | None
     node_config: pulumi.Input[str] = ""
+    lustre: pulumi.Input[str] = ""
 
 
 def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
@@ -82,6 +83,7 @@ class Fleet(Component):
             train_archive=args.train_archive,
             key_arn=args.key_arn,
             log_group=args.log_group,
+            lustre=args.lustre,
         ).apply(lambda known: NodeFacts(ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, **known))
         self.environment = node_facts.apply(lambda known: environment(settings, names, known))
         template = self._template(pulumi.Output.all(node_facts, args.node_config).apply(encoded))

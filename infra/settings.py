@@ -167,9 +167,10 @@ class Settings(_Model):
     """Keep processes ready that replace a failed worker of a script of your own within seconds (docs/training.md).
     gpufleet's own trainer has them in any case."""
     data: str = ""
-    """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read,
-    or a folder on the nodes. The command finds it in GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes
-    synthetic samples. A bucket outside the stack's account or under another key must grant it too."""
+    """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read (a
+    plan with a Lustre file system links that instead), or a folder on the nodes. The command finds it in
+    GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes synthetic samples. A bucket outside the stack's account
+    or under another key must grant it too."""
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
@@ -261,7 +262,7 @@ class Settings(_Model):
 
     @property
     def stages_data(self) -> bool:
-        """The nodes' set-up copies data from S3; in a pod, gpufleet's own trainer does."""
+        """The nodes' set-up copies data from S3, or waits for its file system; in a pod, gpufleet's trainer copies."""
         return self.platform == "ec2" and self.data.startswith("s3://")
 
     @property
@@ -277,8 +278,8 @@ class Settings(_Model):
 
     @property
     def one_zone(self) -> bool:
-        """A gang, or reserved capacity, is in one zone."""
-        return self.gang or self.in_reservation
+        """A gang, reserved capacity, or a file system with its nodes, is in one zone."""
+        return self.gang or self.in_reservation or self.plan.lustre is not None
 
     @property
     def in_reservation(self) -> bool:

@@ -33,6 +33,7 @@ class NodeFacts:
     key_arn: str
     log_group: str
     ami_kind: str
+    lustre: str = ""
 
 
 def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvironment:
@@ -105,6 +106,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
         "GPUFLEET_UPLOAD_MBIT_PER_S": str(settings.upload_mbit_per_s or ""),
         "GPUFLEET_TRAIN_DATA": settings.data,
+        "GPUFLEET_LUSTRE": facts.lustre,
         "GPUFLEET_STAGING_LIMIT_S": str(settings.staging_limit_s),
         "GPUFLEET_BASE_WEIGHTS": settings.base_weights,
         "GPUFLEET_AMI_KIND": facts.ami_kind,

@@ -179,6 +179,15 @@ TYPES: dict[str, ResourceType] = {
     "BucketPublicAccessBlock": ResourceType(NO_DATA, _PART, protected=True),
     "BucketServerSideEncryptionConfiguration": ResourceType(NO_DATA, _PART, protected=True),
     "BucketVersioning": ResourceType(NO_DATA, _PART),
+    # Data
+    "LustreFileSystem": ResourceType(
+        "kmsKeyId",
+        replacing="deploymentType kmsKeyId perUnitStorageThroughput securityGroupIds storageType subnetIds",
+        words="{deploymentType} of {storageCapacity:g} GiB, {perUnitStorageThroughput:g} MB/s a TiB".format_map,
+    ),
+    "DataRepositoryAssociation": ResourceType(
+        NO_DATA, _PART, replacing="dataRepositoryPath fileSystemId fileSystemPath", words=_values("dataRepositoryPath")
+    ),
     # Nodes
     "LaunchTemplate": ResourceType(OWN_RULE, _PART, words=_launch_template),
     "Group": ResourceType(NO_DATA, replacing="name", words=_group),

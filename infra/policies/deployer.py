@@ -36,7 +36,8 @@ _READS = {
     "DescribeLaunchTemplateVersions DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls "
     "DescribeNetworkInterfaces DescribePlacementGroups DescribePrefixLists DescribeRouteTables "
     "DescribeSecurityGroupRules DescribeSecurityGroups DescribeSubnets DescribeVpcEndpointServices "
-    "DescribeVpcEndpoints DescribeVpcs",
+    "DescribeVpcEndpoints DescribeVpcs GetSecurityGroupsForVpc",
+    "fsx": "DescribeDataRepositoryAssociations DescribeFileSystems",
     "kms": "ListAliases",
     "logs": "DescribeLogGroups",
     "ssm": "GetParameter",
@@ -89,25 +90,30 @@ _METRICS = (
     "DeleteAlarms DeleteDashboards GetDashboard ListTagsForResource PutDashboard PutMetricAlarm TagResource "
     "UntagResource"
 )
+_FILE_SYSTEM = (
+    "CreateDataRepositoryAssociation DeleteDataRepositoryAssociation DeleteFileSystem TagResource UntagResource "
+    "UpdateFileSystem"
+)
 _BUDGET = "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget"
 
 # Actions that no recorded call names, by the reason for them.
 _REASONS = {
     "the call that makes a resource with tags asks for it too": "autoscaling:CreateOrUpdateTags budgets:TagResource "
-    "cloudwatch:TagResource events:TagResource iam:TagInstanceProfile kms:TagResource lambda:TagResource "
-    "logs:TagResource sns:TagResource s3:PutObjectTagging sqs:TagQueue",
+    "cloudwatch:TagResource events:TagResource fsx:TagResource iam:TagInstanceProfile kms:TagResource "
+    "lambda:TagResource logs:TagResource sns:TagResource s3:PutObjectTagging sqs:TagQueue",
     "CreateAutoScalingGroup asks for it where the group has a launch template": "ec2:RunInstances",
     "S3 and Lambda encrypt uploads and the function's variables with the caller's permission": "kms:CreateGrant "
     "kms:Decrypt kms:Encrypt kms:GenerateDataKey",
     "a tag that gpufleet:tags no longer has": "autoscaling:DeleteTags budgets:UntagResource cloudwatch:UntagResource "
-    "ec2:DeleteTags events:UntagResource iam:UntagInstanceProfile iam:UntagRole kms:UntagResource lambda:UntagResource "
-    "logs:UntagResource sns:UntagResource sqs:UntagQueue",
+    "ec2:DeleteTags events:UntagResource fsx:UntagResource iam:UntagInstanceProfile iam:UntagRole kms:UntagResource "
+    "lambda:UntagResource logs:UntagResource sns:UntagResource sqs:UntagQueue",
     "a newer gpufleet, or a changed plan, changes the resource in place": "autoscaling:DisableMetricsCollection "
-    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation iam:UpdateAssumeRolePolicy iam:UpdateRole "
-    "kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
+    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation fsx:UpdateFileSystem iam:UpdateAssumeRolePolicy "
+    "iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
     "the request names an association, or the task of a deletion": "ec2:DisassociateAddress "
     "ec2:DisassociateRouteTable iam:GetServiceLinkedRoleDeletionStatus",
     "the provider lifts the protection of nodes that a destroyed group still has": "autoscaling:SetInstanceProtection",
+    "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy",
     "gpufleet up follows the run where it has nodes, and gpufleet logs": "logs:FilterLogEvents",
     "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",
 }
@@ -188,6 +194,28 @@ def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vp
                 }
             },
         ),
+        allow(
+            "MakeFileSystem",
+            _actions("fsx", "CreateFileSystem TagResource"),
+            here("fsx", "file-system/*"),
+            condition=requested,
+        ),
+        allow(
+            "LinkFileSystem",
+            _actions("fsx", "CreateDataRepositoryAssociation TagResource"),
+            here("fsx", "association/*"),
+            condition=requested,
+        ),
+        allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
+        # FSx makes a role for each file system that is linked to S3, and one of its own in an account's first:
+        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
+        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/using-service-linked-roles.html
+        allow(
+            "FileSystemRoles",
+            _actions("iam", "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy"),
+            f"{iam}:role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*",
+        ),
+        allow("FsxRole", "iam:CreateServiceLinkedRole", f"{iam}:role/aws-service-role/fsx.amazonaws.com/*"),
         allow("MakeKey", _actions("kms", "CreateKey TagResource"), "*", condition=requested),
         allow("Key", _actions("kms", _KEY), here("kms", "key/*"), condition=tagged),
         allow("Alias", _actions("kms", "CreateAlias DeleteAlias"), here("kms", names.key_alias)),

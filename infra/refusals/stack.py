@@ -16,6 +16,7 @@ from infra.images import brings_torch
 from infra.naming import slug
 from infra.refusals.files import prefix_refusals, train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
+from infra.refusals.lustre import lustre_refusals
 from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
@@ -94,6 +95,8 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
     yield from scaling_refusals(settings)
     if settings.platform == "eks":
         yield from eks_refusals(settings)
+    if plan.lustre:
+        yield from lustre_refusals(settings)
 
 
 def start_refusals(settings: Settings) -> Iterator[str]:

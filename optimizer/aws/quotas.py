@@ -84,6 +84,10 @@ GATEWAY_ENDPOINTS = Quota("vpc", "L-1B52E74A", "Gateway VPC endpoints per Region
 INTERNET_GATEWAYS = Quota("vpc", "L-A4707A72", "Internet gateways per Region", "internet gateways")
 ELASTIC_IPS = Quota("ec2", "L-0263D0A3", "EC2-VPC Elastic IPs", "Elastic IP addresses")
 GP3_STORAGE = Quota("ebs", "L-7A658B76", "Storage for General Purpose SSD (gp3) volumes, in TiB", "TiB")
+# Codes from Service Quotas' list, read in public code 2026-11-23; the quotas:
+# https://docs.aws.amazon.com/fsx/latest/LustreGuide/limits.html
+LUSTRE_SYSTEMS = Quota("fsx", "L-FD6F2F22", "Lustre Persistent_2 file systems", "file systems")
+LUSTRE_STORAGE = Quota("fsx", "L-8F1B9C74", "Lustre Persistent_2 storage capacity", "GiB")
 
 
 def family(instance_type: str) -> str:

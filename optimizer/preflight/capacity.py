@@ -111,6 +111,27 @@ def check_storage_quota(context: Context) -> Iterator[Finding]:
     yield compare(context, need, ask(used_tib))
 
 
+def check_file_system_quotas(context: Context) -> Iterator[Finding]:
+    """Check the file system of the training data and its storage; the stack's own is what the plan needs."""
+    lustre = context.plan.lustre
+    if lustre is None:
+        return
+
+    def others() -> list[Any]:
+        pages = clients.fsx(context.region).get_paginator("describe_file_systems").paginate()
+        systems = (system for page in pages for system in page["FileSystems"] if not context.owns(system))
+        kind = "PERSISTENT_2"
+        return [one for one in systems if one.get("LustreConfiguration", {}).get("DeploymentType") == kind]
+
+    used = ask(others)
+    for quota, amount, field in (
+        (quotas.LUSTRE_SYSTEMS, 1, None),
+        (quotas.LUSTRE_STORAGE, lustre.storage_gib, "StorageCapacity"),
+    ):
+        in_use = used if isinstance(used, Unknown) else sum(one[field] if field else 1 for one in used)
+        yield compare(context, Need(quota=quota, amount=amount, purpose="the data's file system"), in_use)
+
+
 def check_lambda_concurrency(context: Context) -> Iterator[Finding]:
     """Check that the controller, a function of one run a minute, has concurrency that nothing else has reserved.
 

@@ -128,7 +128,7 @@ class Target:
     @property
     def one_zone(self) -> bool:
         """True if all nodes go to one zone."""
-        return self.gang or self.plan.purchase.option in ("reserved", "capacity-block")
+        return self.gang or self.plan.purchase.option in ("reserved", "capacity-block") or self.plan.lustre is not None
 
     @property
     def spot_nodes(self) -> int:

@@ -14,6 +14,7 @@ _READS = {
     "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "
     "GetEbsEncryptionByDefault GetSpotPlacementScores",
     "ecr": "BatchGetImage",
+    "fsx": "DescribeFileSystems",
     "iam": "GetPolicy",
     "kms": "DescribeKey GetKeyPolicy GetKeyRotationStatus",
     "lambda": "GetAccountSettings",

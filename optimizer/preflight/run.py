@@ -46,6 +46,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("zones", zones.check_zones),
     ("instance quotas", capacity.check_instance_quotas),
     ("storage quota", capacity.check_storage_quota),
+    ("file system quotas", capacity.check_file_system_quotas),
     ("network quotas", capacity.check_network_quotas),
     ("Lambda concurrency", capacity.check_lambda_concurrency),
     ("spot placement score", spot.check_spot_score),

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from bootstrap.contract.requirements import read_pins
 from infra.images import WITH_TORCH, WITHOUT_TORCH, eks_name
+from infra.refusals.lustre import WITH_CLIENT
 from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.plan import FleetPlan
@@ -33,6 +34,7 @@ REGION = "us-east-1"
 IMAGES = {
     **{dlami_name(one.parameter): one.architecture for one in (*WITH_TORCH.values(), *WITHOUT_TORCH.values())},
     **{eks_name(sample_plan(node={"cpu_architecture": name})): name for name in WITH_TORCH},
+    WITH_CLIENT: "x86_64",
 }
 """Machine images that are published: CPU architecture by name."""
 

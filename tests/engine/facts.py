@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import ipaddress
 import json
@@ -131,6 +132,23 @@ def check_template(deployed: Deployment, plan: FleetPlan) -> None:
     assert market == ("capacity-block" if plan.purchase.option == "capacity-block" else None)
     target = data.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
     assert target.get("CapacityReservationId") == outputs.get("capacity_reservation_id")
+
+
+def check_lustre(deployed: Deployment, linked: str) -> None:
+    """One file system beside the nodes, under the stack's key, linked to the data's prefix; the nodes know where."""
+    fsx, outputs = deployed.aws("fsx"), deployed.stack.outputs()
+    (system,) = fsx.describe_file_systems()["FileSystems"]
+    (link,) = fsx.describe_data_repository_associations()["Associations"]
+    assert system["SubnetIds"] == group(deployed)["VPCZoneIdentifier"].split(",")
+    assert (system["KmsKeyId"], system["LustreConfiguration"]["DeploymentType"]) == (outputs["key_arn"], "PERSISTENT_2")
+    assert (link["FileSystemId"], link["DataRepositoryPath"]) == (system["FileSystemId"], linked)
+    assert (link["FileSystemPath"], link["BatchImportMetaDataOnCreate"], "S3" in link) == ("/", True, False)
+    (version,) = deployed.aws("ec2").describe_launch_template_versions(
+        LaunchTemplateId=outputs["launch_template_id"], Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    user_data = base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
+    address = f"{system['DNSName']}@tcp:/{system['LustreConfiguration']['MountName']}"
+    assert f"GPUFLEET_LUSTRE={address}\n" in user_data
 
 
 def check_network(deployed: Deployment) -> None:

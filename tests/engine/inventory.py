@@ -94,6 +94,10 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "dashboard", [item["DashboardName"] for item in cloudwatch.list_dashboards()["DashboardEntries"]]
     yield "function", [item["FunctionArn"] for item in client("lambda").list_functions()["Functions"]]
     yield "schedule", [item["Arn"] for item in client("scheduler").list_schedules()["Schedules"]]
+    fsx = client("fsx")
+    yield "file system", [item["ResourceARN"] for item in fsx.describe_file_systems()["FileSystems"]]
+    links = fsx.describe_data_repository_associations()["Associations"]
+    yield "data repository association", [item["ResourceARN"] for item in links]
     yield "cluster", client("eks").list_clusters()["clusters"]
     # moto lists AWS's public parameters, once one is read, as the account's.
     parameters = [item["Name"] for item in client("ssm").describe_parameters()["Parameters"]]

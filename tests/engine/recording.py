@@ -128,9 +128,14 @@ class Recording:
 
 
 def tag_of(resource_id: str) -> str:
-    """Return the stack's tag that a resource of EC2 or a key of moto's has now."""
+    """Return the stack's tag that a resource of EC2 or FSx or a key of moto's has now."""
     from moto.ec2.models import ec2_backends
+    from moto.fsx.models import fsx_backends
     from moto.kms.models import kms_backends
+
+    if re.match("(fs|dra)-", resource_id):
+        tags_by_arn = fsx_backends[_ACCOUNT][_REGION].tagger.tags
+        return next((str(tags.get(_TAG)) for arn, tags in tags_by_arn.items() if arn.endswith(resource_id)), "")
 
     if re.fullmatch(r"[0-9a-f-]{36}", resource_id):
         tags = kms_backends[_ACCOUNT][_REGION].list_resource_tags(resource_id)["Tags"]
@@ -181,13 +186,23 @@ def questions(
     elif service == "ec2":
         yield from _of_ec2(operation, given, tag_of)
     else:
-        key = given.get("KeyId", "") if service == "kms" else ""
+        key = given.get("KeyId", "") if service == "kms" else _of_fsx(given) if service == "fsx" else ""
         yield Question(action, _arn(service, operation, given), _requested(given), key and tag_of(key))
+        if operation == "CreateDataRepositoryAssociation":
+            system = f"arn:aws:fsx:{_REGION}:{_ACCOUNT}:file-system/*"
+            yield Question(action, system, _requested(given), tag_of(given["FileSystemId"]))
     if operation in ("CreateAutoScalingGroup", "CreateFunction", "CreateFlowLogs"):
         for role in sorted(set(_ROLE.findall(" ".join(given.values())))):
             yield Question("iam:PassRole", role)
     if operation == "AddRoleToInstanceProfile":
         yield Question("iam:PassRole", f"arn:aws:iam::{_ACCOUNT}:role/{given['RoleName']}")
+
+
+def _of_fsx(given: dict[str, str]) -> str:
+    """Id of the resource of FSx that a request is about; "" where it makes one."""
+    return (
+        given.get("ResourceARN", "").rpartition("/")[2] or given.get("AssociationId") or given.get("FileSystemId", "")
+    )
 
 
 def _text(value: Any) -> str:
@@ -291,6 +306,9 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
                 return f"arn:aws:cloudwatch:{here}:alarm:{alarm}"
             if board or "DashboardNames" in given:
                 return f"arn:aws:cloudwatch:{everywhere}:dashboard/{board or given['DashboardNames']}"
+        case "fsx":
+            kind = "association" if "Association" in operation else "file-system"
+            return "*" if operation.startswith("Describe") else f"arn:aws:fsx:{here}:{kind}/*"
         case "events":
             return f"arn:aws:events:{here}:rule/{given.get('Rule') or given['Name']}"
         case "sqs":

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from infra.refusals.lustre import WITH_CLIENT
 from optimizer.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
 from tests.engine.deployment import Deployment, Tools, deployment, write_project
@@ -264,13 +265,16 @@ def reserved_elsewhere(tools: Tools, scratch: Path) -> None:
 
 
 def capacity_block(tools: Tools, scratch: Path) -> None:
-    """A Capacity Block that begins tomorrow: nodes from its start on, and drained before its end."""
+    """A Capacity Block that begins tomorrow: nodes beside a file system, drained before its end."""
     start = datetime.now(UTC).replace(hour=11, minute=30, second=0, microsecond=0) + timedelta(days=1)
     end = start + timedelta(days=2)
-    plan = sample_plan(**as_capacity_block(start=f"{start:%Y-%m-%dT%H:%M:%SZ}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}"))
-    with fleet(tools, scratch, "block", plan) as (deployed, empty):
+    block = as_capacity_block(start=f"{start:%Y-%m-%dT%H:%M:%SZ}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}")
+    plan = sample_plan(**block, lustre={"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0})
+    config = {"data": "s3://corpus/tokens", "amiName": WITH_CLIENT}
+    with fleet(tools, scratch, "block", plan, config) as (deployed, empty):
         assert_created(deployed)
         facts.check(deployed, plan)
+        facts.check_lustre(deployed, "s3://corpus/tokens/")
         check_tags(deployed, empty)
         assert running.tick(deployed, start - running.MINUTE).phase == "waiting"
         assert running.states(deployed) == {}
@@ -281,6 +285,9 @@ def capacity_block(tools: Tools, scratch: Path) -> None:
         # AWS ends the instances from 30 minutes before the end on.
         running.tick(deployed, end - timedelta(minutes=31))
         assert set(running.states(deployed).values()) == {"Terminating:Wait"}
+        # The provider waits 10 minutes after it has deleted a file system, and for none that a person has deleted.
+        fsx = deployed.aws("fsx")
+        fsx.delete_file_system(FileSystemId=fsx.describe_file_systems()["FileSystems"][0]["FileSystemId"])
 
 
 def workers(tools: Tools, scratch: Path) -> None:

@@ -52,6 +52,7 @@ def readers(aws: Client) -> dict[str, Reader]:
     def by_name(reader: Reader) -> Reader:
         return lambda arn: reader(arn.rpartition("/")[2])
 
+    of_fsx = _tags_by_call(aws("fsx").list_tags_for_resource, "ResourceARN", "Tags")
     of_budget = _tags_by_call(aws("budgets").list_tags_for_resource, "ResourceARN", "ResourceTags")
     of_log_group = _tags_by_call(aws("logs").list_tags_for_resource, "resourceArn", "tags")
     own = {
@@ -60,7 +61,9 @@ def readers(aws: Client) -> dict[str, Reader]:
         "bucket": _tags_by_call(aws("s3").get_bucket_tagging, "Bucket", "TagSet"),
         "budget": lambda item: of_budget(f"arn:aws:budgets::{ACCOUNT}:budget/{item}"),
         "cluster": lambda item: dict(aws("eks").describe_cluster(name=item)["cluster"]["tags"]),
+        "data repository association": of_fsx,
         "event rule": _tags_by_call(aws("events").list_tags_for_resource, "ResourceARN", "Tags"),
+        "file system": of_fsx,
         "function": _tags_by_call(aws("lambda").list_tags, "Resource", "Tags"),
         "identity provider": _tags_by_call(iam.list_open_id_connect_provider_tags, "OpenIDConnectProviderArn", "Tags"),
         # moto has no ListInstanceProfileTags.

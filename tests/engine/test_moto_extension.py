@@ -718,3 +718,32 @@ def test_a_rule_keeps_its_description_whatever_it_refers_to(aws: Client) -> None
         ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[permission])
     rules = ec2.describe_security_group_rules(Filters=[{"Name": "group-id", "Values": [group]}])["SecurityGroupRules"]
     assert {rule.get("Description") for rule in rules if not rule["IsEgress"]} == set(targets)
+
+
+def test_a_lustre_file_system_is_linked_to_a_prefix(aws: Client) -> None:
+    fsx, ec2 = aws("fsx"), aws("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.1.0/24")["Subnet"]["SubnetId"]
+    tags = [{"Key": "team", "Value": "research"}]
+    made = fsx.create_file_system(
+        FileSystemType="LUSTRE",
+        FileSystemTypeVersion="2.15",
+        StorageCapacity=1200,
+        SubnetIds=[subnet],
+        Tags=tags,
+        LustreConfiguration={"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": 125},
+    )["FileSystem"]
+    name = made["FileSystemId"]
+    (system,) = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
+    assert (system["Lifecycle"], system["VpcId"], system["FileSystemTypeVersion"]) == ("AVAILABLE", vpc, "2.15")
+    assert system["LustreConfiguration"]["MountName"] and system["Tags"] == tags
+    given = {"FileSystemId": name, "FileSystemPath": "/", "DataRepositoryPath": "s3://corpus/tokens/"}
+    link = fsx.create_data_repository_association(**given, Tags=tags)["Association"]
+    (described,) = fsx.describe_data_repository_associations(AssociationIds=[link["AssociationId"]])["Associations"]
+    assert {key: described[key] for key in given} == given and described["Tags"] == tags
+    fsx.delete_data_repository_association(AssociationId=link["AssociationId"])
+    with refusal("DataRepositoryAssociationNotFound"):
+        fsx.describe_data_repository_associations(AssociationIds=[link["AssociationId"]])
+    fsx.delete_file_system(FileSystemId=name)
+    with refusal("FileSystemNotFound"):
+        fsx.describe_file_systems(FileSystemIds=[name])

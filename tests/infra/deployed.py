@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.offline.preview import Resource, resources
+from infra.refusals.lustre import WITH_CLIENT
 from tests.plans import SPOT_P4D, sample_plan
 
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}
@@ -108,11 +109,15 @@ def deploy_anew(changes: Mapping[str, Any] | None = None, config: Mapping[str, s
     return Deployed(resources(sample_plan(**(changes or {})), stack="dev", config=config))
 
 
+# A plan that reads its data from a file system, and its configuration.
+LUSTRE = {"lustre": {"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0}}
+LINKED = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:amiName": WITH_CLIENT}
+
 # Plan and configuration of each shape of stack, which together declare every type of resource.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "spot": ({}, ALARM),
     "on-demand": (on_demand(), ALARM),
-    "reserved": (reserved(), ALARM),
+    "reserved": ({**reserved(), **LUSTRE}, {**ALARM, **LINKED, "gpufleet:baseWeights": "s3://corpus/base"}),
     "existing reservation": (reserved("cr-0123456789abcdef0"), ALARM),
     "capacity block": (capacity_block(), ALARM),
     "lone node": (LONE_NODE, {}),

@@ -16,6 +16,10 @@ BEYOND_THE_STACK = {
     "FindSessionGroup": "as AWS asks of agents that log sessions; names only",
     "PublishMetrics": "PutMetricData has no resource-level permissions; only into the stack's namespace",
     "PullImage": "the repository of gpufleet:image, which a person named",
+    "ReadData": "the prefix of gpufleet:data, which a person named",
+    "ListData": "the same prefix",
+    "ReadBaseWeights": "the prefix of gpufleet:baseWeights, which a person named",
+    "ListBaseWeights": "the same prefix",
     "SessionManagerChannels": "channels have no resource-level permissions; without them SSH is the only access",
     "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",
 }

@@ -273,6 +273,9 @@ class _Biller:
             yield self._unit_line(bucket, item, "s3-standard-storage", gib, note="once they are written")
         yield self._unit_line(bucket, "writes", "s3-write-request")
 
+    def _lustre(self, system: Resource) -> Iterator[CostLine]:
+        yield self._unit_line(system, "FSx for Lustre", "lustre-storage", system.inputs["storageCapacity"])
+
     def _log_group(self, group: Resource) -> Iterator[CostLine]:
         # Flow logs are billed as the FlowLog's.
         if any(f":{group.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
@@ -320,6 +323,7 @@ _BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
     "Function": _Biller._function,
     "Group": _Biller._group,
     "LogGroup": _Biller._log_group,
+    "LustreFileSystem": _Biller._lustre,
     "MetricAlarm": _Biller._alarm,
     "NodeGroup": _Biller._node_group,
     "VpcEndpoint": _Biller._endpoint,

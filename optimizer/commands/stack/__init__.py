@@ -239,6 +239,13 @@ def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) ->
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
+    if plan.lustre:
+        from infra.refusals.lustre import WITH_CLIENT
+
+        if not config.get("gpufleet:data"):
+            yield "pulumi config set gpufleet:data s3://BUCKET/PREFIX, which the file system shows"
+        if not (config.get("gpufleet:amiName") or config.get("gpufleet:amiId")):
+            yield f'pulumi config set gpufleet:amiName "{WITH_CLIENT}", which has a Lustre client for its kernel'
     if plan.staging and plan.staging.data_region and not (reaches_an_index or config.get("gpufleet:vpcId")):
         # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
         yield f"pulumi config set gpufleet:nat true; S3's endpoint reaches no bucket in {plan.staging.data_region}"

@@ -33,6 +33,7 @@ RENAMED_PROPERTIES = {
 
 AT_MOST_ONE = {
     "aws_eks_cluster.certificate_authority",
+    "aws_fsx_lustre_file_system.subnet_ids",
     "aws_s3_bucket_lifecycle_configuration.rule.abort_incomplete_multipart_upload",
     "aws_s3_bucket_lifecycle_configuration.rule.expiration",
     "aws_s3_bucket_lifecycle_configuration.rule.filter",

@@ -15,7 +15,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
-from tests.infra.deployed import ALARM, WORKERS, capacity_block, on_demand, reserved, workers
+from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, workers
 from tests.plans import sample_plan
 
 EKS = {
@@ -27,7 +27,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "spot": ({}, {}),
     "alarms and nat": ({}, {**ALARM, "gpufleet:nat": "true", "gpufleet:trainCommand": "train.py"}),
     "on demand": (on_demand(), {}),
-    "reserved": (reserved(), {}),
+    "reserved": ({**reserved(), **LUSTRE}, LINKED),
     "an existing reservation": (reserved("cr-0123456789abcdef0"), {}),
     "capacity block": (capacity_block(), {}),
     "workers": (
@@ -159,8 +159,13 @@ def test_a_price_that_is_not_known_is_unpriced_and_never_guessed(catalog: Catalo
 
 
 def test_a_resource_of_a_type_nobody_knows_is_shown_unpriced(catalog: Catalog) -> None:
-    lake = Resource(
-        type="aws:fsx/lustreFileSystem:LustreFileSystem", name="x", parent="storage", inputs={}, protected=False
-    )
+    lake = Resource(type="aws:fsx/openZfsVolume:OpenZfsVolume", name="x", parent="storage", inputs={}, protected=False)
     (line,) = cost_lines([lake], catalog, "us-east-1", plan=None)
-    assert (line.item, line.basis) == ("LustreFileSystem", "unpriced")
+    assert (line.item, line.basis) == ("OpenZfsVolume", "unpriced")
+
+
+def test_a_file_system_is_billed_with_and_without_nodes(catalog: Catalog) -> None:
+    _, _, lines = bill(catalog, *VARIANTS["reserved"])
+    line = by_item(lines)["FSx for Lustre"]
+    assert (line.basis, line.quantity, line.unit_usd) == ("always", 2400, 0.145)
+    assert line.usd_per_hour == pytest.approx(2400 * 0.145 / 730)

@@ -209,6 +209,16 @@ def test_the_zone_of_a_reservation_is_asked_for(project: Path) -> None:
     assert "once: pulumi config set gpufleet:zoneId" not in run(project, plan).stdout
 
 
+def test_a_file_system_s_data_and_an_image_with_its_client_are_asked_for(project: Path) -> None:
+    lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
+    plan = write(project, merged(SPOT_P4D, {"lustre": lustre}))
+    asked = [line for line in run(project, plan).stdout.splitlines() if line.startswith("once: pulumi config set")]
+    assert [line.split()[4] for line in asked[:2]] == ["gpufleet:data", "gpufleet:amiName"]
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(f"{path.read_text()}  gpufleet:data: s3://corpus/tokens\n  gpufleet:amiId: ami-0123456789\n")
+    assert not {"gpufleet:data", "gpufleet:amiName"} & set(run(project, plan).stdout.split())
+
+
 def test_one_plan_of_several_and_standard_input(project: Path) -> None:
     other = merged(SPOT_P4D, {"region": "eu-west-1", "zone_ids": []})
     text = json.dumps({"schema_version": 1, "plans": [SPOT_P4D, other]})

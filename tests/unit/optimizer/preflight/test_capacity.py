@@ -10,6 +10,7 @@ import pytest
 from optimizer.aws import quotas
 from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from optimizer.preflight.capacity import (
+    check_file_system_quotas,
     check_instance_quotas,
     check_lambda_concurrency,
     check_network_quotas,
@@ -276,6 +277,26 @@ def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
     aws.answers["DescribeVolumes"] = {"Volumes": [{"Size": 50 * 1024, "Tags": own}]}
     assert only(check_storage_quota(context())).level == "ok"
     assert only(check_storage_quota(context(stack=None))).level == "error"
+
+
+def test_a_file_system_is_counted_with_its_storage(aws: FakeAws) -> None:
+    assert list(check_file_system_quotas(context())) == []
+    plan = sample_plan(lustre={"storage_gib": 4800, "data_gib": 4000.0, "usd": 32.0})
+    names = {"L-FD6F2F22": "Lustre Persistent_2 file systems", "L-8F1B9C74": "Lustre Persistent_2 storage capacity"}
+    values = {"L-FD6F2F22": 100.0, "L-8F1B9C74": 100800.0}
+    aws.answers["GetServiceQuota"] = lambda given: {
+        "Quota": {"QuotaName": names[given["QuotaCode"]], "Value": values[given["QuotaCode"]]}
+    }
+    other = {"StorageCapacity": 97200, "LustreConfiguration": {"DeploymentType": "PERSISTENT_2"}}
+    scratch = {"StorageCapacity": 50000, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
+    own = {**other, "Tags": [{"Key": "gpufleet:stack", "Value": "dev"}]}
+    aws.answers["DescribeFileSystems"] = {"FileSystems": [other, scratch, {"StorageCapacity": 300}]}
+    rows = list(check_file_system_quotas(context(plan)))
+    assert [row.level for row in rows] == ["ok", "error"]
+    assert rows[1].text.startswith("4,800 GiB needed for the data's file system, 3,600 free")
+    assert rows[1].next_step.endswith("--service-code fsx --quota-code L-8F1B9C74 --desired-value 102000")
+    aws.answers["DescribeFileSystems"] = {"FileSystems": [own]}
+    assert {row.level for row in check_file_system_quotas(context(plan))} == {"ok"}
 
 
 def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
