@@ -36,8 +36,7 @@ _READS = {
     "DescribeLaunchTemplateVersions DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls "
     "DescribeNetworkInterfaces DescribePlacementGroups DescribePrefixLists DescribeRouteTables "
     "DescribeSecurityGroupRules DescribeSecurityGroups DescribeSubnets DescribeVpcEndpointServices "
-    "DescribeVpcEndpoints DescribeVpcs GetSecurityGroupsForVpc",
-    "fsx": "DescribeDataRepositoryAssociations DescribeFileSystems",
+    "DescribeVpcEndpoints DescribeVpcs",
     "kms": "ListAliases",
     "logs": "DescribeLogGroups",
     "ssm": "GetParameter",
@@ -137,8 +136,12 @@ def _size(statements: list[Statement]) -> int:
     return len(json.dumps(document(*statements), separators=(",", ":")))
 
 
-def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vpc_id: str = "") -> Policy:
+def deployer_policy(
+    names: Names, *, iam_path: str = "/", boundary: str = "", vpc_id: str = "", lustre: bool = False
+) -> Policy:
     """Policy of the deployer of one stack; ``iam_path``, ``boundary`` and ``vpc_id`` as the stack's keys have them.
+
+    ``lustre``: its plan has a file system.
 
     Names that Pulumi makes up begin with the stack's prefix, so those of a stack "dev-2" also fit "dev-*". Whoever may
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
@@ -194,28 +197,7 @@ def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vp
                 }
             },
         ),
-        allow(
-            "MakeFileSystem",
-            _actions("fsx", "CreateFileSystem TagResource"),
-            here("fsx", "file-system/*"),
-            condition=requested,
-        ),
-        allow(
-            "LinkFileSystem",
-            _actions("fsx", "CreateDataRepositoryAssociation TagResource"),
-            here("fsx", "association/*"),
-            condition=requested,
-        ),
-        allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
-        # FSx makes a role for each file system that is linked to S3, and one of its own in an account's first:
-        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
-        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/using-service-linked-roles.html
-        allow(
-            "FileSystemRoles",
-            _actions("iam", "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy"),
-            f"{iam}:role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*",
-        ),
-        allow("FsxRole", "iam:CreateServiceLinkedRole", f"{iam}:role/aws-service-role/fsx.amazonaws.com/*"),
+        *(_file_system(names, requested, tagged) if lustre else []),
         allow("MakeKey", _actions("kms", "CreateKey TagResource"), "*", condition=requested),
         allow("Key", _actions("kms", _KEY), here("kms", "key/*"), condition=tagged),
         allow("Alias", _actions("kms", "CreateAlias DeleteAlias"), here("kms", names.key_alias)),
@@ -266,6 +248,29 @@ def deployer_policy(names: Names, *, iam_path: str = "/", boundary: str = "", vp
             )
         )
     return document(*statements)
+
+
+def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[Statement]:
+    """Statements for a file system, its link to S3, and the roles that FSx makes for itself and for each link.
+
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/using-service-linked-roles.html
+    """
+    here, roles = names.arn, f"arn:{names.partition}:iam::{names.account_id}:role/aws-service-role"
+    reads = [*_actions("fsx", "DescribeDataRepositoryAssociations DescribeFileSystems"), "ec2:GetSecurityGroupsForVpc"]
+    make, link = "CreateFileSystem TagResource", "CreateDataRepositoryAssociation TagResource"
+    return [
+        allow("ReadFileSystems", reads, "*"),
+        allow("MakeFileSystem", _actions("fsx", make), here("fsx", "file-system/*"), condition=requested),
+        allow("LinkFileSystem", _actions("fsx", link), here("fsx", "association/*"), condition=requested),
+        allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
+        allow(
+            "FileSystemRoles",
+            _actions("iam", "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy"),
+            f"{roles}/s3.data-source.lustre.fsx.amazonaws.com/*",
+        ),
+        allow("FsxRole", "iam:CreateServiceLinkedRole", f"{roles}/fsx.amazonaws.com/*"),
+    ]
 
 
 def _network(names: Names, vpc_id: str) -> list[Statement]:

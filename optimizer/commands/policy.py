@@ -90,6 +90,7 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
         iam_path=config.get("gpufleet:iamPath") or "/",
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
+        lustre=file is not None and file.plan.lustre is not None,
     )
     parts = enumerate(deployer_documents(policy), start=1)
     return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _preflight(partition)

@@ -160,6 +160,7 @@ UNREADABLE = (
 ACTIONS = {
     "BatchGetImage": "ecr:BatchGetImage",
     "DescribeBudgets": "budgets:ViewBudget",
+    "DescribeFileSystems": "fsx:DescribeFileSystems",
     "DescribeKey": "kms:DescribeKey",
     "GetAWSDefaultServiceQuota": "servicequotas:GetAWSDefaultServiceQuota",
     "GetAccountSettings": "lambda:GetAccountSettings",

@@ -64,13 +64,13 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
 
 def denied(calls: Iterable[Question]) -> list[Question]:
     """Return the calls of a stack "dev" that the printed documents do not allow, and that must succeed."""
-    policy = deployer_policy(NAMES)
+    policy = deployer_policy(NAMES, lustre=True)
     read = {action for one in preflight_policy()["Statement"] for action in as_list(one["Action"])}
     return [call for call in sorted(calls) if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)]
 
 
 def test_every_call_is_allowed_and_every_action_is_called() -> None:
-    policy, calls = deployer_policy(NAMES), recorded()
+    policy, calls = deployer_policy(NAMES, lustre=True), recorded()
     assert len(calls) > 300
     assert denied(calls) == []
     actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
@@ -80,7 +80,7 @@ def test_every_call_is_allowed_and_every_action_is_called() -> None:
 
 
 def test_another_stacks_resources_are_out_of_reach() -> None:
-    policy = deployer_policy(NAMES)
+    policy = deployer_policy(NAMES, lustre=True)
     for call in recorded():
         if call.action in policy["Statement"][0]["Action"] or call.resource == "*":
             continue
@@ -101,6 +101,10 @@ def test_a_boundary_is_demanded_of_each_role() -> None:
     assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
 
 
+def test_a_plan_without_a_file_system_asks_for_nothing_of_fsx() -> None:
+    assert "fsx" not in json.dumps(deployer_policy(NAMES))
+
+
 def test_an_existing_vpc_is_named() -> None:
     statements = {one["Sid"]: one for one in deployer_policy(NAMES, vpc_id="vpc-1")["Statement"]}
     assert statements["InVpc"]["Resource"].endswith("vpc/vpc-1")
@@ -110,7 +114,7 @@ def test_an_existing_vpc_is_named() -> None:
 @pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])
 def test_each_part_fits_into_a_managed_policy(boundary: str) -> None:
     longest = Names(stack="s" * 22, account_id="1" * 12, region="ap-southeast-2", partition="aws-us-gov")
-    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/")
+    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True)
     parts = deployer_documents(policy)
     assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
     assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_LIMIT for part in parts)

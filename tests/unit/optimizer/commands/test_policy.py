@@ -39,6 +39,10 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     code, out, _ = gpufleet(*arguments)
     assert code == 0 and boundary in out
     assert "arn:aws:iam::111122223333:role/ml/gpufleet-dev-*" in out and "us-east-1" in out
+    assert "fsx:CreateFileSystem" not in out
+    lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
+    file.write_text(json.dumps({"config": {**config, "gpufleet:plan": {**plan, "lustre": lustre}}}))
+    assert "fsx:CreateFileSystem" in gpufleet(*arguments)[1]
     file.write_text(json.dumps({"config": {**config, "gpufleet:platform": "eks"}}))
     code, _, err = gpufleet(*arguments)
     assert code == 2 and "platform ec2" in err

@@ -343,8 +343,12 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     """Four plans, which between them make every call there is."""
     start = NOW + timedelta(hours=24)
     times = {"start": start.isoformat(), "end": (start + timedelta(hours=24)).isoformat()}
-    block = sample_plan(purchase={"option": "capacity-block", "on_demand_base": 0, "capacity_block": times})
+    block = sample_plan(
+        purchase={"option": "capacity-block", "on_demand_base": 0, "capacity_block": times},
+        lustre={"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0},
+    )
     aws.answers |= {
+        "DescribeFileSystems": {"FileSystems": []},
         "GetServiceQuota": Refusal("NoSuchResourceException"),
         "GetAWSDefaultServiceQuota": quota_answer(),
         "DescribeAddresses": {"Addresses": []},

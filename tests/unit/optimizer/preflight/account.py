@@ -140,6 +140,8 @@ QUOTAS = {
     "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5.0),
     "L-0263D0A3": ("EC2-VPC Elastic IPs", 5.0),
     "L-7A658B76": ("Storage for General Purpose SSD (gp3) volumes, in TiB", 50.0),
+    "L-FD6F2F22": ("Lustre Persistent_2 file systems", 100.0),
+    "L-8F1B9C74": ("Lustre Persistent_2 storage capacity", 100800.0),
 }
 
 

@@ -282,11 +282,6 @@ def test_volumes_are_counted_in_tib(aws: FakeAws) -> None:
 def test_a_file_system_is_counted_with_its_storage(aws: FakeAws) -> None:
     assert list(check_file_system_quotas(context())) == []
     plan = sample_plan(lustre={"storage_gib": 4800, "data_gib": 4000.0, "usd": 32.0})
-    names = {"L-FD6F2F22": "Lustre Persistent_2 file systems", "L-8F1B9C74": "Lustre Persistent_2 storage capacity"}
-    values = {"L-FD6F2F22": 100.0, "L-8F1B9C74": 100800.0}
-    aws.answers["GetServiceQuota"] = lambda given: {
-        "Quota": {"QuotaName": names[given["QuotaCode"]], "Value": values[given["QuotaCode"]]}
-    }
     other = {"StorageCapacity": 97200, "LustreConfiguration": {"DeploymentType": "PERSISTENT_2"}}
     scratch = {"StorageCapacity": 50000, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
     own = {**other, "Tags": [{"Key": "gpufleet:stack", "Value": "dev"}]}
