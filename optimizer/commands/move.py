@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.handover import (
+    end_nodes,
+    find_carried,
+    hand_over,
+    locate_data,
+    price_handover,
+    read_asked,
+    read_controller,
+    recommend_in,
+    stand_up,
+)
 from optimizer.commands.options import config_option, one_stack_options, plan_number_option, read_plan_argument
-from optimizer.commands.stack.engine import carry_out, require_pulumi
+from optimizer.commands.stack.engine import require_pulumi
 from optimizer.commands.stack.file import (
     IMAGE_KEY,
     PLAN_KEY,
     REGION_KEY,
     ZONE_KEY,
     StackFile,
-    change_stack_file,
     check_name,
     only_stack,
     read_stack,
@@ -36,18 +44,12 @@ from optimizer.plan import FleetPlan
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
     from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
     from optimizer.aws.copying import Carried
-    from optimizer.economics.moving import MoveCost
 
 # Follow from the plan, the image and the packages of the new stack.
 NEW_KEYS = (PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY, WHEELS_KEY)
 # Name something of one region.
 BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image")
-DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
-# A controller that lives sees the ended nodes within two ticks.
-SETTLES_WITHIN = timedelta(minutes=4)
-POLL_S = 15
 
 
 @click.command(
@@ -103,7 +105,7 @@ def command(
     check_name(name)
     again = _again(region, source.stack, directory, to)
     names, caller = resolve_names(source)
-    asked = _read_request(names)
+    asked = read_asked(names)
     if asked and asked.moved_to not in ("", name):
         raise InvalidInputError(
             f"the run of stack {source.stack} moved to stack {asked.moved_to} already",
@@ -112,7 +114,7 @@ def command(
     target = _existing(name, directory, source, region)
     if target is None:
         config = _carry_config(source, config_given)
-        data_region = _locate_data(config, region)
+        data_region = locate_data(config, region)
         plan = _choose_plan(source, region, data_region, name, directory, plans, plan_number, request, refresh)
     else:
         plan, config = target.plan, {**target.config, **config_given}
@@ -120,22 +122,23 @@ def command(
             click.echo(
                 f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True
             )
-        _locate_data(config, region)
+        locate_data(config, region)
     if asked and asked.moved_to == name and target and _has_arrived(target, source.stack, asked):
         click.echo(f"the run of stack {source.stack} is stack {name}'s already")
     else:
         if not (asked and asked.moved_to):
-            state = _read_state(names)
+            state = read_controller(names)
             if state and state.phase == "done":
                 raise InvalidInputError(f"the run of stack {source.stack} is done", next_step="gpufleet down")
-            _show(source, plan, name, config, state, _find_carried(names))
+            _show(source, plan, name, config, state, find_carried(names))
             if not yes:
                 _ask(again)
         new = config_given if target else config
-        change_stack_file(stack_path(directory, name), {**new, "gpufleet:waits": True})
-        target_names = _stand_up(plan, name, source.stack, directory, again, accept_stale_prices=accept_stale_prices)
-        _end_nodes(source, names, caller, name)
-        _hand_over(source, names, target_names, caller)
+        target_names = stand_up(
+            plan, name, source.stack, directory, again, config=new, accept_stale_prices=accept_stale_prices
+        )
+        end_nodes(source, names, caller, name)
+        hand_over(source, names, target_names, caller, again)
     if follow:
         from optimizer.commands.up import follow_run
 
@@ -224,20 +227,13 @@ def _choose_plan(
     request: Path | None,
     refresh: bool | None,
 ) -> FleetPlan:
-    from optimizer.commands.up import run_recommend
-
     if plans is None:
-        file = directory / f"request.{name}.json"
-        document = _read_request_document(source, directory, request)
-        work = document.get("workload")
-        if data_region and isinstance(work, dict) and work.get("data_gib"):
-            document = {**document, "workload": {**work, "data_region": data_region}}
-        file.write_text(json.dumps(document, indent=1) + "\n")
         job = source.plan.job
-        flags = ["--region", region, "--global-batch", str(job.global_batch)]
+        flags = ["--global-batch", str(job.global_batch)]
         flags += ["--budget", str(job.budget_usd)] if job.budget_usd else []
         flags += ["--deadline", f"{job.deadline_hours}h"] if job.deadline_hours else []
-        plans = run_recommend(str(file), directory / f"plans.{name}.json", refresh, *flags)
+        document = _read_request_document(source, directory, request)
+        plans = recommend_in(region, document, data_region, name, directory, refresh, *flags)
     plan = read_plan_argument(plans, plan_number)
     _check_same_job(plan, source, region, f"plan {plan_number} of {plans}")
     return plan
@@ -275,69 +271,10 @@ def _carry_config(source: StackFile, given: Mapping[str, str]) -> dict[str, Any]
     return {**kept, **given}
 
 
-def _locate_data(config: Mapping[str, Any], region: str) -> str | None:
-    """Return the region of the training data where it is another one; refuse data that the new nodes cannot reach."""
-    from infra.s3_uri import read_s3_prefix
-    from optimizer.aws import clients, errors
-
-    reaches_others = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
-    located = {}
-    for key in DATA_KEYS:
-        place = read_s3_prefix(str(config.get(key, "")))
-        if place is None:
-            continue
-        with errors.explained(f"the region of s3://{place[0]} ({key}) is unknown"):
-            # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
-            located[key] = clients.s3(region).head_bucket(Bucket=place[0])["BucketRegion"]
-        if located[key] != region and not reaches_others:
-            raise InvalidInputError(
-                f"{key} is {config[key]}, in {located[key]}",
-                limit=f"a bucket in {region}",
-                # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
-                why="the nodes reach S3 through an endpoint of their own region",
-                next_step=f"copy it, then --config {key.removeprefix('gpufleet:')}=s3://BUCKET/PREFIX; or "
-                "--config nat=true, which pays for each node's copy by the GB",
-            )
-    data_region = located.get("gpufleet:data", region)
-    return data_region if data_region != region else None
-
-
-def _read_request(names: Names) -> PersonRequest | None:
-    from optimizer.aws import clients, control, errors
-
-    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
-        return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
-
-
-def _read_state(names: Names) -> ControllerState | None:
-    from optimizer.aws import clients, control, errors
-
-    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
-        return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
-
-
-def _find_carried(names: Names) -> Carried:
-    from optimizer.aws import clients, copying, errors
-
-    with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
-        carried = copying.find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
-    for fault in carried.faults:
-        click.echo(f"note: passed over, not valid: {fault}", err=True)
-    return carried
-
-
 def _has_arrived(target: StackFile, stack: str, asked: PersonRequest) -> bool:
     """Return whether the target took over the run that ``asked`` stopped."""
-    request = _read_request(resolve_names(target)[0])
+    request = read_asked(resolve_names(target)[0])
     return bool(request and stack in request.elsewhere and request.elsewhere[stack].at >= asked.at)
-
-
-def _price(source: FleetPlan, target: FleetPlan, carried: Carried) -> MoveCost:
-    from optimizer.aws.copying import COPIES
-    from optimizer.catalog import load
-    from optimizer.economics.moving import price_move
-
-    return price_move(load(), source, target, gib=carried.gib, writes=carried.requests, copies=COPIES)
 
 
 def _show(
@@ -355,7 +292,7 @@ def _show(
     if carried.gib < source.plan.job.checkpoint_gib:
         missing = round((source.plan.job.checkpoint_gib - carried.gib) * 2**30)
         carried = replace(carried, objects={**carried.objects, "": missing})
-    cost = _price(source.plan, plan, carried)
+    cost = price_handover(source.plan, plan, carried)
     price = transfer_price(source.plan.region, plan.region)
     left = 1 - min(1.0, (carried.step or 0) / plan.job.steps)
     spent = state.spent_usd if state else 0.0
@@ -385,85 +322,3 @@ def _show(
 def _ask(again: str) -> None:
     require_terminal(why="the nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
     confirm("Move it?", nothing_was="changed", next_step=again)
-
-
-def _stand_up(
-    plan: FleetPlan, name: str, source: str, directory: Path, again: str, *, accept_stale_prices: bool
-) -> Names:
-    """Make or update the stack in the new region, without a node; nobody resumes it before the hand-over."""
-    from optimizer.commands.stop import ask, follow_drain
-    from optimizer.commands.up import count_declared, prepare
-
-    prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(name, directory, count_declared=lambda: count_declared(name, directory))
-    names, caller = resolve_names(read_stack(name, directory))
-    request = _read_request(names)
-    if request is None or request.want != "stop" or not request.moved_to:
-        ask(names, caller, "stop", moved_to=source)
-        follow_drain(names, timedelta(seconds=plan.terminate_timeout_s))
-    return names
-
-
-def _end_nodes(source: StackFile, names: Names, caller: str, target: str) -> None:
-    from optimizer.commands.stop import ask, follow_drain
-
-    ask(names, caller, "stop", moved_to=target)
-    follow_drain(names, timedelta(seconds=source.plan.terminate_timeout_s))
-
-
-def _hand_over(source: StackFile, names: Names, target: Names, caller: str) -> None:
-    """Copy the checkpoint, then let the new stack go on from it and from the dollars spent."""
-    from bootstrap.contract.request import merge_spends
-    from optimizer.aws import clients, copying, errors
-    from optimizer.commands.resume import let_run
-
-    state = _settle(names)
-    carried = _find_carried(names)
-    if carried.step is None:
-        click.echo("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
-    with errors.explained(
-        f"the copy to {target.bucket} did not end",
-        why=f"stack {source.stack} has no node, and its checkpoints are as they were",
-        next_step=_again(target.region, source.stack, source.path.parent, target.stack),
-    ):
-        copied = copying.copy(
-            clients.s3(names.region),
-            clients.s3(target.region),
-            carried,
-            from_bucket=names.bucket,
-            to_bucket=target.bucket,
-            prefix=names.checkpoint_prefix,
-            say=lambda line: click.echo(line, err=True),
-        )
-    step = "no checkpoint" if carried.step is None else f"the checkpoint of step {carried.step:,}"
-    click.echo(f"{step} and {len(carried.objects):,} objects are in {target.bucket}; {copied / 2**30:,.2f} GiB copied")
-    # The controller may not have ticked since the run came here.
-    request = _read_request(names)
-    elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})
-    rate = 0.0
-    if state is not None:
-        spend = state.settle(datetime.now(UTC))
-        rate = spend.usd_per_hour
-        # Bytes that an interrupted call copied were billed too.
-        billed = _price(source.plan, read_stack(target.stack, source.path.parent).plan, carried).copy_usd
-        elsewhere[source.stack] = replace(spend, usd=spend.usd + billed)
-    elsewhere.pop(target.stack, None)
-    run = {"begun_at": state.run_started_at, "progress": state.progress} if state else {}
-    let_run(target, caller, elsewhere=elsewhere, **run)
-    click.echo(
-        f"stack {target.stack} goes on, with {sum(one.usd for one in elsewhere.values()):,.2f} USD on its meter. Stack "
-        f"{source.stack} in {names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
-        f"gpufleet down --stack {source.stack}; its checkpoints stay"
-    )
-
-
-def _settle(names: Names) -> ControllerState | None:
-    """Return the controller's state once nodes and start reservations ended, or as it is where it does not answer."""
-    last = datetime.now(UTC) + SETTLES_WITHIN
-    while True:
-        state, now = _read_state(names), datetime.now(UTC)
-        if state is None or state.is_silent(now) or now >= last:
-            return state
-        if all(instance.ended_at for instance in state.instances.values()) and not state.unused_usd_per_hour:
-            return state
-        time.sleep(POLL_S)

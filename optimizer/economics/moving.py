@@ -1,7 +1,8 @@
-"""Minutes and dollars of moving a run to another region, counted before it is decided."""
+"""Minutes and dollars of moving a run to another region, counted before it is decided, and where to go."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
@@ -34,13 +35,15 @@ class MoveCost:
         return self.drain_usd + self.copy_usd + self.start_usd
 
 
-def price_move(catalog: Catalog, old: FleetPlan, new: FleetPlan, *, gib: float, writes: int, copies: int) -> MoveCost:
+def price_move(
+    catalog: Catalog, old: FleetPlan, new: FleetPlan, *, gib: float, writes: int, copies: int, running: bool = True
+) -> MoveCost:
     """Price the move of ``gib``, written by ``writes`` requests of S3, ``copies`` at a time.
 
-    Nodes of ``old`` are paid while they save, those of ``new`` while they boot, copy data and load. A copy inside S3 is
-    taken to be as fast as a GET; nobody measured one between regions.
+    Nodes of ``old``, where they are ``running``, are paid while they save, those of ``new`` while they boot, copy data
+    and load. A copy inside S3 is taken to be as fast as a GET; nobody measured one between regions.
     """
-    drain_hours = old.terminate_timeout_s / 3600
+    drain_hours = old.terminate_timeout_s / 3600 if running else 0.0
     start_hours = RESTART_HOURS + (new.staging.node_hours if new.staging else 0.0)
     write_usd = catalog.unit_price("s3-write-request", new.region).usd
     return MoveCost(
@@ -56,3 +59,28 @@ def price_move(catalog: Catalog, old: FleetPlan, new: FleetPlan, *, gib: float, 
 def _usd_per_hour(plan: FleetPlan) -> float:
     """Mean cost of a running hour."""
     return plan.cost_usd.expected / plan.hours.expected
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """What is left of a run in one region: expected USD, and hours at the 95th percentile; ``move`` comes on top."""
+
+    move: MoveCost
+    usd: float
+    hours_p95: float
+
+
+def choose_region(rests: Mapping[str, Rest], *, left_usd: float | None, left_hours: float | None) -> str | None:
+    """Return the cheapest region that keeps the deadline, else the earliest; None where the ceiling pays for none.
+
+    ``left_usd`` and ``left_hours`` are until ceiling and deadline; None is no limit.
+    """
+
+    def order(region: str) -> tuple[bool, float]:
+        rest = rests[region]
+        hours, usd = rest.move.hours + rest.hours_p95, rest.move.usd + rest.usd
+        late = left_hours is not None and hours > left_hours
+        return late, hours if late else usd
+
+    paid = [region for region, rest in rests.items() if left_usd is None or rest.move.usd + rest.usd <= left_usd]
+    return min(paid, key=order, default=None)

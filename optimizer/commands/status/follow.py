@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,21 @@ from optimizer.commands.status.live import watch
 from optimizer.commands.status.reading import Reading, read
 
 if TYPE_CHECKING:
-    from bootstrap.contract.state import Phase
+    from bootstrap.contract.state import ControllerState, Phase
     from infra.naming import Names
 
 # The controller ticks once a minute.
 POLL_S = 20
 
 
-def follow(file: StackFile, names: Names, *, since: datetime) -> Phase:
-    """Show a run until a tick after ``since`` finds it ended; return its phase."""
+def follow(
+    file: StackFile, names: Names, *, since: datetime, leaves: Callable[[ControllerState], bool] = lambda state: False
+) -> Phase:
+    """Show a run until a tick after ``since`` finds it ended, or it ``leaves`` the stack; return its phase."""
 
     def ended(reading: Reading) -> bool:
         state = reading.state
-        return state is not None and state.phase in ENDED and state.updated_at > since
+        return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
 
     last = watch(
         file.plan, file.stack, lambda: read(names, datetime.now(UTC)), POLL_S, live=sys.stdout.isatty(), ended=ended

@@ -16,7 +16,7 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
 from infra.control_settings import job_id
-from optimizer.commands import down, move, stop
+from optimizer.commands import down, handover, move, stop
 from optimizer.plan import FleetPlan
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
@@ -148,7 +148,7 @@ def pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(start=datetime.now(UTC))
     monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, move, down):
+    for module in (stop, handover, down):
         monkeypatch.setattr(module, "datetime", clock)
     return clock
 
@@ -160,7 +160,7 @@ def regions(
     """Stack of us-east-1, which trained for an hour and saved twice."""
     monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
     regions = Regions(deployed, clock, gpufleet)
-    monkeypatch.setattr(move, "carry_out", regions.carry_out)
+    monkeypatch.setattr(handover, "carry_out", regions.carry_out)
     monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
     for step in (500, 1000):
         save(deployed, step)
@@ -219,13 +219,14 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     assert alone.phase == "running", "the same ask starts nothing anew"
 
 
-@pytest.mark.parametrize("step", ["carry_out", "_end_nodes", "copy", "let_run"])
+@pytest.mark.parametrize("step", ["carry_out", "end_nodes", "copy", "let_run"])
 def test_an_interrupted_move_loses_nothing_and_goes_on(
     regions: Regions, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     ((name, old),) = regions.stacks.items()
     before = checkpoints(old)
     where = {"copy": "optimizer.aws.copying.copy", "let_run": "optimizer.commands.resume.let_run"}
+    where["carry_out"] = "optimizer.commands.handover.carry_out"
     place = where.get(step, f"optimizer.commands.move.{step}")
 
     def interrupt(*_: Any, **__: Any) -> None:
@@ -340,7 +341,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("optimizer.commands.up.run_recommend", recommend)
-    monkeypatch.setattr(move, "_stand_up", enough)
+    monkeypatch.setattr(move, "stand_up", enough)
     code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
     assert code != 0
     flags = ("--region", EUROPE, "--global-batch", "128", "--budget", "3000.0", "--deadline", "48.0h")
