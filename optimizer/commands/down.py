@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.handover import others_of_job
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
@@ -25,24 +27,34 @@ Example:
   gpufleet down
   gpufleet down --stack dev --yes
   gpufleet down --stack dev --no-save
+  gpufleet down --stack dev-us-west-2 --everywhere --yes
 """
 )
 @one_stack_options
+@click.option("--everywhere", is_flag=True, help="End also the stacks of other regions that train the same job.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--save/--no-save", default=True, show_default=True, help="First save a checkpoint and end the nodes.")
-def command(stack: str | None, directory: Path, yes: bool, save: bool) -> None:
+def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, save: bool) -> None:
     """End a fleet: save a checkpoint, end every node, destroy the stack's resources.
 
     Nodes end as with gpufleet stop; then pulumi destroy --exclude-protected runs (by Pulumi's Automation API; needs the
     Pulumi CLI) and waits until the last instance is gone, which takes many minutes for large GPU nodes. The bucket with
     the checkpoints and its key stay, and are named, unless gpufleet:forceDestroy is set; gpufleet up goes on from them.
+    --everywhere ends all stacks of gpufleet up --regions, or of a run that moved.
     """
     require_pulumi()
     file = read_stack(stack or only_stack(directory), directory)
-    running = _running(file)
+    running = {one.stack: _running(one) for one in (file, *(others_of_job(file, directory) if everywhere else []))}
+    # The stack with the nodes comes last: its meter counts the others until they end.
+    files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
     if not yes:
-        _ask(file, running, save=save)
-    if running and save:
+        _ask(files, running, save=save)
+    for one in files:
+        _end(one, directory, save=save and bool(running[one.stack]))
+
+
+def _end(file: StackFile, directory: Path, *, save: bool) -> None:
+    if save:
         _save(file)
     moved_to = _follow_moves(file, directory)
     _write_left(_take_down(file, directory), file.stack)
@@ -106,12 +118,20 @@ def _running(file: StackFile) -> int:
     return max(reading.group.wanted, len(reading.group.nodes))
 
 
-def _ask(file: StackFile, running: int, *, save: bool) -> None:
-    require_terminal(why="the fleet's resources are deleted", next_step=f"gpufleet down --stack {file.stack} --yes")
-    nodes = f"{running} nodes{' save a checkpoint and' if save else ''} end" if running else "no node runs"
-    kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
-    click.echo(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
-    confirm("Destroy it?", nothing_was="changed", next_step=f"gpufleet status --stack {file.stack}")
+def _ask(files: Sequence[StackFile], running: Mapping[str, int], *, save: bool) -> None:
+    stack = files[-1].stack
+    again = f"gpufleet down --stack {stack}{' --everywhere' * (len(files) > 1)} --yes"
+    require_terminal(why="the fleet's resources are deleted", next_step=again)
+    for file in files:
+        count = running[file.stack]
+        nodes = f"{count} nodes{' save a checkpoint and' if save else ''} end" if count else "no node runs"
+        kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
+        click.echo(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
+    confirm(
+        "Destroy it?" if len(files) == 1 else "Destroy them?",
+        nothing_was="changed",
+        next_step=f"gpufleet status --stack {stack}",
+    )
 
 
 def _deletes_checkpoints(file: StackFile) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from optimizer.commands.stack.engine import carry_out
 from optimizer.commands.stack.file import StackFile, change_stack_file, read_stack, resolve_names
-from optimizer.commands.stack_paths import stack_path
+from optimizer.commands.stack_paths import list_stacks, stack_path
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 
@@ -29,6 +30,19 @@ DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
 # A controller that lives sees the ended nodes within two ticks.
 SETTLES_WITHIN = timedelta(minutes=4)
 POLL_S = 15
+
+
+def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
+    """Return the folder's stacks of other regions that train the job of ``file``."""
+    from infra.control_settings import job_id
+
+    others = []
+    for name in list_stacks(directory):
+        with suppress(InvalidInputError):  # no plan, so no fleet
+            other = read_stack(name, directory)
+            if other.plan.region != file.plan.region and job_id(other.plan) == job_id(file.plan):
+                others.append(other)
+    return others
 
 
 def locate_data(config: Mapping[str, Any], region: str) -> str | None:

@@ -17,6 +17,7 @@ from optimizer.commands.handover import (
     find_carried,
     hand_over,
     locate_data,
+    others_of_job,
     price_handover,
     read_asked,
     read_controller,
@@ -36,7 +37,7 @@ from optimizer.commands.stack.file import (
     read_stack,
     resolve_names,
 )
-from optimizer.commands.stack_paths import list_stacks, stack_path
+from optimizer.commands.stack_paths import stack_path
 from optimizer.commands.wheels import WHEELS_KEY
 from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.plan import FleetPlan
@@ -170,16 +171,7 @@ def _again(region: str, stack: str, directory: Path, to: str | None) -> str:
 
 def _find_target(source: StackFile, region: str, directory: Path) -> str:
     """Return the name of the folder's stack in the region that trains the same job, or of a new one."""
-    from infra.control_settings import job_id
-
-    found = []
-    for name in list_stacks(directory):
-        try:
-            file = read_stack(name, directory)
-        except InvalidInputError:
-            continue
-        if file.plan.region == region and job_id(file.plan) == job_id(source.plan):
-            found.append(name)
+    found = [other.stack for other in others_of_job(source, directory) if other.plan.region == region]
     if len(found) > 1:
         raise InvalidInputError(
             f"stacks {', '.join(found)} in {region} train the job of {source.stack}", next_step="choose: --to NAME"

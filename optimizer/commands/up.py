@@ -6,19 +6,25 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
-from optimizer.commands.options import directory_option, plan_number_option, read_plan_argument
+from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import carry_out, require_pulumi
-from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
-from optimizer.commands.stack_paths import list_stacks
-from optimizer.errors import GpufleetError
+from optimizer.commands.stack.file import change_stack_file, check_name, only_stack, read_stack, resolve_names
+from optimizer.commands.stack_paths import list_stacks, stack_path
+from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from bootstrap.contract.state import ControllerState
+    from optimizer.commands.regions import Regions
 
 FIRST_STACK = "dev"
 
@@ -29,6 +35,7 @@ Example:
   gpufleet up request.yaml
   gpufleet up plans.json --plan 2 --stack dev
   gpufleet up request.yaml --stack dev --yes --no-follow
+  gpufleet up request.yaml --regions us-east-1,us-west-2,eu-west-1
 """
 )
 @click.argument("source", metavar="REQUEST|PLAN")
@@ -36,7 +43,16 @@ Example:
 @click.option(
     "--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one; dev where there is none yet]"
 )
+@click.option("--regions", metavar="R,R", help="Begin in the cheapest region and go on where capacity comes.")
+@click.option(
+    "--wait-minutes",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="With --regions: how long a region may refuse all nodes.",
+)
 @directory_option
+@config_option
 @click.option("--yes", is_flag=True, help="Do not ask before anything is created.")
 @click.option(
     "--refresh/--no-refresh",
@@ -49,7 +65,10 @@ def command(
     source: str,
     plan_number: int,
     stack: str | None,
+    regions: str | None,
+    wait_minutes: int,
     directory: Path,
+    config_given: dict[str, str],
     yes: bool,
     refresh: bool | None,
     accept_stale_prices: bool,
@@ -63,9 +82,25 @@ def command(
     the command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
     YAML, a PLAN is JSON; - reads a PLAN from standard input.
 
+    With --regions a REQUEST is planned for each region, and each gets a stack NAME-REGION without nodes but the
+    cheapest, where the run begins. Once AWS has refused all nodes for --wait-minutes, the run goes on in the next, as
+    with gpufleet move: its newest checkpoint, one meter and one ceiling for all. It moves only while this command
+    follows it; the same command takes it up again. gpufleet down --everywhere ends all of them.
+
     Exit status of a run that was followed to its end: 0 for a run that is done or stopped, else 1.
     """
     require_pulumi()
+    if regions is not None:
+        run = _run_in_regions(
+            source, regions, stack or FIRST_STACK, directory, config_given, plan_number, yes=yes, refresh=refresh,
+            accept_stale_prices=accept_stale_prices,
+        )  # fmt: skip
+        current = run.stand_up()
+        if follow:
+            run.follow(current, timedelta(minutes=wait_minutes))
+        else:
+            click.echo(f"the run is stack {current.stack}'s; {run.again} follows it, and moves it where it must")
+        return
     name = stack or _only_stack(directory)
     check_name(name)
     plans = source if _is_plan(source) else run_recommend(source, directory / f"plans.{name}.json", refresh)
@@ -73,6 +108,8 @@ def command(
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
         _ask(plan, name, again)
+    if config_given:
+        change_stack_file(stack_path(directory, name), config_given)
     prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
     carry_out(name, directory, count_declared=lambda: count_declared(name, directory))
     _resume_stopped(name, directory)
@@ -80,6 +117,39 @@ def command(
         follow_run(name, directory)
     else:
         click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
+
+
+def _run_in_regions(
+    source: str,
+    regions: str,
+    base: str,
+    directory: Path,
+    config: dict[str, str],
+    plan_number: int,
+    *,
+    yes: bool,
+    refresh: bool | None,
+    accept_stale_prices: bool,
+) -> Regions:
+    from optimizer.commands.regions import Regions, ask, choose_plans, show
+
+    if _is_plan(source) or plan_number > 1:
+        raise InvalidInputError(
+            f"{source} is a plan" if _is_plan(source) else f"--plan is {plan_number}",
+            limit="a REQUEST with --regions, and the best plan of each region",
+            why="a plan is for one region",
+            next_step="gpufleet up REQUEST --regions R,R, or gpufleet up PLAN",
+        )
+    words = ["gpufleet", "up", source, "--regions", regions, "--stack", base]
+    again = shlex.join([*words, *(["--directory", str(directory)] if directory != Path() else [])])
+    given = list(dict.fromkeys(region.strip() for region in regions.split(",")))
+    sides = choose_plans(source, given, base, directory, config, refresh)
+    show(sides)
+    if not yes:
+        ask(sides, again)
+    return Regions(
+        sides=sides, directory=directory, config=config, again=again, accept_stale_prices=accept_stale_prices
+    )
 
 
 def _only_stack(directory: Path) -> str:
@@ -170,20 +240,29 @@ def _resume_stopped(stack: str, directory: Path) -> None:
         click.get_current_context().invoke(resume, stack=stack, directory=directory)
 
 
-def follow_run(stack: str, directory: Path) -> None:
-    """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1."""
+def follow_run(
+    stack: str, directory: Path, *, leaves: Callable[[ControllerState], bool] = lambda state: False, again: str = ""
+) -> None:
+    """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
+
+    Returns also when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
+    """
+    from bootstrap.contract.state import ENDED
     from optimizer.commands.status.follow import follow
 
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     try:
-        phase = follow(file, names, since=datetime.now(UTC))
+        phase = follow(file, names, since=datetime.now(UTC), leaves=leaves)
     except KeyboardInterrupt:
+        here = f" in {names.region} only, until {again} takes it up again" if again else ""
         click.echo(
-            f"\nno longer followed; the fleet goes on. gpufleet status --stack {stack} --watch 60 follows it, gpufleet "
-            f"stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
+            f"\nno longer followed; the fleet goes on{here}. gpufleet status --stack {stack} --watch 60 follows it, "
+            f"gpufleet stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
             err=True,
         )
+        return
+    if phase not in ENDED:
         return
     click.echo(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
     if phase not in ("done", "stopped"):

@@ -1,0 +1,352 @@
+"""``gpufleet up --regions``: one run that begins in the cheapest of several regions and goes on where capacity comes.
+
+Each region has a stack, NAME-REGION. One of them has the run; the others wait without nodes. Whoever follows the run
+hands it over, by the steps of ``gpufleet move``, once AWS has refused all nodes for a while.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.handover import end_nodes, hand_over, locate_data, recommend_in, stand_up
+from optimizer.commands.options import read_plan_argument
+from optimizer.commands.output import write_table
+from optimizer.commands.stack.engine import carry_out
+from optimizer.commands.stack.file import change_stack_file, check_name, read_stack, resolve_names
+from optimizer.commands.stack_paths import stack_path
+from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from bootstrap.contract.request import PersonRequest
+    from bootstrap.contract.state import ControllerState
+    from infra.naming import Names
+
+# A region that refused is tried again after about a gang's boot and tests.
+AGAIN = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """A region's stack; all of them train the same job."""
+
+    stack: str
+    plan: FleetPlan
+
+    @property
+    def idle_usd_per_hour(self) -> float:
+        """Cost of the stack without nodes, as its controller meters it."""
+        cost = self.plan.cost_usd.breakdown
+        return (cost.storage + cost.transfer + cost.head_node) / self.plan.hours.expected
+
+
+@dataclass(kw_only=True, slots=True)
+class Regions:
+    """The stacks of one run.
+
+    Attributes:
+        sides: the cheapest first.
+        config: texts by key, written into each stack's configuration.
+        again: the command that takes the run up again.
+        refused: when the run left a stack.
+    """
+
+    sides: list[Side]
+    directory: Path
+    config: Mapping[str, str]
+    again: str
+    accept_stale_prices: bool
+    refused: dict[str, datetime] = field(default_factory=dict)
+
+    def stand_up(self) -> Side:
+        """Deploy what is not there yet; return the stack that has the run, which may start nodes.
+
+        A region whose account cannot carry out its plan is left out, with its reason.
+
+        Raises:
+            GpufleetError: no region is left, or Pulumi was interrupted.
+        """
+        current, target = self._find_run()
+        if target is not None:
+            self._hand_over(current, target)
+            current = target
+        while not self._begin(current):
+            current = self.sides[0]
+        for side in [side for side in self.sides if side is not current]:
+            if self._asked(side) is None:
+                self._wait_beside(side, current)
+        return current
+
+    def follow(self, current: Side, wait: timedelta) -> None:
+        """Show the run, and hand it over where a region has refused for ``wait``, until it has ended."""
+        from optimizer.commands.up import follow_run
+
+        while True:
+            watcher = _Watcher(self, current, wait)
+            follow_run(current.stack, self.directory, leaves=watcher.leaves, again=self.again)
+            if watcher.target is None:
+                return
+            click.echo(
+                f"{current.plan.region} has refused for {wait.total_seconds() / 60:.0f} minutes: next is "
+                f"{watcher.target.plan.region}"
+            )
+            self.refused[current.stack] = datetime.now(UTC)
+            self._hand_over(current, watcher.target)
+            current = watcher.target
+
+    def _names(self, side: Side) -> tuple[Names, str]:
+        return resolve_names(read_stack(side.stack, self.directory))
+
+    def _asked(self, side: Side) -> PersonRequest | None:
+        """Return the last request; None where the stack was never up."""
+        from optimizer.aws import clients, control, errors
+
+        if not stack_path(self.directory, side.stack).exists():
+            return None
+        names, _ = self._names(side)
+        with errors.explained(f"bucket {names.bucket} of stack {side.stack} cannot be read"):
+            try:
+                return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
+            except Exception as error:
+                if errors.is_aws_error(error) and errors.is_not_found(error):
+                    return None
+                raise
+
+    def _find_run(self) -> tuple[Side, Side | None]:
+        """Return the stack that has the run, and the one that a hand-over was under way to.
+
+        The newest request decides: to run, or to stop because the run is another stack's, which waits until then.
+        """
+        asked = {side.stack: request for side in self.sides if (request := self._asked(side))}
+        if not asked:
+            return self.sides[0], None
+        newest = max(asked, key=lambda stack: asked[stack].at)
+        by_name = {side.stack: side for side in self.sides}
+        goes_to = asked[newest].moved_to
+        if goes_to and goes_to not in by_name:
+            raise InvalidInputError(
+                f"the run of stack {newest} moved to stack {goes_to}, of no region that is given",
+                next_step=f"gpufleet status --stack {goes_to} --watch 60",
+            )
+        if not goes_to:
+            return by_name[newest], None
+        theirs = asked.get(goes_to)
+        waits = theirs is not None and theirs.want == "stop"
+        return (by_name[newest], by_name[goes_to]) if waits else (by_name[goes_to], None)
+
+    def _begin(self, side: Side) -> bool:
+        """Deploy the stack that has the run and let it run; False where its region is left out."""
+        from optimizer.commands.resume import let_run
+        from optimizer.commands.up import count_declared, prepare
+
+        asked = self._asked(side)
+        if asked is None:
+            try:
+                if self.config:
+                    change_stack_file(stack_path(self.directory, side.stack), self.config)
+                prepare(side.plan, side.stack, self.directory, self.again, accept_stale_prices=self.accept_stale_prices)
+                carry_out(side.stack, self.directory, count_declared=lambda: count_declared(side.stack, self.directory))
+            except GpufleetError as error:
+                self._leave_out(side, error)
+                return False
+        if asked is None or asked.want == "stop":
+            let_run(*self._names(side))
+        return True
+
+    def _wait_beside(self, side: Side, current: Side) -> None:
+        """Deploy a stack that waits; the run's meter counts what it costs."""
+        from bootstrap.contract.request import StackSpend
+        from infra.control_settings import job_id
+        from optimizer.aws import clients, control, errors
+
+        try:
+            stand_up(
+                side.plan, side.stack, current.stack, self.directory, self.again, config=self.config,
+                accept_stale_prices=self.accept_stale_prices,
+            )  # fmt: skip
+        except GpufleetError as error:
+            self._leave_out(side, error)
+            return
+        names, _ = self._names(current)
+        spend = StackSpend(
+            job=job_id(side.plan),
+            usd=0.0,
+            usd_per_hour=side.idle_usd_per_hour,
+            at=datetime.now(UTC),
+        )
+        with errors.explained(f"the meter of stack {current.stack} does not know what stack {side.stack} costs"):
+            control.add_spends(clients.s3(names.region), names.bucket, names.control_prefix, {side.stack: spend})
+
+    def _leave_out(self, side: Side, error: GpufleetError) -> None:
+        if isinstance(error.__cause__, KeyboardInterrupt) or len(self.sides) == 1:
+            raise error
+        self.sides.remove(side)
+        click.echo(f"note: {side.plan.region} is left out: {error}", err=True)
+
+    def _hand_over(self, current: Side, target: Side) -> None:
+        file = read_stack(current.stack, self.directory)
+        names, caller = resolve_names(file)
+        end_nodes(file, names, caller, target.stack)
+        hand_over(file, names, self._names(target)[0], caller, self.again)
+
+
+@dataclass(slots=True)
+class _Watcher:
+    """Decide at each reading of a run whether it goes on in another region, and where."""
+
+    regions: Regions
+    current: Side
+    wait: timedelta
+    target: Side | None = None
+    refused_since: datetime | None = None
+
+    def leaves(self, state: ControllerState) -> bool:
+        """Return whether AWS has refused all nodes for ``wait``, and another region is worth a try."""
+        now = datetime.now(UTC)
+        if not _is_refused(state):
+            self.refused_since = None
+            return False
+        self.refused_since = self.refused_since or now
+        if now - self.refused_since >= self.wait:
+            self.target = self._choose(state, now)
+        return self.target is not None
+
+    def _choose(self, state: ControllerState, now: datetime) -> Side | None:
+        from optimizer.aws.copying import COPIES
+        from optimizer.catalog import load
+        from optimizer.economics.moving import Rest, choose_region, price_move
+
+        left, old = 1 - state.progress, self.current.plan
+        rests = {}
+        for side in self.regions.sides:
+            refused_at = self.regions.refused.get(side.stack)
+            if side is self.current or (refused_at and now - refused_at < AGAIN):
+                continue
+            gib = old.job.checkpoint_gib if state.progress else 0.0
+            move = price_move(load(), old, side.plan, gib=gib, writes=0, copies=COPIES, running=False)
+            rests[side.stack] = Rest(
+                move=move, usd=left * side.plan.cost_usd.expected, hours_p95=left * side.plan.hours.p95
+            )
+        ceiling, deadline = state.ceiling_usd, old.job.deadline_hours
+        chosen = choose_region(
+            rests,
+            left_usd=None if ceiling is None else ceiling - state.spent_usd,
+            left_hours=None if deadline is None else deadline - (now - state.run_started_at) / timedelta(hours=1),
+        )
+        return next((side for side in self.regions.sides if side.stack == chosen), None)
+
+
+def _is_refused(state: ControllerState) -> bool:
+    """Return whether no node is there because AWS refuses them."""
+    from bootstrap.contract.state import UP
+
+    if state.nodes.in_service + state.nodes.pending:
+        return False
+    if state.phase in UP:
+        return state.refused_since is not None
+    return state.phase == "waiting" and state.next_attempt_at is not None and bool(state.last_failure)
+
+
+def choose_plans(
+    request: str, regions: Sequence[str], base: str, directory: Path, config: Mapping[str, str], refresh: bool | None
+) -> list[Side]:
+    """Plan one request for each region, with one batch; a stack that has a plan keeps it. The cheapest comes first.
+
+    Raises:
+        InvalidInputError: a region is unknown, or a stack's plan is of another job.
+        GpufleetError: no region has a plan; the error is the last one's.
+    """
+    from infra.control_settings import job_id
+    from optimizer.catalog import load
+    from optimizer.commands.up import run_recommend
+    from optimizer.request import read_request_file
+
+    catalog = load()
+    for region in regions:
+        catalog.check_region(region)
+        check_name(f"{base}-{region}")
+    plans = {region: plan for region in regions if (plan := _kept_plan(f"{base}-{region}", directory))}
+    if not plans:
+        flags = [word for region in regions for word in ("--region", region)]
+        answer = run_recommend(request, directory / f"plans.{base}.json", refresh, *flags)
+        batch = read_plan_argument(answer, 1).job.global_batch
+    else:
+        batch = next(iter(plans.values())).job.global_batch
+    document, left_out = read_request_file(Path(request)), []
+    for region in regions:
+        if region in plans:
+            click.echo(
+                f"note: stack {base}-{region} keeps its plan; gpufleet stack set PLAN --stack {base}-{region} changes "
+                "it",
+                err=True,
+            )
+            continue
+        try:
+            data_region = locate_data(config, region)
+            # The answer for all regions was shown.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                kept = recommend_in(
+                    region, document, data_region, f"{base}-{region}", directory, refresh, "--global-batch", str(batch)
+                )
+        except GpufleetError as error:
+            left_out.append(error)
+            click.echo(f"note: {region} is left out: {error}", err=True)
+            continue
+        plans[region] = read_plan_argument(kept, 1)
+    if not plans:
+        raise left_out[-1]
+    if len({job_id(plan) for plan in plans.values()}) > 1:
+        raise InvalidInputError(
+            f"the stacks {', '.join(f'{base}-{region}' for region in plans)} do not train one job",
+            why="one checkpoint and one meter go from stack to stack",
+            next_step="another --stack NAME, or gpufleet stack set for those that differ",
+        )
+    sides = [Side(stack=f"{base}-{region}", plan=plan) for region, plan in plans.items()]
+    return sorted(sides, key=lambda side: side.plan.cost_usd.expected)
+
+
+def _kept_plan(stack: str, directory: Path) -> FleetPlan | None:
+    if not stack_path(directory, stack).exists():
+        return None
+    try:
+        return read_stack(stack, directory).plan
+    except InvalidInputError:
+        return None  # `stack set` says what is wrong with the file
+
+
+def show(sides: Sequence[Side]) -> None:
+    """Print the plan of each region, and what its stack costs without nodes."""
+    rows: list[dict[str, Any]] = [
+        {
+            "region": side.plan.region,
+            "fleet": f"{side.plan.node_count} x {side.plan.instance_type}, {side.plan.purchase.option}",
+            "hours": round(side.plan.hours.expected, 1),
+            "usd": round(side.plan.cost_usd.expected, 2),
+            "p95": round(side.plan.cost_usd.p95, 2),
+            "idle": round(side.idle_usd_per_hour, 3),
+        }
+        for side in sides
+    ]
+    headings = {"region": "region", "fleet": "nodes", "hours": "hours", "usd": "USD", "p95": "p95"}
+    click.echo()
+    write_table(rows, {**headings, "idle": "USD/h without nodes"})
+
+
+def ask(sides: Sequence[Side], again: str) -> None:
+    """Ask whether to stand the stacks up; GpufleetError where the answer is no."""
+    require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
+    budget = sides[0].plan.job.budget_usd
+    click.echo(
+        f"the run begins in {sides[0].plan.region}; where AWS refuses its nodes, it goes on in the next"
+        + (f"; at most {budget:,.2f} USD in all regions together" if budget else "")
+    )
+    confirm("Stand them up?", nothing_was="created", next_step=f"{again} takes the same plans")

@@ -1,0 +1,238 @@
+"""``gpufleet up --regions`` between emulated regions, with the controllers' own ticks; Pulumi is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootstrap.contract.state import ControllerState
+from optimizer.commands import down, handover, regions, stop, up
+from optimizer.commands.status import follow
+from optimizer.economics.moving import MoveCost, Rest, choose_region
+from optimizer.errors import GpufleetError
+from optimizer.plan import FleetPlan
+from tests.engine.emulated_aws import amazon_image
+from tests.plans import sample_plan
+from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
+from tests.unit.optimizer.emulated_regions import EUROPE, OREGON, Regions, checkpoints, plan_in, save
+
+pytestmark = pytest.mark.usefixtures("unaudited")
+
+# Dollars of the sample plan's nodes in each region beyond those in the first.
+DEARER = {REGION: 0.0, OREGON: 10.0, EUROPE: 20.0}
+
+
+class World(Regions):
+    """The regions of one run; once it has trained for some minutes, ``after_minutes`` is called with its stack."""
+
+    def __init__(self, base: str, directory: Path, clock: Clock, gpufleet: Gpufleet) -> None:
+        super().__init__(directory, clock, gpufleet)
+        self.base = base
+        self.ran_minutes = 0
+        self.after_minutes = self.stop
+
+    def up(self, *more: str, given: tuple[str, ...] = (REGION, OREGON, EUROPE)) -> tuple[int, str, str]:
+        """Run the command until it has ended."""
+        request = self.directory / "request.json"
+        request.write_text(json.dumps({"model": "llama-2-7b"}))
+        ami = amazon_image(IMAGE, "x86_64")["ami_id"]
+        return self.gpufleet(
+            "up", str(request), "--regions", ",".join(given), "--stack", self.base, "--directory", str(self.directory),
+            "--config", f"amiId={ami}", "--yes", "--accept-stale-prices", "--no-refresh", *more,
+        )  # fmt: skip
+
+    def stack(self, region: str) -> DeployedStack:
+        return self.stacks[f"{self.base}-{region}"]
+
+    def pass_time(self) -> None:
+        super().pass_time()
+        running = [name for name in self.stacks if self.state(name).phase == "running"]
+        assert len(running) <= 1, "one side trains"
+        self.ran_minutes += bool(running)
+        if self.ran_minutes > 3:
+            self.ran_minutes = 0
+            self.after_minutes(running[0])
+
+    def stop(self, stack: str) -> None:
+        """A person asks the run to stop."""
+        stop.ask(self.stacks[stack].names, "arn:aws:iam::123456789012:user/ada", "stop")
+
+    def state(self, stack: str) -> ControllerState:
+        from bootstrap.contract.state import read_state
+
+        s3, names = self.stacks[stack].s3, self.stacks[stack].names
+        body = s3.get_object(Bucket=names.bucket, Key="control/state.json")["Body"].read().decode()
+        return read_state(body, "state")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(start=datetime.now(UTC))
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    for module in (stop, handover, down, regions, up, follow):
+        monkeypatch.setattr(module, "datetime", clock)
+    return clock
+
+
+@pytest.fixture
+def world(
+    emulated_url: str, tmp_path: Path, clock: Clock, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> World:
+    """No stack yet; us-east-1 is the cheapest region, eu-west-1 the dearest."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_url)
+    monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
+    (tmp_path / "Pulumi.yaml").write_text("name: gpufleet\n")
+    world = World(f"s-{uuid.uuid4().hex[:8]}", tmp_path, clock, gpufleet)
+    for module in (up, down):
+        monkeypatch.setattr(module, "require_pulumi", lambda: None)
+    for module in (handover, regions):
+        monkeypatch.setattr(module, "carry_out", world.carry_out)
+    monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
+    monkeypatch.setattr(follow, "POLL_S", 60)
+
+    def recommend(path: str, answer: Path, refresh: bool | None, *flags: str) -> str:
+        region = flags[flags.index("--region") + 1]
+        cost = sample_plan().cost_usd.model_dump()
+        cost["breakdown"]["compute"] += DEARER[region]
+        cost |= {part: cost[part] + DEARER[region] for part in ("expected", "p50", "p95")}
+        answer.write_text(plan_in(region, cost_usd=cost).to_json())
+        return str(answer)
+
+    monkeypatch.setattr(up, "run_recommend", recommend)
+    return world
+
+
+def test_a_run_begins_in_the_cheapest_region_and_goes_on_where_capacity_comes(world: World) -> None:
+    world.dry = {REGION}
+    code, out, err = world.up("--wait-minutes", "4")
+    assert code == 0, err
+    assert f"{REGION} has refused for 4 minutes: next is {OREGON}" in out
+    first, second, third = (world.stack(region) for region in (REGION, OREGON, EUROPE))
+    assert first.get("control/request.json")["moved_to"] == second.names.stack
+    state = world.state(second.names.stack)
+    assert state.phase == "stopped" and state.spent_usd < 3000
+    assert set(state.elsewhere) == {first.names.stack, third.names.stack}, "one meter for all three"
+    assert third.group.nodes == () and world.state(third.names.stack).attempts == 0
+
+    code, out, err = world.gpufleet(
+        "down", "--stack", second.names.stack, "--directory", str(world.directory), "--everywhere", "--yes"
+    )
+    assert code == 0, err
+    for stack in (first, third):
+        assert f"the meter of stack {second.names.stack} counts nothing more of {stack.names.stack}" in out
+
+
+def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in the middle of the hand-over; the same command goes on with it."""
+    first, second = (f"{world.base}-{region}" for region in (REGION, OREGON))
+
+    def reclaim(stack: str) -> None:
+        save(world.stacks[stack], 1000)
+        world.dry_out(stack)
+        world.after_minutes = world.stop
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    world.after_minutes = reclaim
+    with monkeypatch.context() as patch:
+        patch.setattr("optimizer.aws.copying.copy", interrupt)
+        code, _, _ = world.up("--wait-minutes", "2", given=(REGION, OREGON))
+    assert code != 0 and world.stacks[first].get("control/request.json")["moved_to"] == second
+    spent = world.state(first).spent_usd
+    world.after_minutes = world.stop
+    code, out, err = world.up("--wait-minutes", "2", given=(REGION, OREGON))
+    assert code == 0, err
+    assert f"stack {first} keeps its plan" in err and "the checkpoint of step 1,000" in out
+    state = world.state(second)
+    assert state.phase == "stopped" and state.spent_usd > spent and set(state.elsewhere) == {first}
+    assert any("step-00001000" in key for key in checkpoints(world.stacks[second]))
+
+
+def test_where_all_regions_refuse_the_run_stays_and_asks_on(world: World) -> None:
+    world.dry = {REGION, OREGON}
+    minutes = iter(range(60))
+
+    def give_up(passed: Any) -> None:
+        world.pass_time()
+        if world.clock.passed > timedelta(minutes=25) and next(minutes) == 0:
+            stop.ask(world.stack(OREGON).names, "arn:aws:iam::123456789012:user/ada", "stop")
+
+    world.clock.meanwhile = give_up
+    code, out, err = world.up("--wait-minutes", "3", given=(REGION, OREGON))
+    assert code == 0, err
+    assert out.count("has refused for") == 1, "the first region refused less than half an hour ago"
+    assert world.state(f"{world.base}-{OREGON}").phase == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan.json", "--regions", "us-east-1"], "plan.json is a plan"),
+        (["request.json", "--regions", "us-east-1", "--plan", "2"], "--plan is 2"),
+        (["request.json", "--regions", "us-east-1,moon-base-1"], "moon-base-1"),
+    ],
+)
+def test_what_cannot_begin_in_several_regions_says_why(world: World, arguments: list[str], says: str) -> None:
+    (world.directory / "plan.json").write_text(sample_plan().to_json())
+    (world.directory / "request.json").write_text(json.dumps({"model": "llama-2-7b"}))
+    file, *more = arguments
+    directory = str(world.directory)
+    code, _, err = world.gpufleet("up", f"{directory}/{file}", *more, "--directory", directory, "--yes")
+    assert code == 2 and says in err
+    assert world.stacks == {}
+
+
+def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = up.prepare
+
+    def refuse(plan: FleetPlan, *arguments: Any, **options: Any) -> None:
+        if plan.region == REGION:
+            raise GpufleetError("the quota is 0")
+        prepare(plan, *arguments, **options)
+
+    monkeypatch.setattr(up, "prepare", refuse)
+    code, out, err = world.up("--no-follow", given=(REGION, OREGON))
+    assert code == 0, err
+    assert f"{REGION} is left out: the quota is 0" in err and f"the run is stack {world.base}-{OREGON}'s" in out
+    assert list(world.stacks) == [f"{world.base}-{OREGON}"]
+
+
+RESTS = st.builds(
+    lambda hours, usd, move_hours, move_usd: Rest(
+        move=MoveCost(drain_hours=0, drain_usd=0, copy_hours=move_hours, copy_usd=move_usd, start_hours=0, start_usd=0),
+        usd=usd,
+        hours_p95=hours,
+    ),
+    *[st.floats(0, 100)] * 4,
+)
+
+
+@given(
+    rests=st.dictionaries(st.sampled_from("abcd"), RESTS),
+    left_usd=st.none() | st.floats(0, 200),
+    left_hours=st.none() | st.floats(0, 200),
+)
+def test_the_chosen_region_is_paid_for_and_in_time_where_any_is(
+    rests: dict[str, Rest], left_usd: float | None, left_hours: float | None
+) -> None:
+    usd = {region: rest.move.usd + rest.usd for region, rest in rests.items()}
+    hours = {region: rest.move.hours + rest.hours_p95 for region, rest in rests.items()}
+    paid = {region for region in rests if left_usd is None or usd[region] <= left_usd}
+    in_time = {region for region in paid if left_hours is None or hours[region] <= left_hours}
+    chosen = choose_region(rests, left_usd=left_usd, left_hours=left_hours)
+    assert (chosen is None) == (not paid)
+    if in_time:
+        assert chosen in in_time and usd[chosen] == min(usd[region] for region in in_time)
+    elif paid:
+        assert chosen and hours[chosen] == min(hours[region] for region in paid)
