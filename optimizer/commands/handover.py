@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.deploying import count_declared, prepare, run_recommend
 from optimizer.commands.stack.engine import carry_out
 from optimizer.commands.stack.file import StackFile, change_stack_file, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks, stack_path
@@ -82,8 +83,6 @@ def recommend_in(
     *flags: str,
 ) -> str:
     """Recommend for a request in one region; keep it as request.NAME.json, and return the path of plans.NAME.json."""
-    from optimizer.commands.up import run_recommend
-
     work = document.get("workload")
     if data_region and isinstance(work, dict) and work.get("data_gib"):
         document = {**document, "workload": {**work, "data_region": data_region}}
@@ -143,7 +142,6 @@ def stand_up(
     The run is stack ``source``'s. ``config`` is written into the new stack's; ``again`` is the command to go on with.
     """
     from optimizer.commands.stop import ask, follow_drain
-    from optimizer.commands.up import count_declared, prepare
 
     change_stack_file(stack_path(directory, name), {**config, "gpufleet:waits": True})
     prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.deploying import follow_run
 from optimizer.commands.handover import (
     end_nodes,
     find_carried,
@@ -141,8 +142,6 @@ def command(
         end_nodes(source, names, caller, name)
         hand_over(source, names, target_names, caller, again)
     if follow:
-        from optimizer.commands.up import follow_run
-
         follow_run(name, directory)
     else:
         click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.deploying import count_declared, follow_run, prepare, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import write_table
@@ -88,8 +89,6 @@ class Regions:
 
     def follow(self, current: Side, wait: timedelta) -> None:
         """Show the run, and hand it over where a region has refused for ``wait``, until it has ended."""
-        from optimizer.commands.up import follow_run
-
         while True:
             watcher = _Watcher(self, current, wait)
             follow_run(current.stack, self.directory, leaves=watcher.leaves, again=self.again)
@@ -146,7 +145,6 @@ class Regions:
     def _begin(self, side: Side) -> bool:
         """Deploy the stack that has the run and let it run; False where its region is left out."""
         from optimizer.commands.resume import let_run
-        from optimizer.commands.up import count_declared, prepare
 
         asked = self._asked(side)
         if asked is None:
@@ -267,7 +265,6 @@ def choose_plans(
     """
     from infra.control_settings import job_id
     from optimizer.catalog import load
-    from optimizer.commands.up import run_recommend
     from optimizer.request import read_request_file
 
     catalog = load()

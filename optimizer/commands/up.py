@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.deploying import count_declared, follow_run, prepare, run_recommend
 from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import carry_out, require_pulumi
 from optimizer.commands.stack.file import change_stack_file, check_name, only_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks, stack_path
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState
     from optimizer.commands.regions import Regions
 
 FIRST_STACK = "dev"
@@ -166,22 +163,6 @@ def _is_plan(source: str) -> bool:
     return False
 
 
-def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:
-    """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
-    from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
-    from optimizer.commands.recommend import command as recommend
-    from optimizer.request import read_request_file, request_from_dict
-
-    if refresh is None:
-        wanted = request_from_dict(read_request_file(Path(request)), origin=request)
-        # A catalog of the user's own choice is not refreshed.
-        refresh = "spot" in wanted.constraints.purchase_options and not os.environ.get(DIRECTORY_VARIABLE)
-    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else []), *flags]
-    with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
-        recommend.invoke(context)
-    return str(answer)
-
-
 def _ask(plan: FleetPlan, stack: str, again: str) -> None:
     require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
@@ -191,33 +172,6 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
         f"(95th percentile {plan.hours.p95:,.1f} h, {plan.cost_usd.p95:,.2f} USD){limit}"
     )
     confirm("Stand it up?", nothing_was="created", next_step=f"{again} takes the same plan")
-
-
-def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
-    """Write the plan into the stack's configuration and check that the account can carry it out."""
-    from optimizer.commands.preflight import check, write_findings
-    from optimizer.commands.stack import put_plan
-    from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
-
-    put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
-    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
-        pack_wheels(stack, directory)
-    report = check(plan, stack, directory)
-    write_findings([finding for finding in report.findings if finding.level != "ok"])
-    counts = report.counts()
-    click.echo("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
-    if counts["error"]:
-        raise GpufleetError(
-            "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
-        )
-
-
-def count_declared(stack: str, directory: Path) -> int:
-    """Count the resources that a stack's program declares."""
-    from infra.offline.preview import resources
-
-    file = read_stack(stack, directory)
-    return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
 
 
 def _resume_stopped(stack: str, directory: Path) -> None:
@@ -238,32 +192,3 @@ def _resume_stopped(stack: str, directory: Path) -> None:
         request = read_request(clients.s3(names.region), names.bucket, names.control_prefix)
     if request is not None and request.want == "stop":
         click.get_current_context().invoke(resume, stack=stack, directory=directory)
-
-
-def follow_run(
-    stack: str, directory: Path, *, leaves: Callable[[ControllerState], bool] = lambda state: False, again: str = ""
-) -> None:
-    """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
-
-    Returns also when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
-    """
-    from bootstrap.contract.state import ENDED
-    from optimizer.commands.status.follow import follow
-
-    file = read_stack(stack, directory)
-    names, _ = resolve_names(file)
-    try:
-        phase = follow(file, names, since=datetime.now(UTC), leaves=leaves)
-    except KeyboardInterrupt:
-        here = f" in {names.region} only, until {again} takes it up again" if again else ""
-        click.echo(
-            f"\nno longer followed; the fleet goes on{here}. gpufleet status --stack {stack} --watch 60 follows it, "
-            f"gpufleet stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
-            err=True,
-        )
-        return
-    if phase not in ENDED:
-        return
-    click.echo(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
-    if phase not in ("done", "stopped"):
-        sys.exit(GpufleetError.exit_code)

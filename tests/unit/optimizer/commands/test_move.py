@@ -207,7 +207,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
         asked.append(plan.region)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optimizer.commands.up.run_recommend", recommend)
+    monkeypatch.setattr("optimizer.commands.handover.run_recommend", recommend)
     monkeypatch.setattr(move, "stand_up", enough)
     code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
     assert code != 0

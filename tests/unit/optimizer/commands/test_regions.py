@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.contract.state import ControllerState
-from optimizer.commands import down, handover, regions, stop, up
+from optimizer.commands import deploying, down, handover, regions, stop, up
 from optimizer.commands.status import follow
 from optimizer.economics.moving import MoveCost, Rest, choose_region
 from optimizer.errors import GpufleetError
@@ -77,7 +77,7 @@ class World(Regions):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(start=datetime.now(UTC))
     monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, handover, down, regions, up, follow):
+    for module in (stop, handover, down, regions, deploying, follow):
         monkeypatch.setattr(module, "datetime", clock)
     return clock
 
@@ -106,7 +106,8 @@ def world(
         answer.write_text(plan_in(region, cost_usd=cost).to_json())
         return str(answer)
 
-    monkeypatch.setattr(up, "run_recommend", recommend)
+    for module in (handover, regions):
+        monkeypatch.setattr(module, "run_recommend", recommend)
     return world
 
 
@@ -194,14 +195,14 @@ def test_what_cannot_begin_in_several_regions_says_why(world: World, arguments: 
 
 
 def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = up.prepare
+    prepare = deploying.prepare
 
     def refuse(plan: FleetPlan, *arguments: Any, **options: Any) -> None:
         if plan.region == REGION:
             raise GpufleetError("the quota is 0")
         prepare(plan, *arguments, **options)
 
-    monkeypatch.setattr(up, "prepare", refuse)
+    monkeypatch.setattr(regions, "prepare", refuse)
     code, out, err = world.up("--no-follow", given=(REGION, OREGON))
     assert code == 0, err
     assert f"{REGION} is left out: the quota is 0" in err and f"the run is stack {world.base}-{OREGON}'s" in out

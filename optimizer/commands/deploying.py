@@ -1,0 +1,91 @@
+"""Steps of ``gpufleet up`` that commands between regions take too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.errors import GpufleetError
+from optimizer.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from bootstrap.contract.state import ControllerState
+
+
+def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:
+    """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
+    from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+    from optimizer.commands.recommend import command as recommend
+    from optimizer.request import read_request_file, request_from_dict
+
+    if refresh is None:
+        wanted = request_from_dict(read_request_file(Path(request)), origin=request)
+        # A catalog of the user's own choice is not refreshed.
+        refresh = "spot" in wanted.constraints.purchase_options and not os.environ.get(DIRECTORY_VARIABLE)
+    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else []), *flags]
+    with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
+        recommend.invoke(context)
+    return str(answer)
+
+
+def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
+    """Write the plan into the stack's configuration and check that the account can carry it out."""
+    from optimizer.commands.preflight import check, write_findings
+    from optimizer.commands.stack import put_plan
+    from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
+
+    put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
+    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
+        pack_wheels(stack, directory)
+    report = check(plan, stack, directory)
+    write_findings([finding for finding in report.findings if finding.level != "ok"])
+    counts = report.counts()
+    click.echo("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
+    if counts["error"]:
+        raise GpufleetError(
+            "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
+        )
+
+
+def count_declared(stack: str, directory: Path) -> int:
+    """Count the resources that a stack's program declares."""
+    from infra.offline.preview import resources
+
+    file = read_stack(stack, directory)
+    return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
+
+
+def follow_run(
+    stack: str, directory: Path, *, leaves: Callable[[ControllerState], bool] = lambda state: False, again: str = ""
+) -> None:
+    """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
+
+    Returns also when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
+    """
+    from bootstrap.contract.state import ENDED
+    from optimizer.commands.status.follow import follow
+
+    file = read_stack(stack, directory)
+    names, _ = resolve_names(file)
+    try:
+        phase = follow(file, names, since=datetime.now(UTC), leaves=leaves)
+    except KeyboardInterrupt:
+        here = f" in {names.region} only, until {again} takes it up again" if again else ""
+        click.echo(
+            f"\nno longer followed; the fleet goes on{here}. gpufleet status --stack {stack} --watch 60 follows it, "
+            f"gpufleet stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
+            err=True,
+        )
+        return
+    if phase not in ENDED:
+        return
+    click.echo(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
+    if phase not in ("done", "stopped"):
+        sys.exit(GpufleetError.exit_code)
