@@ -15,9 +15,9 @@ if mountpoint --quiet "$LUSTRE_MOUNT"; then
   exit 0
 fi
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html
-if ! modprobe lustre; then
-  log "FAIL kernel $(uname --kernel-release) has no module lustre: name an image in gpufleet:amiName whose release" \
-    "notes list lustre-client-modules-$(uname --kernel-release), or one of your own in gpufleet:amiId"
+if ! modprobe lustre || ! command -v mount.lustre >/dev/null; then
+  log "FAIL this image has no Lustre client for kernel $(uname --kernel-release): name an image in gpufleet:amiName whose release" \
+    "notes list lustre-client-modules of its kernel, or one of your own in gpufleet:amiId"
   exit 78
 fi
 mkdir -p "$LUSTRE_MOUNT"

@@ -43,6 +43,8 @@ JOURNAL = ".staged.jsonl"
 COMPLETE = ".staged"
 # In COMPLETE: this node's set-up copied all, so that no start of the workers asks S3 again.
 BY_NODE = "node"
+# Longest time in which a linked file system shows no further object, s.
+LINK_STALL_S = 600.0
 # Folder that the set-up copied to (contract/node_env.py).
 DATA_VARIABLE = "GPUFLEET_DATA_DIR"
 
@@ -96,20 +98,33 @@ def wait_for_linked(uri: str, folder: Path) -> Path:
 
     FSx lists the objects after it has made the link, so a node could find some of them and train on less:
     https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
-    Errors as ``stage``; the set-up's time limit ends the wait.
+
+    Raises:
+        ConfigurationError: nothing there or no access; or no object appears for LINK_STALL_S, as one that came after
+            the link.
+        CheckpointError: S3 does not answer.
     """
     bucket, prefix, _ = _place(uri)
     base, objects = _list(uri, _client(), bucket, prefix)
     if base != prefix:
         raise ConfigurationError(f"{uri} is one object, and a file system is linked to a prefix: name its folder")
-    missing = set(objects)
+    missing, grew = set(objects), time.monotonic()
     while True:
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
             sizes = pool.map(lambda name: (name, _size(folder / name)), missing)
-            missing = {name for name, size in sizes if size != objects[name][0]}
-        logger.info("data: %d of %d files are in %s", len(objects) - len(missing), len(objects), folder)
-        if not missing:
+            absent = {name for name, size in sizes if size != objects[name][0]}
+        logger.info("data: %d of %d files are in %s", len(objects) - len(absent), len(objects), folder)
+        if not absent:
             return folder
+        if len(absent) < len(missing):
+            grew = time.monotonic()
+        elif time.monotonic() - grew > LINK_STALL_S:
+            raise ConfigurationError(
+                f"{uri}: the file system lacks {len(absent)} objects, such as {min(absent)}, and none came for "
+                f"{LINK_STALL_S:g} s; it shows the prefix as it was when it was linked: remove what is new, or "
+                "`gpufleet down` and up again, which links it anew"
+            )
+        missing = absent
         time.sleep(PROGRESS_S)
 
 

@@ -112,7 +112,8 @@ _REASONS = {
     "the request names an association, or the task of a deletion": "ec2:DisassociateAddress "
     "ec2:DisassociateRouteTable iam:GetServiceLinkedRoleDeletionStatus",
     "the provider lifts the protection of nodes that a destroyed group still has": "autoscaling:SetInstanceProtection",
-    "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy",
+    "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy "
+    "kms:GenerateDataKeyWithoutPlaintext",
     "gpufleet up follows the run where it has nodes, and gpufleet logs": "logs:FilterLogEvents",
     "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",
 }
@@ -264,6 +265,8 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
         allow("MakeFileSystem", _actions("fsx", make), here("fsx", "file-system/*"), condition=requested),
         allow("LinkFileSystem", _actions("fsx", link), here("fsx", "association/*"), condition=requested),
         allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
+        # Beside the statement Key: https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html#FSXKMS
+        allow("FileSystemKey", "kms:GenerateDataKeyWithoutPlaintext", here("kms", "key/*"), condition=tagged),
         allow(
             "FileSystemRoles",
             _actions("iam", "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy"),

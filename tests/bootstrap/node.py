@@ -20,9 +20,10 @@ HEALTHY = HERE / "healthy"
 
 # Tools that would touch the machine, AWS or the network.
 FAKES = (
-    "apt-get", "apt-mark", "aws", "blkid", "chown", "curl", "df", "dmesg", "docker", "dpkg", "dpkg-query", "fi_info",
-    "gpg", "id", "iptables", "logger", "lsblk", "mdadm", "mkfs.xfs", "modprobe", "mount", "mountpoint", "nvidia-ctk",
-    "nvidia-smi", "python3", "sha256sum", "shutdown", "systemctl", "tc", "timedatectl", "uname", "useradd", "wipefs",
+    "apt-get", "apt-mark", "aws", "blkid", "chown", "curl", "df", "dmesg", "docker", "dpkg", "dpkg-query",
+    "fi_info", "gpg", "id", "iptables", "logger", "lsblk", "mdadm", "mkfs.xfs", "modprobe", "mount", "mount.lustre",
+    "mountpoint", "nvidia-ctk", "nvidia-smi", "python3", "sha256sum", "shutdown", "systemctl", "tc", "timedatectl",
+    "uname", "useradd", "wipefs",
 )  # fmt: skip
 # Harmless tools. No other tool is on PATH: a script that calls one fails its case.
 REAL = (

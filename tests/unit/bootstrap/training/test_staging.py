@@ -203,6 +203,16 @@ def test_a_linked_file_system_is_used_once_it_shows_every_object(
     ]
 
 
+def test_a_file_system_that_shows_no_further_object_is_at_fault(
+    put: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.bin").write_bytes(TRAIN)
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    monkeypatch.setattr(staging, "LINK_STALL_S", 0.0)
+    with pytest.raises(ConfigurationError, match=r"lacks 1 objects, such as a/b\.bin, and none came for 0 s"):
+        staging.wait_for_linked(URI, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [(f"{URI}/train.bin", "is one object"), (f"{URI}/nothing", "no object under"), (f"s3://{BUCKET}-2/x", "be read")],
