@@ -161,6 +161,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     from bootstrap.contract import ecr
     from infra.images import dlami_of, eks_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
+    from infra.s3_uri import read_s3_prefix
     from infra.settings import TRAINING_ENDPOINTS, ConfigError, keys
     from optimizer.preflight.model import Target
 
@@ -201,6 +202,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         + (ENDPOINTS if eks else ecr.ENDPOINTS if text("image") else ())
         + (TRAINING_ENDPOINTS if isolated else ()),
         container_image=text("image"),
+        data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,

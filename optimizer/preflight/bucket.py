@@ -1,4 +1,4 @@
-"""Check that the name of the checkpoint bucket is free or the account's own: names are unique in all of AWS."""
+"""Check the name of the checkpoint bucket, unique in all of AWS, and the region of a linked data bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,29 @@ from botocore.exceptions import ClientError
 from optimizer.aws import clients, errors
 from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
 
-_CHECK = "bucket"
+_CHECK, _DATA = "bucket", "data bucket"
+
+
+def check_data_bucket(context: Context) -> Iterator[Finding]:
+    """Check that a bucket which a file system is linked to is in the fleet's region."""
+    bucket, plan = context.target.data_bucket, context.plan
+    if plan.lustre is None or not bucket:
+        return  # the configuration's check refuses a file system without data
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+    region = ask(lambda: clients.s3(context.region).head_bucket(Bucket=bucket)["BucketRegion"])
+    if isinstance(region, Unknown):
+        yield region.finding(_DATA, about=f"region of {bucket}", why="reading across regions is billed by the GB")
+    elif region == plan.region:
+        yield passed(_DATA, f"{bucket} is in {region}, as the file system that shows it", value=region)
+    else:
+        yield failure(
+            _DATA,
+            f"{bucket} is in {region}, and the file system in {plan.region}",
+            value=region,
+            limit=plan.region,
+            why="what it reads across regions is billed by the GB, which neither plan nor meter counts",
+            next_step=f"copy the data into a bucket in {plan.region}, or plan without workload.lustre_gib",
+        )
 
 
 def check_bucket(context: Context) -> Iterator[Finding]:

@@ -101,6 +101,7 @@ class Target:
         permissions_boundary: ARN of the policy that bounds the stack's roles; empty for none.
         session_log_group: where the nodes may log Session Manager's sessions; empty for nowhere.
         container_image: URI of the image that the training runs in; empty for none.
+        data_bucket: bucket of the training data; empty for none.
         steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
@@ -124,6 +125,7 @@ class Target:
     permissions_boundary: str
     session_log_group: str
     container_image: str
+    data_bucket: str
 
     @property
     def one_zone(self) -> bool:

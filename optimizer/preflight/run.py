@@ -58,6 +58,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("permissions boundary", access.check_boundary),
     ("session logs", access.check_session_logs),
     ("bucket", bucket.check_bucket),
+    ("data bucket", bucket.check_data_bucket),
     ("VPC range", network.check_range),
     ("VPC", network.check_vpc),
     ("subnets", network.check_subnets),

@@ -333,6 +333,7 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "permissions_boundary": "",
         "session_log_group": "/sessions",
         "container_image": "",
+        "data_bucket": "",
     }
     return Target(**{**given, **changes})
 

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.plan import INTERFACE_ENDPOINTS
 from optimizer.preflight.access import check_boundary, check_session_logs
-from optimizer.preflight.bucket import check_bucket
+from optimizer.preflight.bucket import check_bucket, check_data_bucket
 from optimizer.preflight.container_image import check_container_image
 from optimizer.preflight.image import check_image
 from optimizer.preflight.key import check_key, check_volume_encryption
@@ -268,6 +268,22 @@ def test_all_pages_of_buckets_are_read(aws: FakeAws) -> None:
     aws.answers["ListBuckets"] = lambda params: pages[int(params.get("ContinuationToken", 0))]
     assert only(check_bucket(context())).level == "ok"
     assert aws.asked("HeadBucket") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        ({"BucketRegion": "us-east-1"}, "ok"),
+        ({"BucketRegion": "eu-west-1"}, "error"),
+        (Refusal("403", 403), "unknown"),
+    ],
+)
+def test_a_file_system_reads_from_its_own_region(aws: FakeAws, answer: Any, level: str) -> None:
+    aws.answers["HeadBucket"] = answer
+    plan = sample_plan(lustre={"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0})
+    row = only(check_data_bucket(context(plan, data_bucket="corpus")))
+    assert row.level == level and "corpus" in row.text
+    assert not list(check_data_bucket(context(data_bucket="corpus"))), "copies are planned by their region"
 
 
 @pytest.mark.parametrize(
