@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from bootstrap.contract import trainer
 from bootstrap.contract.expected import Expected
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
+from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from optimizer.units import short
 
@@ -478,6 +479,32 @@ class Alternate(_Model):
     staging: Staging | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class PolicyOutlook(_Model):
+    """Hours and dollars of the whole run under the spot policy that ``gpufleet stack set`` proposes."""
+
+    policy: SpotPolicy
+    hours: Spread
+    cost_usd: Spread = Field(description="The 95th percentile is at least that of a run without any spot node.")
+    expected_usd: dict[SpotPolicy, NonNegative] = Field(
+        description="Expected USD by policy; without adaptive where the deadline leaves no time for a launch."
+    )
+    on_demand_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Expected share of the node-hours that is bought on demand; left out for fallback.",
+    )
+    source: str = Field(description="Where the numbers come from.")
+
+    def describe(self) -> str:
+        """Say in a line what the policy costs, and the other one."""
+        other = "; ".join(f"{name}: {usd:,.2f} USD" for name, usd in self.expected_usd.items() if name != self.policy)
+        return (
+            f"{self.policy}: {self.cost_usd.expected:,.2f} USD and {short(self.hours.expected)} h expected, at p95 "
+            f"{self.cost_usd.p95:,.2f} USD and {short(self.hours.p95)} h ({self.source})"
+            f"; {other or 'adaptive has no time for a launch'}"
+        )
+
+
 class FleetPlan(_Model):
     """One way to meet a request: nodes, purchase, configuration, hours and dollars."""
 
@@ -535,6 +562,12 @@ class FleetPlan(_Model):
         default=(),
         exclude_if=lambda value: not value,
         description="Places to go to when the plan's own has no capacity, in the order of trying.",
+    )
+    # Left out of the JSON where there is no choice, as in older plans.
+    spot_policy: PolicyOutlook | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Proposed spot policy of a plan with a fallback and a deadline, with its hours and dollars.",
     )
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract import trainer
 from optimizer.catalog import Catalog, load
+from optimizer.economics.policy_outlook import price_policies
 from optimizer.mixed import find_mixed
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
@@ -48,6 +49,9 @@ from optimizer.search.room import Rooms
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Best plans whose spot policies are priced at once, a tenth of a second each; `gpufleet stack set` prices any other.
+PRICED_PLANS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,9 @@ def recommend(
         if position in plans:
             why = describe_passed_over((feasible[better.table], better.row), plans[position])
             plans[position] = plans[position].model_copy(update={"passed_over": why})
+    for position in chosen[:PRICED_PLANS]:
+        outlook = price_policies(plans[position])
+        plans[position] = plans[position].model_copy(update={"spot_policy": outlook})
     pareto = tuple(plans[position] for position in ranking.pareto)
     alternatives: list[dict[str, Any]] = []
     if chosen:

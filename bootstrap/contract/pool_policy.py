@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
@@ -23,6 +24,7 @@ from bootstrap.contract.pools import (
     reclaimed,
     refused,
 )
+from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
 
 class Mode(Enum):
@@ -57,6 +59,21 @@ class Delays:
     restart_bound_hours: float
     lost_bound_hours: float
     try_hours: float
+
+
+def one_group_delays(*, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
+    """Return the delays of a run whose nodes are all in one Auto Scaling group, which the controller moves.
+
+    On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window. A
+    tick sees a refusal, and the next one starts elsewhere.
+    """
+    bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
+    return Delays(
+        restart_hours=BOOT / HOUR,
+        restart_bound_hours=bound / HOUR,
+        lost_bound_hours=lost_bound_hours,
+        try_hours=2 * TICK / HOUR,
+    )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
+HOUR = timedelta(hours=1)
 # Interval of the controller's schedule (infra/controller.py).
 TICK = timedelta(minutes=1)
+# To boot and test nodes: a start that can pay for less trains nothing.
+BOOT = timedelta(minutes=30)
+# Adaptive gangs that all places refused ask again after so long: without nodes nothing is paid.
+ASK_AGAIN = timedelta(minutes=5)
+# Survivors of a gang wait for the replacement that AWS refuses about as long as their own boot, tests and loading
+# would cost again.
+REFUSED_REPLACEMENT = timedelta(minutes=10)
 # Without a tick for so long, the controller is silent.
 SILENT = 5 * TICK
 # Age of control/state.json at which a node ends itself: longer than most AWS outages, and than a person takes after the

@@ -7,12 +7,10 @@ from datetime import timedelta
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
-from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
+from bootstrap.contract.timings import BLOCK_TAIL, BOOT, ENDING, TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
-# To boot and test nodes: a start that can pay for less trains nothing.
-BOOT = timedelta(minutes=30)
 # From the first report "done" to the end: reports may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)
 

@@ -7,21 +7,18 @@ from datetime import datetime, timedelta
 
 from bootstrap.contract.pools import came, left, reclaimed, refused
 from bootstrap.contract.state import ENDED, PAUSES, UP, ChosenPlace, ControllerState
-from bootstrap.contract.timings import LEASE, TICK
+from bootstrap.contract.timings import ASK_AGAIN, LEASE, REFUSED_REPLACEMENT, TICK
 from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.places import choose_place, learn, leave_for
 from bootstrap.controller.runs import rest
-from bootstrap.controller.spot_policy import ASK_AGAIN
 
 # Waits before a gang's second, third... attempt; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
 # From AWS's first refusal of a node to the partial gang's end, unless a node comes. Auto Scaling asks again meanwhile:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
 REFUSED_START = timedelta(minutes=3)
-# Survivors wait about as long as their own boot, tests and loading would cost again.
-REFUSED_REPLACEMENT = timedelta(minutes=10)
 # A gang that held this long forgets earlier attempts.
 PROVEN = timedelta(minutes=30)
 

@@ -15,7 +15,8 @@ from bootstrap.contract.pool_policy import Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ChosenPlace, ControllerState
-from bootstrap.controller.ends import BOOT, over_budget
+from bootstrap.contract.timings import BOOT
+from bootstrap.controller.ends import over_budget
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.spot_policy import left_hours, make_policy, view_run

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 
-from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView
+from bootstrap.contract.pool_policy import Adaptive, Mode, RunView, one_group_delays
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.state import UP, ControllerState
-from bootstrap.contract.timings import ENDING, TICK
-from bootstrap.controller.ends import BOOT
+from bootstrap.contract.timings import TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
-
-# From a launch to a refusal that gives the place up: a tick sees the refusal, and the next starts elsewhere.
-_TRY = 2 * TICK
-# Adaptive gangs that all places refused ask again after so long: without nodes nothing is paid.
-ASK_AGAIN = timedelta(minutes=5)
 
 
 def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
@@ -35,15 +28,8 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
     saved = mode is Mode.SPOT or state.complete_since or not settings.adaptive
     unsaved = 0.0 if saved else min(lost, state.progress * whole)
-    # On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the window.
-    bound = timedelta(seconds=settings.drain_s + settings.gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
     return RunView(
-        delays=Delays(
-            restart_hours=hours(BOOT),
-            restart_bound_hours=hours(bound),
-            lost_bound_hours=lost,
-            try_hours=hours(_TRY),
-        ),
+        delays=one_group_delays(drain_s=settings.drain_s, gang_window_s=settings.gang_window_s, lost_bound_hours=lost),
         now_s=now.timestamp(),
         elapsed_hours=elapsed,
         left_hours=left_hours(tick, state),

@@ -17,11 +17,10 @@ from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, with_fallback
-from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
-from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
+from optimizer.economics.outcome import Outcome, predict_outcome
+from optimizer.economics.planned import column, fleets_of
 from optimizer.economics.running_costs import running_costs
 from optimizer.economics.staging import NodeCopy, disk_gib, node_copy
-from optimizer.performance.types import Floats
 from optimizer.plan import FleetPlan, Market
 from optimizer.units import HOURS_PER_MONTH
 
@@ -38,7 +37,7 @@ def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
     Not compared are numbers that are only shown (``mfu``, ``job.parameters``, ``calibration.rows``).
     """
     with np.errstate(all="ignore"):  # an absurd number gives infinite hours, which are no plan's
-        outcome = _outcome(plan)
+        outcome = predict_outcome(fleets_of(plan))
     yield from _check_work(plan)
     yield from _check_hours(plan, outcome)
     yield from _check_staging(plan, outcome)
@@ -87,32 +86,6 @@ def _check_work(plan: FleetPlan) -> Iterator[Fault]:
         yield _unequal("step_time_s", plan.step_time_s, parts_s, "the sum of step_breakdown_s")
 
 
-def _outcome(plan: FleetPlan) -> Outcome:
-    """The run's hours and interruptions; the spot rate is what ``interruption.rate`` has above failures."""
-    nodes, gpus, purchase = plan.node_count, plan.node.ranks, plan.purchase
-    spot_nodes = nodes - purchase.on_demand_base if purchase.option == "spot" else 0
-    gang = float(gang_reclaims(_column(spot_nodes))[0])
-    reclaims = (plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes
-    wait_hours = plan.interruption.wait_hours
-    if wait_hours is None:  # a plan of before they were written
-        wait_hours = measured_hazard(multi_gpu=plan.node.gpu_count > 1).wait_hours
-    return predict_outcome(
-        Fleets(
-            train_hours=_column(plan.job.steps * plan.step_time_s / 3600),
-            log_error=_column(plan.calibration.relative_error),
-            nodes=_column(nodes),
-            spot_nodes=_column(spot_nodes),
-            gpus_per_node=_column(gpus),
-            spot_rate=_column(max(0.0, reclaims / gang) if spot_nodes else 0.0),
-            spot_wait_hours=_column(wait_hours if spot_nodes else 0),
-            checkpoint_gib=_column(plan.job.checkpoint_gib),
-            checkpoint_writers=_column(plan.checkpoint_writers),
-            fallback=np.array([purchase.fallback == "on-demand"]),
-            staging_hours=_column(plan.staging.node_hours if plan.staging else 0.0),
-        )
-    )
-
-
 def _node_copy(plan: FleetPlan) -> NodeCopy | None:
     """One node's copy of the data, worked out again."""
     staging = plan.staging
@@ -135,10 +108,6 @@ def _check_staging(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
     ):
         if _differs(value, expected):
             yield _unequal(f"staging.{field}", value, expected, why)
-
-
-def _column(value: float) -> Floats:
-    return np.array([value], dtype=float)
 
 
 def _check_hours(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
@@ -205,24 +174,24 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
     copy = _node_copy(plan)
     writers = 1 if split.sharding == "ddp" else nodes
     rates = HourlyRates(
-        base_nodes=_column(base),
-        base_usd_per_hour=_column(on_demand_usd if spot else node_usd),
-        spot_nodes=_column(nodes - base if spot else 0),
-        spot_usd_per_hour=_column(node_usd),
-        committed_nodes=_column(nodes if committed else 0),
-        committed_usd_per_hour=_column(node_usd),
-        volume_usd_per_month=_column(usd.volume_usd_per_month),
-        storage_usd_per_month=_column(usd.storage_usd_per_month),
-        endpoints_usd_per_hour=_column(usd.endpoints_usd_per_hour),
-        controller_usd_per_hour=_column(usd.controller_usd_per_hour),
+        base_nodes=column(base),
+        base_usd_per_hour=column(on_demand_usd if spot else node_usd),
+        spot_nodes=column(nodes - base if spot else 0),
+        spot_usd_per_hour=column(node_usd),
+        committed_nodes=column(nodes if committed else 0),
+        committed_usd_per_hour=column(node_usd),
+        volume_usd_per_month=column(usd.volume_usd_per_month),
+        storage_usd_per_month=column(usd.storage_usd_per_month),
+        endpoints_usd_per_hour=column(usd.endpoints_usd_per_hour),
+        controller_usd_per_hour=column(usd.controller_usd_per_hour),
         reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
-        copy_usd=_column(copy.requests * usd.read_request_usd if copy else 0.0),
-        carry_usd=_column(_carry_usd(plan)),
+        copy_usd=column(copy.requests * usd.read_request_usd if copy else 0.0),
+        carry_usd=column(_carry_usd(plan)),
     )
     falls_back = np.array([purchase.fallback == "on-demand"])
-    cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, _column(on_demand_usd)))
+    cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, column(on_demand_usd)))
     if purchase.fallback == "on-demand":
-        dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=_column(on_demand_usd)))
+        dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=column(on_demand_usd)))
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
     return cost
 

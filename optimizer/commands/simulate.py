@@ -155,7 +155,8 @@ def command(
     and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of all
     policies, with the trace known beforehand. With --together a policy knows a pool by its own launches only: it tries
     one pool at a time, for all nodes, beside running ones; adaptive_one_group, as a stack's controller has it, ends
-    these first. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
+    these first; fallback buys on demand to the end once spot has not come for 45 minutes, as a stack does by default. A
+    trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
     nodes available in each tick.
 
     With --price-history an hour of spot costs what it did in the trace's zone at that time, beside the catalog's

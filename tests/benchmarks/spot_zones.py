@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 STARTS = 60
 WORK_HOURS = 48.0
 PRICE_RATIO = 3.3
-POLICIES = ("greedy", "uniform_progress", "adaptive", "adaptive_one_group", "omniscient")
+POLICIES = ("fallback", "greedy", "uniform_progress", "adaptive", "adaptive_one_group", "omniscient")
 
 # (name, traces, gang) of the families that the curve was fitted to, and of those that it was not.
 FITTED = (

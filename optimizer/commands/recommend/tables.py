@@ -253,6 +253,7 @@ def describe_best(answer: Recommendation) -> list[str]:
     ]
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
+    lines += [f"policy  {plan.spot_policy.describe()}"] if plan.spot_policy else []
     lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
     if plan.passed_over:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
 from optimizer.commands.stack.file import (
@@ -22,8 +21,9 @@ from optimizer.commands.stack.file import (
     write_stack_file,
 )
 from optimizer.commands.stack_paths import stack_path
+from optimizer.economics.policy_outlook import price_policies
 from optimizer.errors import DataStaleError, InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, PolicyOutlook
 from optimizer.training_code import describe_demands
 
 
@@ -129,22 +129,18 @@ def put_plan(
     elif CONTAINER_KEY in before:
         click.echo(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
     click.echo(describe_demands(chosen))
-    if hours := _spare_hours(chosen, before):
-        click.echo(
-            f"spot policy: {hours:.1f} h of the deadline are to spare at p95, and adaptive turns them into dollars "
-            f"(docs/controller.md): pulumi config set {POLICY_KEY} adaptive"
-        )
+    if outlook := _policy_outlook(chosen, before):
+        click.echo(f"spot policy: {outlook.describe()}")
+        if outlook.policy == "adaptive":
+            click.echo(f"once: pulumi config set {POLICY_KEY} adaptive")
     for line in _missing_settings(stack, chosen, before):
         click.echo(f"once: {line}")
 
 
-def _spare_hours(plan: FleetPlan, before: Mapping[str, Any]) -> float:
-    """Return the hours that an adaptive gang could use; 0 where one launch may take them, or a policy is set."""
+def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook | None:
+    """Return what the cheaper spot policy costs; None where the stack has no choice, or made one."""
     alone = before.get("gpufleet:mode") == "workers" or before.get("gpufleet:platform") == "eks"
-    if alone or POLICY_KEY in before or plan.purchase.fallback != "on-demand" or plan.job.deadline_hours is None:
-        return 0.0
-    spare = plan.job.deadline_hours - plan.hours.p95
-    return spare if spare > DEFAULT_GANG_WINDOW_MINUTES / 60 + plan.reserve_s / 3600 else 0.0
+    return None if alone or POLICY_KEY in before else price_policies(plan)
 
 
 def _refuse_stale_prices(plan: FleetPlan) -> None:

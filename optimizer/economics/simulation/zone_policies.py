@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from bootstrap.contract.pool_policy import Adaptive, Event, Mode, has_no_time, must_buy
 from bootstrap.contract.pools import PoolRecord
+from optimizer.economics.interruption import FALLBACK_AFTER_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.zones import ZonePolicy, ZoneView
 
@@ -76,6 +77,29 @@ class Greedy(_InTurn):
         return self._turn(view) if view.mode is Mode.IDLE and not has_no_time(view) else None
 
 
+class Fallback(_InTurn):
+    """What a stack does by default: on-demand to the end once spot has not come for a gang window."""
+
+    def __init__(self, pools: int) -> None:
+        super().__init__(pools)
+        self._lost_hours = 0.0
+
+    def keep(self, view: ZoneView) -> Mode:
+        """Return what runs, or on-demand after the window."""
+        waited = view.mode is Mode.IDLE and view.elapsed_hours - self._lost_hours >= FALLBACK_AFTER_HOURS
+        return Mode.ON_DEMAND if waited else view.mode
+
+    def next_try(self, view: ZoneView) -> int | None:
+        """Return the next pool in turn while nothing runs and the window lasts."""
+        return self._turn(view) if self.keep(view) is Mode.IDLE else None
+
+    def note(self, event: Event, pool: int, hours: float) -> None:
+        """Begin a window at a reclaim."""
+        super().note(event, pool, hours)
+        if event is Event.RECLAIMED:
+            self._lost_hours = hours
+
+
 class UniformProgress(_InTurn):
     """Progress in proportion to time: on-demand where the run is behind, spot from any pool whenever it comes."""
 
@@ -110,6 +134,7 @@ ZONE_POLICIES: dict[str, NewPolicy] = {
     "on_demand": lambda pools, job: OnDemand(),
     "spot_only": lambda pools, job: SpotOnly(pools),
     "greedy": lambda pools, job: Greedy(pools),
+    "fallback": lambda pools, job: Fallback(pools),
     "uniform_progress": UniformProgress,
     "adaptive": lambda pools, job: Adaptive(dict.fromkeys(range(pools), PoolRecord())),
     "adaptive_one_group": lambda pools, job: Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=False),

@@ -138,7 +138,7 @@ class ZoneRun:
     ) -> None:
         self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
         self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
-        self._present = prices[0]
+        self._present, self._tick = prices[0], 0
         self._delays = Delays(
             restart_hours=job.restart_hours,
             restart_bound_hours=job.restart_bound_hours,
@@ -156,32 +156,40 @@ class ZoneRun:
 
     def play(self) -> None:
         """Play all ticks."""
-        for tick in range(len(self._available[0])):
-            elapsed, self._present = tick * self._gap_hours, self._prices[tick]
-            step = min(self._gap_hours, self._job.deadline_hours - elapsed)
+        for tick, prices in enumerate(self._prices):
             if self.work <= DONE_HOURS:
                 return
-            if self.mode is Mode.SPOT and not self._available[self.pool][tick]:
-                self.reclaim(elapsed)
-            view = self._view(elapsed, step)
-            kept = self._policy.keep(view)
-            if kept is not self.mode:
-                self.end(elapsed)
-            self.elapsed_hours = elapsed
-            tried, came = self._try_pools(tick, elapsed, step, view, hurry=kept is not self.mode)
-            self.advance(tried)
-            if came is not None:
-                self.end(elapsed + tried)
-                self.launch(Mode.SPOT, came)
-            elif kept is not self.mode:
-                if kept is view.mode:
-                    # The nodes ended for tries: all have been refused, or the next tick goes on with them.
-                    kept = self._policy.keep(self._view(elapsed + tried, step - tried)) if tried < step else Mode.IDLE
-                if kept is not Mode.IDLE:
-                    self.launch(kept, self.pool)
-            self.advance(step - tried)
+            self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
+            self.decide(elapsed, min(self._gap_hours, self._job.deadline_hours - elapsed))
 
-    def _view(self, elapsed: float, step: float) -> ZoneView:
+    def decide(self, elapsed: float, step: float) -> None:
+        """Do what the policy says until its next decision, ``step`` hours on."""
+        if self.mode is Mode.SPOT and not self.has_capacity(self.pool):
+            self.reclaim(elapsed)
+        view = self.view(elapsed, step)
+        kept = self._policy.keep(view)
+        if kept is not self.mode:
+            self.end(elapsed)
+        self.elapsed_hours = elapsed
+        tried, came = self._try_pools(elapsed, step, view, hurry=kept is not self.mode)
+        self.advance(tried)
+        if came is not None:
+            self.end(elapsed + tried)
+            self.launch(Mode.SPOT, came)
+        elif kept is not self.mode:
+            if kept is view.mode:
+                # The nodes ended for tries: all have been refused, or the next tick goes on with them.
+                kept = self._policy.keep(self.view(elapsed + tried, step - tried)) if tried < step else Mode.IDLE
+            if kept is not Mode.IDLE:
+                self.launch(kept, self.pool)
+        self.advance(step - tried)
+
+    def has_capacity(self, pool: int) -> bool:
+        """Return whether a pool has the gang in the present tick."""
+        return self._available[pool][self._tick]
+
+    def view(self, elapsed: float, step: float) -> ZoneView:
+        """Build the run's state as its policy sees it."""
         return ZoneView(
             delays=self._delays,
             now_s=elapsed * 3600,
@@ -195,9 +203,7 @@ class ZoneRun:
             loading_hours=self.loading_hours,
         )
 
-    def _try_pools(
-        self, tick: int, elapsed: float, step: float, view: ZoneView, *, hurry: bool
-    ) -> tuple[float, int | None]:
+    def _try_pools(self, elapsed: float, step: float, view: ZoneView, *, hurry: bool) -> tuple[float, int | None]:
         """Hours from the tick's start to the last answer, and the pool that gave its nodes.
 
         A refusal that is still awaited from the tick before does not hold up a launch on demand (``hurry``).
@@ -208,7 +214,7 @@ class ZoneRun:
         while tried < step and (pool := self._policy.next_try(view)) is not None:
             if not self._policy.beside:
                 self.end(elapsed + tried)
-            if self._available[pool][tick]:
+            if self.has_capacity(pool):
                 self._policy.note(Event.CAME, pool, elapsed + tried)
                 return tried, pool
             self._policy.note(Event.REFUSED, pool, elapsed + tried)

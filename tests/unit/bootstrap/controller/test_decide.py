@@ -9,11 +9,11 @@ import pytest
 
 from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection
 from bootstrap.contract.settings import BlockTimes
-from bootstrap.contract.timings import ENDING
+from bootstrap.contract.timings import ENDING, REFUSED_REPLACEMENT
 from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import unfit_limit
-from bootstrap.controller.phases import REFUSED_REPLACEMENT, REFUSED_START, RETRY_WAITS
+from bootstrap.controller.phases import REFUSED_START, RETRY_WAITS
 from tests.unit.bootstrap.controller.world import MINUTE, PRICES, START, World, scarce, settings, trained
 
 

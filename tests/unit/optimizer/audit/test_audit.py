@@ -29,10 +29,10 @@ from optimizer.request import request_from_dict
 # keeps them more strictly; mfu and rows are only shown; memory's limit stays above the peak and within the GPU; parts
 # of a GPU's memory below its last digits; what a volume, the checkpoints kept or a unit price adds may be below a cent,
 # and so may copies of the data; of the model's description, only numbers that make parameters are compared; rates that
-# nodes are tested against.
+# nodes are tested against; what a spot policy costs is only shown.
 HARMLESS = re.compile(
     r"(alternates\.\d+\.)?(mfu|calibration\.rows|memory\.limit_gib|memory\.breakdown\.\w+"
-    r"|job\.(budget_usd|deadline_hours)|cost_usd\.p95|staging\.\w+_usd|spot_range\.\w+|volumes\.\w+"
+    r"|job\.(budget_usd|deadline_hours)|cost_usd\.p95|staging\.\w+_usd|spot_range\.\w+|spot_policy\..*|volumes\.\w+"
     r"|job\.checkpoints_kept|job\.architecture\..*|expected\..*)"
 )
 REQUEST: dict[str, Any] = {

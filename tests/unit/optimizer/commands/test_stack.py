@@ -81,24 +81,25 @@ def test_other_keys_and_comments_stay(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "said"),
+    ("changes", "config", "proposed"),
     [
-        ({}, {}, True),
-        ({"purchase": {"fallback": "none"}}, {}, False),
-        ({"job": {"deadline_hours": None}}, {}, False),
-        ({"job": {"deadline_hours": 6.0}}, {}, False),
-        ({}, {"gpufleet:spotPolicy": "fallback"}, False),
-        ({}, {"gpufleet:mode": "workers"}, False),
+        ({}, {}, "adaptive"),
+        ({"purchase": {"fallback": "none"}}, {}, ""),
+        ({"job": {"deadline_hours": None}}, {}, ""),
+        ({"job": {"deadline_hours": 6.0}}, {}, "fallback"),
+        ({}, {"gpufleet:spotPolicy": "fallback"}, ""),
+        ({}, {"gpufleet:mode": "workers"}, ""),
     ],
 )
-def test_an_adaptive_gang_is_proposed_where_the_deadline_leaves_time(
-    project: Path, changes: dict[str, Any], config: dict[str, str], said: bool
+def test_the_spot_policy_that_costs_least_is_proposed(
+    project: Path, changes: dict[str, Any], config: dict[str, str], proposed: str
 ) -> None:
     (project / "Pulumi.dev.yaml").write_text(yaml.safe_dump({"config": config}))
     done = run(project, write(project, merged(merged(SPOT_P4D, {"purchase": {"fallback": "on-demand"}}), changes)))
     assert done.exit_code == 0, done.output
-    assert ("42.8 h of the deadline are to spare at p95" in done.output) is said
-    assert ("pulumi config set gpufleet:spotPolicy adaptive" in done.output) is said
+    assert ("spot policy:" in done.output) is bool(proposed)
+    assert f"spot policy: {proposed}" in done.output or not proposed
+    assert ("pulumi config set gpufleet:spotPolicy adaptive" in done.output) is (proposed == "adaptive")
 
 
 def test_a_move_to_another_region_is_said(project: Path) -> None:

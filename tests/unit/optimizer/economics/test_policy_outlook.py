@@ -1,0 +1,86 @@
+"""Spot policies of a plan: the simulation agrees with the closed form, and the cheaper policy keeps the limits."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import fmean
+
+import pytest
+
+from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
+from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
+from optimizer.plan import FleetPlan, NodeItem, read_plan
+from tests.unit.optimizer.search.requests import answer
+
+
+@cache
+def plan(instance_type: str, deadline_hours: float) -> FleetPlan:
+    """The best spot plan with a fallback for a type."""
+    return answer(
+        model="llama-3.2-1b",
+        work={"samples": 4_000_000, "seq_len": 2048, "global_batch": 256},
+        instance_types=[instance_type],
+        deadline_hours=deadline_hours,
+        max_nodes=4,
+        purchase_options=["spot"],
+        spot_fallback="on-demand",
+    ).plans[0]
+
+
+def expected(one: FleetPlan, policy: str, deadline_hours: float | None = None) -> tuple[float, float, int]:
+    """Compute dollars and hours of the simulation, and runs that miss the deadline."""
+    known = one.node_prices_usd_per_hour
+    spot, demand = (known[NodeItem(market, one.instance_type, one.region)] for market in ("spot", "on-demand"))
+    runs = play_runs(one, spot / demand, ZONE_POLICIES[policy])
+    assert len(runs) == RUNS
+    late = sum(run.elapsed_hours > (deadline_hours or 0) for run in runs)
+    return one.node_count * demand * fmean(run.cost for run in runs), fmean(run.elapsed_hours for run in runs), late
+
+
+# Pools that are reclaimed once an hour, once in some hours, and once in months.
+@pytest.mark.parametrize("instance_type", ["p6-b200.48xlarge", "g7e.48xlarge", "g7e.2xlarge", "p5.48xlarge"])
+def test_fallback_simulated_costs_what_the_closed_form_says(instance_type: str) -> None:
+    one = plan(instance_type, 1000.0)
+    compute_usd, hours, _ = expected(one, "fallback")
+    assert compute_usd == pytest.approx(one.cost_usd.breakdown.compute, rel=0.06)
+    assert hours == pytest.approx(one.hours.expected, rel=0.06)
+
+
+def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> None:
+    costs = []
+    for deadline_hours in (24.0, 48.0, 200.0):
+        one = plan("p6-b200.48xlarge", deadline_hours)
+        known = one.spot_policy
+        assert known is not None and known == price_policies(read_plan(one.to_json()))
+        assert known.policy == "adaptive"
+        # A run without any spot node stays the bound: the limits hold for it.
+        assert known.cost_usd.p95 >= one.cost_usd.p95 and one.hours.p95 <= known.hours.p95 <= deadline_hours
+        assert known.cost_usd.expected == known.expected_usd["adaptive"]
+        assert known.expected_usd["fallback"] == one.cost_usd.expected
+        costs.append(known.cost_usd.expected)
+        # Only a speed beyond its own 95th percentile misses the deadline.
+        assert expected(one, "adaptive_one_group", deadline_hours)[2] <= 0.05 * RUNS
+    assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
+
+
+def test_a_pool_that_is_hardly_ever_reclaimed_costs_the_same_under_both() -> None:
+    known = plan("p5.48xlarge", 1000.0).spot_policy
+    assert known is not None and known.policy == "adaptive"
+    assert known.expected_usd["adaptive"] == pytest.approx(known.expected_usd["fallback"], rel=MOST_DEARER)
+
+
+def test_a_plan_without_a_choice_has_no_policy() -> None:
+    one = plan("p5.48xlarge", 1000.0)
+    assert price_policies(one.model_copy(update={"job": one.job.model_copy(update={"deadline_hours": None})})) is None
+    spot_only = one.purchase.model_copy(update={"fallback": "none"})
+    assert price_policies(one.model_copy(update={"purchase": spot_only})) is None
+
+
+@pytest.mark.parametrize(("spare_hours", "said"), [(0.1, "no time for a launch"), (0.5, "adaptive: ")])
+def test_without_time_to_spare_adaptive_would_buy_on_demand_at_once(spare_hours: float, said: str) -> None:
+    one = plan("p5.48xlarge", 1000.0)
+    tight = one.model_copy(update={"job": one.job.model_copy(update={"deadline_hours": one.hours.p95 + spare_hours})})
+    known = price_policies(tight)
+    assert known is not None and known.policy == "fallback"
+    assert known.cost_usd.expected == one.cost_usd.expected < known.expected_usd.get("adaptive", 1e9)
+    assert said in known.describe()
