@@ -11,7 +11,7 @@ current=start
 step="" heartbeats="" watcher=""
 
 on_exit() {
-  local status=$?
+  local status=$? failed=""
   trap - EXIT
   if [[ -n $step ]]; then kill "$step" 2>/dev/null || true; fi
   if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" "$heartbeats" 2>/dev/null || true; fi
@@ -20,6 +20,7 @@ on_exit() {
   if [[ -e $DRAIN_FILE ]]; then
     log "this node is taken away during $current: $(drain_reason)"
   else
+    failed=$current
     log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
     # Bounded: the instance costs money until ABANDON.
     timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" "$status" || log "the failure could not be reported"
@@ -27,17 +28,21 @@ on_exit() {
   # A node in service, or one whose ABANDON fails, ends itself rather than wait for the hook's timeout: the launch
   # template makes a shutdown a termination, and the group replaces the node.
   if "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || [[ -e $DRAIN_FILE ]]; then
-    leave_group
+    leave_group "$failed"
   else
     log "ABANDON failed, shutting down" && shutdown -h now
   fi
   exit "$status"
 }
 
-# leave_group: wait until the group ends this abandoned node, and complete the terminate hook: there is nothing to save.
+# leave_group FAILED: wait until the group ends this abandoned node, and complete the terminate hook: there is nothing to
+# save. The host of a node whose tests FAILED is held first: EC2 could hand it to the replacement.
 leave_group() {
   [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "$BOOTSTRAP_DIR/steps/wait-for-drain.sh" || true
   if [[ -e $DRAIN_FILE ]]; then
+    case $1 in
+      check-health | check-xid-errors | run-smoke-test) agent hold-host || log "the host could not be held" ;;
+    esac
     agent complete-terminate-hook || log "the terminate hook could not be completed; its timeout will"
   else
     log "the group has not ended this node within $LEAVE_LIMIT_S s, shutting down" && shutdown -h now

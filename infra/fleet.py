@@ -208,6 +208,13 @@ class Fleet(Component):
             protect_from_scale_in=not workers and plan.purchase.option != "capacity-block",
             # AZRebalance would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
+            # An unhealthy node ends at once, and its replacement is launched beside it. Without a policy the account
+            # setting launchBeforeTerminate would keep a sick node until its replacement is in service, for which a
+            # reservation has no room:
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-before-terminate-account-setting.html
+            instance_maintenance_policy=aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
+                min_healthy_percentage=0, max_healthy_percentage=100
+            ),
             # No maximum lifetime, which would end a node that trains.
             instance_refresh=self._refresh(),
             default_instance_warmup=WARMUP_S if workers else None,
@@ -246,7 +253,11 @@ class Fleet(Component):
         return aws.autoscaling.GroupInstanceRefreshArgs(
             strategy="Rolling",
             preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
-                scale_in_protected_instances="Ignore", standby_instances="Ignore", skip_matching=True
+                # AWS's default, which the group's maintenance policy would replace.
+                min_healthy_percentage=90,
+                scale_in_protected_instances="Ignore",
+                standby_instances="Ignore",
+                skip_matching=True,
             ),
         )
 

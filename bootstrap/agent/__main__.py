@@ -26,6 +26,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 bootstrap/agent", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("complete-terminate-hook", help="let the group end this node now")
+    commands.add_parser("hold-host", help="wait until the group is complete without this node, which failed its tests")
     commands.add_parser("extend-terminate-hook", help="send a heartbeat of the terminate hook")
     commands.add_parser("ask-to-be-replaced", help="mark this node unhealthy")
     commands.add_parser("check-lease", help="leave the group where the controller is silent")
@@ -50,6 +51,10 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             return supervise(settings)
         if options.command == "complete-terminate-hook":
             group.complete_terminate_hook()
+        elif options.command == "hold-host":
+            from bootstrap.agent.ending import hold_host
+
+            hold_host(group, settings, settings.bad_host_hold_s, lambda: True)
         elif options.command == "extend-terminate-hook":
             group.extend_terminate_hook()
         elif options.command == "ask-to-be-replaced":

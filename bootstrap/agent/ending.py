@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 
 from bootstrap.agent.commands import output_of, run_step
+from bootstrap.agent.group import Group
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
+from bootstrap.agent.settings import Settings
 from bootstrap.contract.report import EXIT_AT_FAULT
 
 # For the newest report, within the few seconds that the notice leaves.
@@ -40,18 +43,15 @@ def give_up(node: Node, status: int, reason: str) -> int:
     return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
 
 
-def be_replaced(node: Node, fault: str, check: str, *, hold_s: float = 0.0) -> int:
-    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it.
-
-    Keep its host at most ``hold_s`` seconds for it.
-    """
+def be_replaced(node: Node, fault: str, check: str) -> int:
+    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it."""
     log(f"this node cannot train any more: {fault}")
     node.reports.tell("sick", 0, check)
     _send_log(node, f"this node failed {check}: {fault}")
     while not node.group.ask_to_be_replaced() and node.leaving() is None:
         log("the group could not be told that this node is unhealthy; trying again")
         node.rest(node.settings.tell_delay_s)
-    _stand_by(node, hold_s)
+    _stand_by(node, node.settings.bad_host_hold_s)
     return 0
 
 
@@ -60,11 +60,16 @@ def _stand_by(node: Node, hold_s: float = 0.0) -> None:
     while (notice := node.leaving()) is None:
         node.tick()
     log(f"leaving: {notice}")
-    _hold_host(node, hold_s)
+    hold_host(node.group, node.settings, hold_s, lambda: _is_ended_by_group(node))
     leave(node)
 
 
-def _hold_host(node: Node, limit_s: float) -> None:
+def _is_ended_by_group(node: Node) -> bool:
+    notice = node.leaving()
+    return notice is not None and notice.source.startswith("autoscaling/")
+
+
+def hold_host(group: Group, settings: Settings, limit_s: float, is_ended_by_group: Callable[[], bool]) -> None:
     """Occupy this node's host until the replacement has another one; EC2 could hand a free bad host back.
 
     Auto Scaling launches the replacement while the unhealthy node is still terminating:
@@ -75,15 +80,14 @@ def _hold_host(node: Node, limit_s: float) -> None:
         return
     log(f"holding this host until its replacement is launched, at most {limit_s:g} s")
     until = time.monotonic() + limit_s
-    while not node.group.is_full_without_this_node():
-        notice = node.leaving()
-        if notice is None or not notice.source.startswith("autoscaling/"):
+    while not group.is_full_without_this_node():
+        if not is_ended_by_group():
             return
         if time.monotonic() >= until:
             log(f"no replacement was launched within {limit_s:g} s: its host may be this one again")
             return
         # Not rest(), which a notice ends.
-        time.sleep(node.settings.join_poll_s)
+        time.sleep(settings.join_poll_s)
     log("the group is complete without this node")
 
 

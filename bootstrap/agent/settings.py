@@ -44,7 +44,7 @@ class Settings:
         worker_pause_s: between two runs of a worker's command; the group may end the node in it.
         kill_after_s: until a torchrun that does not end is killed.
         gang_test_s: limit of the gang test; 0 for none.
-        bad_host_hold_s: longest time that a node blamed by the gang test keeps its host; 0 for none. It ends before the
+        bad_host_hold_s: longest time that a node that failed a test keeps its host; 0 for none. It ends before the
             shortest terminate hook, 300 s (contract/timings.py).
         join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks.
         gpu_check_s: between two looks for a fatal Xid error.

@@ -66,7 +66,7 @@ def _train(node: Node) -> int:
         rendezvous = meet(node, gang.bad_hosts) if settings.is_gang else None
         if rendezvous is not None and (proof := gang.prove(node, rendezvous)).failure:
             if rendezvous.own_id in proof.bad_hosts:
-                return be_replaced(node, proof.failure, "gang-test", hold_s=settings.bad_host_hold_s)
+                return be_replaced(node, proof.failure, "gang-test")
             if gang.failures >= MAX_GANG_FAILURES or not proof.bad_hosts:
                 return give_up(node, 1, proof.failure)
             log(f"{proof.failure}; waiting for the replacement")

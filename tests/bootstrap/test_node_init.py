@@ -58,6 +58,8 @@ def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
     assert f"node set-up failed in {where}" in outcome.output
     assert answers(node) == ["ABANDON"]
     assert len(completed_terminations(node)) == 1, "the terminate hook would be waited out, and paid"
+    blames_host = where in ("check-health", "check-xid-errors", "run-smoke-test")
+    assert ("the group is complete without this node" in outcome.output) == blames_host
     (state,) = [json.loads(line) for line in (node.state / "node-states").read_text().splitlines()]
     assert state | {"at": ""} == {
         "schema_version": 1, "run": "0123456789ab", "state": "unfit", "exit_status": outcome.exit_code, "step": where,

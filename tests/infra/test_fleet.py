@@ -64,9 +64,11 @@ def test_a_gang_starts_without_nodes_and_its_size_is_the_controllers(stack: Depl
         "waitForCapacityTimeout": "0",
         "forceDelete": True,
         "healthCheckType": "EC2",
+        # The account's own setting must not keep an unhealthy node until its replacement is in service.
+        "instanceMaintenancePolicy": {"minHealthyPercentage": 0, "maxHealthyPercentage": 100},
     }
     assert {key: group[key] for key in expected} == expected
-    never = {"desiredCapacity", "maxInstanceLifetime", "instanceMaintenancePolicy", "warmPool", "defaultInstanceWarmup"}
+    never = {"desiredCapacity", "maxInstanceLifetime", "warmPool", "defaultInstanceWarmup"}
     assert not never & group.keys()
 
 
@@ -78,6 +80,7 @@ def test_nothing_but_its_controller_takes_a_node_from_a_gang(option: str) -> Non
     assert group["instanceRefresh"] == {
         "strategy": "Rolling",
         "preferences": {
+            "minHealthyPercentage": 90,
             "scaleInProtectedInstances": "Ignore",
             "standbyInstances": "Ignore",
             "skipMatching": True,

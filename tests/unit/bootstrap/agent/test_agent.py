@@ -91,7 +91,8 @@ def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyP
         settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
         group = Group(settings)
         monkeypatch.setattr(group, "_aws", lambda *arguments: counts())
-        ending._hold_host(cast(Node, SimpleNamespace(group=group, settings=settings, leaving=notice)), limit_s)
+        node = cast(Node, SimpleNamespace(leaving=notice))
+        ending.hold_host(group, settings, limit_s, lambda: ending._is_ended_by_group(node))
         return now
 
     monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
