@@ -21,12 +21,15 @@ import click
 from optimizer.errors import GpufleetError
 
 # In the order of a user's work; a command that is not named here is listed last.
-ORDER = (
-    "init",
-    *("recommend", "what-if", "estimate", "profile", "calibrate", "simulate", "offers", "catalog"),
-    *("report", "up", "stack", "preview", "manifest", "launch-config", "policy", "preflight", "blocks", "status"),
-    *("logs", "trace", "ssh", "port-forward", "costs", "stop", "resume", "move", "down", "completion"),
-)
+SECTIONS = {
+    "Choose a fleet": ("init", "recommend", "what-if", "report", "offers", "simulate"),
+    "Models, speeds and prices of your own": ("estimate", "profile", "calibrate", "catalog"),
+    "Stand it up": ("up", "preview", "stack", "wheels", "preflight", "policy", "blocks", "manifest", "launch-config"),
+    "Follow it": ("status", "logs", "trace", "ssh", "port-forward", "costs"),
+    "End it, or go on": ("stop", "resume", "move", "down"),
+    "Shell": ("completion",),
+}
+ORDER = tuple(name for names in SECTIONS.values() for name in names)
 
 
 @cache
@@ -75,9 +78,13 @@ class LazyGroup(click.Group):
         return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, importing none."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(first_sentences().items()))
+        """Write the commands by section, importing none."""
+        sentences = first_sentences()
+        others = tuple(name for name in sentences if name not in ORDER)
+        for title, names in {**SECTIONS, "Others": others}.items():
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name, sentences[name]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
