@@ -89,6 +89,7 @@ class StartReservation:
     instance_type: str
     reservation_id: str = ""  # once EC2 has granted it
     over: str = ""  # why the attempt goes on without it
+    place: str = ""  # for which a working spot gang is left, once EC2 has granted it
 
     @property
     def is_asked(self) -> bool:

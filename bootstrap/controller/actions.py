@@ -103,7 +103,8 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
 
 def _reservation_id(state: ControllerState) -> str:
     """Id of the reservation that the nodes launch into, if any."""
-    return state.reservation.reservation_id if state.reservation and not state.reservation.over else ""
+    asked = state.reservation if state.phase == "starting" else None
+    return asked.reservation_id if asked and not asked.over else ""
 
 
 def _with_place(sizes: SetGroup, place: Place, group: AutoScalingGroup) -> SetGroup:

@@ -67,7 +67,10 @@ def _refused_since(tick: Tick, state: ControllerState) -> datetime | None:
     # A launch of the place before may end late.
     begun = state.attempt_started_at
     if any(
-        failure.no_capacity and not (begun and failure.began_at and failure.began_at < begun)
+        failure.no_capacity
+        # EC2's answer to a spot gang that would leave is none about its own nodes.
+        and (state.phase == "starting" or failure is not tick.seen.reservation_refused)
+        and not (begun and failure.began_at and failure.began_at < begun)
         for failure in tick.seen.failed_launches
     ):
         return (None if has_grown else state.refused_since) or tick.now

@@ -12,6 +12,7 @@ from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.places import choose_place, learn, leave_for
+from bootstrap.controller.reservations import reserve_first
 from bootstrap.controller.runs import rest
 
 # Waits before a gang's second, third... attempt; then the run has failed.
@@ -102,6 +103,8 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
         reason += f", in {place.name}: {place.why}"
         own, there = (settings.places[name].purchase for name in (settings.own_place, place.name))
         changes |= {"place": place, "on_demand": own == "spot" and there == "on-demand"}
+        if state.reservation and state.reservation.place == place.name:
+            changes["reservation"] = state.reservation
     return state.with_phase("starting", reason, now, **changes)
 
 
@@ -122,10 +125,16 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return state
     if group.desired == 0 and state.desired_seen > 0:
         return _pause(tick, state)
-    if place := leave_for(tick, state):
+    place = leave_for(tick, state)
+    if place and (waits := reserve_first(tick, state, place.name)):
+        return waits
+    if place:
         reason = f"the nodes are given up: next is {place.name}, {place.why}"
         changes = {"after": "waiting", "next_place": place, "round_started_at": now}
         return _leave(tick, state).with_phase("draining", reason, now, **changes)
+    if state.reservation and state.phase == "running":
+        # Left behind by the start, or by a wish to leave that has passed.
+        state = replace(state, reservation=None)
     in_service = len(group.in_service)
     if in_service >= count:
         if state.phase == "starting":

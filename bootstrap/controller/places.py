@@ -128,8 +128,18 @@ def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:
 
 
 def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place]) -> str:
-    """Return the cheapest on-demand place, one that keeps the deadline at p95 before others."""
-    return min(demand, key=lambda one: (_is_late(tick, state, demand[one]), demand[one].usd_per_work_hour))
+    """Return the cheapest on-demand place, one that keeps the deadline at p95 before others.
+
+    At equal prices it is the present one's zone: the nodes' placement group is there already.
+    """
+    here = tick.settings.places.get(state.place.name) if state.place else None
+
+    def rank(name: str) -> tuple[bool, float, bool]:
+        place = demand[name]
+        elsewhere = here is None or place.subnets != here.subnets
+        return _is_late(tick, state, place), place.usd_per_work_hour, elsewhere
+
+    return min(demand, key=rank)
 
 
 def _why_now(view: RunView[str]) -> str:

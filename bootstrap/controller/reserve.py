@@ -36,8 +36,7 @@ def reserve(
 
     The state came first: whichever tick dies after the request, the next one finds the reservation by its tags.
     """
-    asked = state.reservation if state and state.phase == "starting" and state.reservation else None
-    asked = asked if asked and asked.is_asked else None
+    asked = state.reservation if state and state.reservation and state.reservation.is_asked else None
     try:
         found = [_parse(*one) for one in read_start_reservations(clients.ec2, settings.stack)]
     except ClientError as error:

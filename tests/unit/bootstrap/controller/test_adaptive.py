@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import read_state
+from bootstrap.controller.reservations import longest_drain
 from tests.unit.bootstrap.controller.world import MINUTE, PLACES, RESERVED, START, World, adaptive, trained
 
 ZONES = ("az1", "az2", "az3")
@@ -175,6 +177,92 @@ def test_on_demand_that_refuses_leaves_the_working_spot_gang_alone() -> None:
     assert 2 <= len(set(asked)) <= 8
     assert bought(world)[-1] == "spot"
     assert world.phase in ("running", "starting")
+
+
+def standing(**changes: Any) -> World:
+    """A world with a spot gang in service that has done ten steps, and does no more."""
+    training = Training(World(adaptive(deadline_hours=5.0, reserved_start=RESERVED, **changes)))
+    while not training.world.state or training.world.phase != "running":
+        training.minute()
+    training.world.say(training.world.in_service()[0], "training", done_steps=10)
+    return training.world
+
+
+def test_a_spot_gang_works_on_until_ec2_has_reserved_the_nodes_on_demand() -> None:
+    world = standing()
+    world.run_until("draining")
+    # Asked in one tick while all nodes work, granted in the next.
+    asked, granted = world.decisions[-2].state, world.decisions[-1].state
+    assert asked.phase == "running" and asked.reservation and asked.reservation.is_asked
+    assert "EC2 is asked to reserve all 3 in on-demand p4d az2 before the spot nodes are given up" in asked.reason
+    assert granted.reservation and granted.reservation.reservation_id == "cr-0"
+    assert granted.usd_per_hour == asked.usd_per_hour + 90
+    # Nothing launches into it before the spot nodes have ended.
+    assert world.target == "" and world.desired == 0
+    world.run_until("running")
+    assert {world.nodes[key].lifecycle for key in world.in_service()} == {"on-demand"}
+    (held,) = world.held.values()
+    assert not held.active and len(world.nodes) == 6
+    both = sum(phase in ("running", "draining") for phase in held.idle_minutes)
+    assert both <= longest_drain(world.config) / MINUTE
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=3)
+    assert read_state(granted.to_text(), "the state") == granted
+
+
+def test_a_spot_gang_is_not_left_for_nodes_on_demand_that_ec2_lacks() -> None:
+    world = standing()
+    world.capacity["on-demand"] = 2
+    world.run(300)
+    # The same three nodes stand, and EC2 is asked again half an hour after a refusal.
+    assert (world.phase, len(world.nodes), len(world.held)) == ("running", 3, 0)
+    asked = {one.state.reservation.asked_at for one in world.decisions if one.state.reservation}
+    assert 4 <= len(asked) <= 10
+    assert not any(one.state.refused_since for one in world.decisions)
+    assert world.known.capacity["us-east-1/use1-az2/p4d.24xlarge/on-demand"].refused == len(asked)
+
+
+def test_a_reservation_that_may_not_be_made_keeps_no_gang_from_its_deadline() -> None:
+    world = standing()
+    world.reserves = False
+    world.run_until("draining")
+    world.run_until("running")
+    assert {world.nodes[key].lifecycle for key in world.in_service()} == {"on-demand"}
+    assert world.known.unreserved and not world.held
+
+
+def test_a_wish_to_leave_that_passes_gives_its_reservation_back() -> None:
+    world = standing()
+    world.run_until("running")
+    while not any(one.state.reservation for one in world.decisions):
+        world.run(1)
+    # The nodes have done far more than was known.
+    world.say(world.in_service()[0], "training", done_steps=170)
+    world.run(3)
+    assert world.phase == "running"
+    assert world.known.reservation is None
+    assert not any(one.active for one in world.held.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Nodes and reservation together for the drain are more than the ceiling has.
+        {"ceiling_usd": 150.0},
+        # The cluster placement group is in the spot nodes' zone as long as one lives.
+        {"reserved_start": replace(RESERVED, placement_group_arn="arn")},
+        # EC2 would end it before the nodes come.
+        {"drain_s": 3600},
+    ],
+)
+def test_where_both_cannot_be_had_together_the_spot_gang_is_left_first(changes: dict[str, Any]) -> None:
+    config = adaptive(**{"deadline_hours": 6.0, "reserved_start": RESERVED, **changes})
+    training = Training(World(config))
+    while not training.world.state or training.world.phase != "running":
+        training.minute()
+    world = training.world
+    world.say(world.in_service()[0], "training", done_steps=10)
+    world.run_until("draining", "over-budget")
+    assert not world.held
 
 
 def test_steps_are_the_progress_once_a_node_reports_them_and_a_new_run_forgets_them() -> None:

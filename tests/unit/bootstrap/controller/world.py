@@ -325,7 +325,7 @@ class World:
 
     def _reserve(self) -> FailedLaunch | None:
         """CreateCapacityReservation, as the written state asks for it: all nodes or none."""
-        asked = self.state.reservation if self.state and self.state.phase == "starting" else None
+        asked = self.state.reservation if self.state else None
         if asked is None or not asked.is_asked:
             return None
         token = to_token(self.config, asked)
