@@ -40,9 +40,9 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
     for turn in range(ranks.local_world_size):
         ranks.barrier(f"turn {turn}")
         if turn == ranks.local_rank:
-            alone = _train(ranks, shape, together=False)
+            alone = train(ranks, shape)
     ranks.barrier("all together")
-    together = _train(ranks, shape, together=True)
+    together = train(ranks, shape, together=True)
 
     answers = ranks.gather("scaling", {"alone": alone, "together": together})
     alone_samples_per_s = [shape.batch / statistics.median(a["alone"]["times"]) for a in answers]
@@ -100,7 +100,16 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
     ]
 
 
-def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, Any]:
+def train(
+    ranks: Ranks,
+    shape: models.Shape,
+    *,
+    together: bool = False,
+    mixed: bool | None = None,
+    warm_up: int = WARM_UP,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Train on one repeated batch, by DDP or alone; in ``mixed`` precision, or in fp32 as by default on CPU."""
     device = ranks.device
     on_gpu = device.type == "cuda"
     model: nn.Module = models.build(shape, seed=SEED, device=device, dtype=torch.float32)
@@ -110,8 +119,10 @@ def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, An
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=on_gpu)
     tokens = models.random_tokens(shape, shape.batch, seed=SEED + (ranks.rank if together else 0)).to(device)
     # bf16 on GPUs that have it (Ampere and later), fp16 before; the weights are thrown away, so no loss scaler.
-    precision = torch.bfloat16 if on_gpu and torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
-    autocast = torch.autocast("cuda", dtype=precision) if on_gpu else contextlib.nullcontext()
+    has_bf16 = not on_gpu or torch.cuda.get_device_capability(device)[0] >= 8
+    precision = torch.bfloat16 if has_bf16 else torch.float16
+    mixed = on_gpu if mixed is None else mixed
+    autocast = torch.autocast(device.type, dtype=precision) if mixed else contextlib.nullcontext()
     losses: list[torch.Tensor] = []
 
     def step() -> None:
@@ -124,11 +135,11 @@ def _train(ranks: Ranks, shape: models.Shape, *, together: bool) -> dict[str, An
 
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    times = seconds_each(step, device=device, warm_up=WARM_UP, iterations=STEPS[device.type])
+    times = seconds_each(step, device=device, warm_up=warm_up, iterations=steps or STEPS[device.type])
     return {
         "times": times,
         "parameters": parameters,
-        "precision": str(precision).removeprefix("torch.") if on_gpu else "float32",
+        "precision": str(precision).removeprefix("torch.") if mixed else "float32",
         "first_loss": losses[0].item(),
         "last_loss": losses[-1].item(),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if on_gpu else None,

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from bootstrap.contract.expected import VARIABLE, read_expected
-from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
+from bootstrap.smoke import bandwidth, gradients, precision, ranks, report, scaling
 
 # Set by the supervisor, which then writes the report: only it knows how a killed rank ended.
 SUPERVISED = "GPUFLEET_SMOKE_SUPERVISED"
@@ -124,6 +124,7 @@ def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list
             expected=expected.link_gb_per_s if one_node else expected.network_gb_per_s,
         ),
         lambda: scaling.check(place, min_scaling_efficiency=options.min_scaling_efficiency),
+        lambda: precision.check(place),
     ]
 
 

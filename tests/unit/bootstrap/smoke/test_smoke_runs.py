@@ -126,7 +126,10 @@ def test_two_healthy_ranks_pass_every_test(healthy: dict[str, Any]) -> None:
         "loss_falls",
         "slowest_rank_speed",
         "scaling_efficiency",
+        "mixed_precision_speed",
+        "mixed_precision_memory",
     ]
+    assert result(healthy, "mixed_precision_speed")["details"]["precision"] == "bfloat16"
     assert all(test["passed"] for test in healthy["tests"])
 
 
