@@ -38,7 +38,13 @@ from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates, find_tables
 from optimizer.search.cheapest import list_cheapest
 from optimizer.search.global_batch import FEW_STEPS
-from optimizer.search.levers import describe_batch, describe_commitments, describe_reclaims, describe_slack
+from optimizer.search.levers import (
+    describe_batch,
+    describe_commitments,
+    describe_policies,
+    describe_reclaims,
+    describe_slack,
+)
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -191,6 +197,8 @@ def recommend(
         first = plans[chosen[0]]
         offer = catalog.offer(first.instance_type, first.region)
         slack = [*describe_slack(problem, searched, first), *describe_batch(problem, searched, first)]
+        if request.objective == "cost":
+            slack += describe_policies([plans[position] for position in chosen[:PRICED_PLANS]])
         advice += [*slack, *describe_commitments(first, offer, only_long=True)]
         levers = [
             *slack,

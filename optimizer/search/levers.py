@@ -123,6 +123,25 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     return [best[1]] if best else []
 
 
+def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:
+    """Say which plan is cheaper than the first by what their spot policies cost; ``plans`` are ranked by the fallback.
+
+    Old spot prices rank by the 95th percentile, which no policy lowers.
+    """
+    usd = [plan.spot_policy.cost_usd.expected if plan.spot_policy else plan.cost_usd.expected for plan in plans]
+    if not plans or any(plan.spot_range for plan in plans):
+        return []
+    least = min(usd)
+    if least > (1 - _LEAST_SAVING) * usd[0]:
+        return []
+    number = usd.index(least)
+    plan = plans[number]
+    return [
+        f"plan {number + 1}, {plan.node_count} x {plan.instance_type}, would save {usd[0] - least:,.0f} USD by its "
+        f"spot policy: {least:,.2f} USD expected against {usd[0]:,.2f} (plans are ranked by the policy fallback)"
+    ]
+
+
 def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
     """Say what a batch saves that numbers of nodes divide which ``plan``'s leaves out; ``tables`` are as above."""
     if problem.request.objective != "cost" or plan.node_count == 1:

@@ -10,6 +10,7 @@ import pytest
 from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.plan import FleetPlan, NodeItem, read_plan
+from optimizer.search.levers import describe_policies
 from tests.unit.optimizer.search.requests import answer
 
 
@@ -61,6 +62,23 @@ def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> 
         # Only a speed beyond its own 95th percentile misses the deadline.
         assert expected(one, "adaptive_one_group", deadline_hours)[2] <= 0.05 * RUNS
     assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
+
+
+def test_a_plan_that_its_policy_makes_cheaper_than_the_first_is_named() -> None:
+    adapts = plan("p6-b200.48xlarge", 200.0).model_copy(update={"spot_range": None})
+    assert adapts.spot_policy
+    usd = (adapts.spot_policy.cost_usd.expected + adapts.cost_usd.expected) / 2
+    first = adapts.model_copy(
+        update={"spot_policy": None, "cost_usd": adapts.cost_usd.model_copy(update={"expected": usd})}
+    )
+    (note,) = describe_policies([first, adapts])
+    assert note.startswith(
+        f"plan 2, 1 x p6-b200.48xlarge, would save {usd - adapts.spot_policy.cost_usd.expected:,.0f} "
+    )
+    assert describe_policies([adapts, first]) == []
+    # Old prices have an order of their own.
+    assert describe_policies([first, plan("p6-b200.48xlarge", 200.0)]) == []
+    assert describe_policies([]) == []
 
 
 def test_a_pool_that_is_hardly_ever_reclaimed_costs_the_same_under_both() -> None:
