@@ -115,6 +115,14 @@ def gauge(spread: Spread, limit: float | None) -> Gauge:
     )
 
 
+def usd_by_item(plan: FleetPlan) -> dict[str, float]:
+    """Split the expected dollars; a file system for the data is a part of its own."""
+    parts = plan.cost_usd.breakdown.model_dump()
+    if plan.lustre:
+        parts |= {"storage": parts["storage"] - plan.lustre.usd, "FSx for Lustre": plan.lustre.usd}
+    return parts
+
+
 def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     """Split the expected hours; the parts add up to them (docs/economics.md)."""
     training = plan.job.steps * plan.step_time_s / 3600

@@ -160,6 +160,23 @@ def test_the_page_lists_the_alternates_and_only_where_there_are_some() -> None:
         assert words in page
 
 
+def test_the_page_says_what_the_spot_policy_and_a_file_system_cost() -> None:
+    spread = {"expected": 80.0, "p50": 79.0, "p95": 120.0}
+    outlook = {
+        "policy": "adaptive", "hours": {"expected": 5.0, "p50": 5.0, "p95": 5.2}, "cost_usd": spread,
+        "expected_usd": {"fallback": 100.0, "adaptive": 80.0}, "source": "40 simulated runs",
+    }  # fmt: skip
+    plan = sample_plan(
+        spot_policy=outlook, lustre={"storage_gib": 1200, "data_gib": 900, "usd": 1.5}, alternates=[], staging=None
+    )
+    page = render(read_answer(plan.to_json()), now=NOW, commands=[])
+    assert "Spot policy: adaptive: 80.00 USD" in page and "gpufleet:spotPolicy adaptive" in page
+    parts = facts.usd_by_item(plan)
+    assert (parts["storage"], parts["FSx for Lustre"]) == (0.5, 1.5)
+    assert sum(parts.values()) == pytest.approx(plan.cost_usd.expected)
+    assert "Spot policy:" not in render(_answer(), now=NOW, commands=[])
+
+
 def test_the_page_names_no_address_to_load() -> None:
     page = render(_answer(), now=NOW, commands=[])
     loads = re.findall(r'(?:src|href|action)="([^"]*)"|url\(|@import', page)
