@@ -265,7 +265,7 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
         allow("MakeFileSystem", _actions("fsx", make), here("fsx", "file-system/*"), condition=requested),
         allow("LinkFileSystem", _actions("fsx", link), here("fsx", "association/*"), condition=requested),
         allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
-        # Beside the statement Key: https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html#FSXKMS
+        # Also needed for a file system under the key: https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html#FSXKMS
         allow("FileSystemKey", "kms:GenerateDataKeyWithoutPlaintext", here("kms", "key/*"), condition=tagged),
         allow(
             "FileSystemRoles",

@@ -63,7 +63,7 @@ def _usd_per_hour(plan: FleetPlan) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """What is left of a run in one region: expected USD, and hours at the 95th percentile; ``move`` comes on top."""
+    """Rest of a run in one region: expected USD, and hours at the 95th percentile; ``move`` comes on top."""
 
     move: MoveCost
     usd: float

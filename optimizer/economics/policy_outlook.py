@@ -133,7 +133,7 @@ class ExponentialRun(ZoneRun):
             return max(min(_ASK_HOURS, change), _LEAST_HOURS)
         if self._has:
             return _ASK_HOURS
-        # What refusals in a row tell is the last one's: those before the last ask without capacity are left out.
+        # Refusals in a row tell no more than the last of them: asks before it are skipped.
         slack = self._job.deadline_hours - now - self.work * self._believed - self._delays.restart_bound_hours
         asks = min(change, slack * _LOOK_SHARE, _LONGEST_WAIT_HOURS) // _ASK_HOURS
         return max(asks, 1) * _ASK_HOURS

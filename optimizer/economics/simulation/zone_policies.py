@@ -78,7 +78,7 @@ class Greedy(_InTurn):
 
 
 class Fallback(_InTurn):
-    """What a stack does by default: on-demand to the end once spot has not come for a gang window."""
+    """The stack's default policy: on-demand to the end once spot has not come for a gang window."""
 
     def __init__(self, pools: int) -> None:
         super().__init__(pools)

@@ -20,7 +20,7 @@ from moto.fsx.responses import FSxResponse
 from tests.engine.moto_extension.teaching import teach
 
 _to_dict, _create = FileSystem.to_dict, FSxBackend.create_file_system
-# What Lustre has where a request says nothing.
+# Defaults of a file system.
 _DEFAULTS = {"DataCompressionType": "NONE", "CopyTagsToBackups": False, "WeeklyMaintenanceStartTime": "1:05:00"}
 
 

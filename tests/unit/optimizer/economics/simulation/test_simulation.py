@@ -173,7 +173,7 @@ def cheapest(row: str, asked: Job) -> float:
 @settings(max_examples=40, deadline=None)
 @given(row=st.text("01", min_size=18, max_size=18), work=st.integers(3, 16), restart=st.sampled_from([0.0, 1.0, 2.0]))
 def test_the_lower_bound_is_within_four_launches_of_the_optimum(row: str, work: int, restart: float) -> None:
-    """Of 30,000 random rows 161 were more than one launch away, the worst 3.5 (docs/spot.md has the mean)."""
+    """In 30,000 random rows 161 were more than one launch away, the worst 3.5 (docs/spot.md has the mean)."""
     asked = job(work, 18, restart_hours=restart)
     optimum, bound = cheapest(row, asked), lower_bound(windows(row), asked).cost[0]
     assert bound <= optimum + 1e-6
