@@ -146,7 +146,7 @@ class Settings(_Model):
     wheels: LocalPath | None = None
     """Archive that `gpufleet wheels` packs, uploaded for the nodes, which reach no package index: what the trainer or
     gpufleet:requirements need and the image lacks. Not needed for your own command without requirements on an image
-    with torch, for an image that has all (amiName, amiId), or in an existing VPC that reaches an index."""
+    with torch, for an image of your own that has all (amiId), or in an existing VPC that reaches an index."""
     requirements: LocalPath | None = None
     """Packages of your own beside torch, locked with hashes (`pip-compile --generate-hashes`, `uv pip compile
     --generate-hashes`), installed on every node; `gpufleet wheels` packs them."""

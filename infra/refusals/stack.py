@@ -105,8 +105,8 @@ def start_refusals(settings: Settings) -> Iterator[str]:
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
     image_torch = brings_torch(settings)
     reaches_index = settings.vpc_id or settings.nat
-    # The packages of a user's own image are known to its nodes only.
-    covered = settings.wheels or reaches_index or ((settings.ami_name or settings.ami_id) and not settings.requirements)
+    # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.
+    covered = settings.wheels or reaches_index or (settings.ami_id and not settings.requirements)
     if ec2 and not covered and wheels_needed(settings, image_torch=image_torch):
         lacks = "the trainer's libraries" if image_torch else "torch"
         lacks = "the packages of gpufleet:requirements" if settings.requirements else lacks

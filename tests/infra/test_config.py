@@ -263,6 +263,10 @@ def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_mone
     trained = {"job": {"architecture": LLAMA}}
     with pytest.raises(ConfigError, match=r"image lacks the trainer's libraries .* `gpufleet wheels --stack dev`"):
         load({}, **trained)
+    torch = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"
+    with pytest.raises(ConfigError, match="image lacks the trainer's libraries"):
+        load({"gpufleet:amiName": torch}, **trained)
+    assert load({"gpufleet:amiName": torch, "gpufleet:trainCommand": "train.py"}).ami_name == torch
     # No release note of an image with torch names the type.
     with pytest.raises(ConfigError, match="image lacks torch"):
         load({}, instance_type="g7e.48xlarge", purchase={"spot_types": []})
@@ -276,7 +280,6 @@ def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_mone
         {"gpufleet:wheels": str(tmp_path / "wheels.tar")},
         {"gpufleet:trainCommand": "train.py"},
         {"gpufleet:nat": "true"},
-        {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"},
         {"gpufleet:amiId": "ami-0123456789abcdef0"},
         EXISTING_VPC,
     ):

@@ -228,7 +228,7 @@ def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
 
 
 def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
-    covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiName", "amiId", "vpcId"))
+    covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiId", "vpcId"))
     reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
     if not (covered or reaches_an_index or config.get("gpufleet:platform") == "eks") and _needs_wheels(plan, config):
         yield f"gpufleet wheels --stack {stack} packs what the nodes' image lacks"

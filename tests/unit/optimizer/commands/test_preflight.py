@@ -96,7 +96,7 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
         "Vpcs": [{"VpcId": "vpc-9", "CidrBlockAssociationSet": [{"CidrBlock": "10.42.0.0/16"}]}]
     }
     aws.answers["DescribeBudgets"] = DENIED
-    write_stack(tmp_path, amiName=IMAGE, sessionLogGroup="/sessions")
+    write_stack(tmp_path, amiName=IMAGE, sessionLogGroup="/sessions", trainCommand="train.py")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 25 ok\n")
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
@@ -207,7 +207,9 @@ def test_files_are_searched_from_the_stacks_folder(gpufleet: Gpufleet, aws: Fake
 def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
     """Even one for another region: `stack set` writes plan and region together."""
     other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"})
-    write_stack(tmp_path, region="eu-west-1", plan=other, amiName="a", sessionLogGroup="/sessions")
+    write_stack(
+        tmp_path, region="eu-west-1", plan=other, amiName=IMAGE, trainCommand="train.py", sessionLogGroup="/sessions"
+    )
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]
     assert code == 0 and [row["check"] for row in warnings] == ["configuration"]
