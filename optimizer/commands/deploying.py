@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack.engine import carry_out
+from optimizer.commands.stack.file import change_stack_file, read_stack, resolve_names
+from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError
 from optimizer.plan import FleetPlan
 
@@ -52,6 +54,22 @@ def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_
         raise GpufleetError(
             "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
         )
+
+
+def deploy(
+    plan: FleetPlan,
+    stack: str,
+    directory: Path,
+    again: str,
+    *,
+    config: Mapping[str, Any],
+    accept_stale_prices: bool,
+) -> None:
+    """Write ``config`` and the plan into the stack's configuration, check the account, and run ``pulumi up``."""
+    if config:
+        change_stack_file(stack_path(directory, stack), config)
+    prepare(plan, stack, directory, again, accept_stale_prices=accept_stale_prices)
+    carry_out(stack, directory, count_declared=lambda: count_declared(stack, directory))
 
 
 def count_declared(stack: str, directory: Path) -> int:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.deploying import count_declared, prepare, run_recommend
-from optimizer.commands.stack.engine import carry_out
-from optimizer.commands.stack.file import StackFile, change_stack_file, read_stack, resolve_names
-from optimizer.commands.stack_paths import list_stacks, stack_path
-from optimizer.errors import InvalidInputError
+from optimizer.commands.deploying import deploy, run_recommend
+from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_paths import list_stacks
+from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -99,6 +98,19 @@ def read_asked(names: Names) -> PersonRequest | None:
         return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
+def read_asked_if_up(names: Names) -> PersonRequest | None:
+    """Read the last person's request as ``read_asked`` does; None also where the stack was never up."""
+    from optimizer.aws import errors
+
+    try:
+        return read_asked(names)
+    except GpufleetError as error:
+        cause = error.__cause__
+        if isinstance(cause, Exception) and errors.is_aws_error(cause) and errors.is_not_found(cause):
+            return None
+        raise
+
+
 def read_controller(names: Names) -> ControllerState | None:
     """Read the state of a stack's controller; GpufleetError where its bucket cannot be read."""
     from optimizer.aws import clients, control, errors
@@ -118,13 +130,13 @@ def find_carried(names: Names) -> Carried:
     return carried
 
 
-def price_handover(source: FleetPlan, target: FleetPlan, carried: Carried, *, running: bool = True) -> MoveCost:
+def price_handover(source: FleetPlan, target: FleetPlan, carried: Carried) -> MoveCost:
     """Price a move of what is carried, with the shipped catalog."""
     from optimizer.aws.copying import COPIES
     from optimizer.catalog import load
     from optimizer.economics.moving import price_move
 
-    return price_move(load(), source, target, gib=carried.gib, writes=carried.requests, copies=COPIES, running=running)
+    return price_move(load(), source, target, gib=carried.gib, writes=carried.requests, copies=COPIES)
 
 
 def stand_up(
@@ -143,9 +155,8 @@ def stand_up(
     """
     from optimizer.commands.stop import ask, follow_drain
 
-    change_stack_file(stack_path(directory, name), {**config, "gpufleet:waits": True})
-    prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(name, directory, count_declared=lambda: count_declared(name, directory))
+    waiting = {**config, "gpufleet:waits": True}
+    deploy(plan, name, directory, again, config=waiting, accept_stale_prices=accept_stale_prices)
     names, caller = resolve_names(read_stack(name, directory))
     request = read_asked(names)
     if request is None or request.want != "stop" or not request.moved_to:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
-from optimizer.commands.deploying import count_declared, follow_run, prepare, run_recommend
-from optimizer.commands.handover import end_nodes, hand_over, locate_data, recommend_in, stand_up
+from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import write_table
-from optimizer.commands.stack.engine import carry_out
-from optimizer.commands.stack.file import change_stack_file, check_name, read_stack, resolve_names
+from optimizer.commands.stack.file import check_name, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan
@@ -107,18 +106,9 @@ class Regions:
 
     def _asked(self, side: Side) -> PersonRequest | None:
         """Return the last request; None where the stack was never up."""
-        from optimizer.aws import clients, control, errors
-
         if not stack_path(self.directory, side.stack).exists():
             return None
-        names, _ = self._names(side)
-        with errors.explained(f"bucket {names.bucket} of stack {side.stack} cannot be read"):
-            try:
-                return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
-            except Exception as error:
-                if errors.is_aws_error(error) and errors.is_not_found(error):
-                    return None
-                raise
+        return read_asked_if_up(self._names(side)[0])
 
     def _find_run(self) -> tuple[Side, Side | None]:
         """Return the stack that has the run, and the one that a hand-over was under way to.
@@ -149,10 +139,10 @@ class Regions:
         asked = self._asked(side)
         if asked is None:
             try:
-                if self.config:
-                    change_stack_file(stack_path(self.directory, side.stack), self.config)
-                prepare(side.plan, side.stack, self.directory, self.again, accept_stale_prices=self.accept_stale_prices)
-                carry_out(side.stack, self.directory, count_declared=lambda: count_declared(side.stack, self.directory))
+                deploy(
+                    side.plan, side.stack, self.directory, self.again, config=self.config,
+                    accept_stale_prices=self.accept_stale_prices,
+                )  # fmt: skip
             except GpufleetError as error:
                 self._leave_out(side, error)
                 return False
@@ -223,14 +213,14 @@ class _Watcher:
         from optimizer.catalog import load
         from optimizer.economics.moving import Rest, choose_region, price_move
 
-        left, old = 1 - state.progress, self.current.plan
+        left, old, catalog = 1 - state.progress, self.current.plan, load()
         rests = {}
         for side in self.regions.sides:
             refused_at = self.regions.refused.get(side.stack)
             if side is self.current or (refused_at and now - refused_at < AGAIN):
                 continue
             gib = old.job.checkpoint_gib if state.progress else 0.0
-            move = price_move(load(), old, side.plan, gib=gib, writes=0, copies=COPIES, running=False)
+            move = price_move(catalog, old, side.plan, gib=gib, writes=0, copies=COPIES, running=False)
             rests[side.stack] = Rest(
                 move=move, usd=left * side.plan.cost_usd.expected, hours_p95=left * side.plan.hours.p95
             )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
-from optimizer.commands.deploying import count_declared, follow_run, prepare, run_recommend
+from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
-from optimizer.commands.stack.engine import carry_out, require_pulumi
-from optimizer.commands.stack.file import change_stack_file, check_name, only_stack, read_stack, resolve_names
-from optimizer.commands.stack_paths import list_stacks, stack_path
+from optimizer.commands.stack.engine import require_pulumi
+from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
+from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 
@@ -105,10 +105,7 @@ def command(
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
         _ask(plan, name, again)
-    if config_given:
-        change_stack_file(stack_path(directory, name), config_given)
-    prepare(plan, name, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(name, directory, count_declared=lambda: count_declared(name, directory))
+    deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     if follow:
         follow_run(name, directory)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.commands import down, handover, move, stop
+from optimizer.commands import deploying, down, handover, move, stop
 from optimizer.plan import FleetPlan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
@@ -42,7 +42,7 @@ def regions(
     monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
     regions = Regions(deployed.directory, clock, gpufleet)
     regions.add(deployed)
-    monkeypatch.setattr(handover, "carry_out", regions.carry_out)
+    monkeypatch.setattr(deploying, "carry_out", regions.carry_out)
     monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
     for step in (500, 1000):
         save(deployed, step)
@@ -95,7 +95,7 @@ def test_an_interrupted_move_loses_nothing_and_goes_on(
     ((name, old),) = regions.stacks.items()
     before = checkpoints(old)
     where = {"copy": "optimizer.aws.copying.copy", "let_run": "optimizer.commands.resume.let_run"}
-    where["carry_out"] = "optimizer.commands.handover.carry_out"
+    where["carry_out"] = "optimizer.commands.deploying.carry_out"
     place = where.get(step, f"optimizer.commands.move.{step}")
 
     def interrupt(*_: Any, **__: Any) -> None:

@@ -93,8 +93,7 @@ def world(
     world = World(f"s-{uuid.uuid4().hex[:8]}", tmp_path, clock, gpufleet)
     for module in (up, down):
         monkeypatch.setattr(module, "require_pulumi", lambda: None)
-    for module in (handover, regions):
-        monkeypatch.setattr(module, "carry_out", world.carry_out)
+    monkeypatch.setattr(deploying, "carry_out", world.carry_out)
     monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
     monkeypatch.setattr(follow, "POLL_S", 60)
 
@@ -202,7 +201,7 @@ def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monke
             raise GpufleetError("the quota is 0")
         prepare(plan, *arguments, **options)
 
-    monkeypatch.setattr(regions, "prepare", refuse)
+    monkeypatch.setattr(deploying, "prepare", refuse)
     code, out, err = world.up("--no-follow", given=(REGION, OREGON))
     assert code == 0, err
     assert f"{REGION} is left out: the quota is 0" in err and f"the run is stack {world.base}-{OREGON}'s" in out
