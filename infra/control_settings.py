@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, ReservedStart
+from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
 from infra.places import alternates, places, reserves_starts
@@ -39,11 +39,10 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
     if purchase.option == "reserved":
         # An instance in a reservation has no lifecycle and reads as on-demand:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-        # A reservation without a price of its own is billed at the on-demand price.
-        by_lifecycle = {"on-demand": _first_priced(plan, "owned-reservation", "reserved-1yr", "on-demand")}
+        by_lifecycle = {"on-demand": _reserved_prices(plan)}
     else:
         by_lifecycle = {str(purchase.option): _first_priced(plan, purchase.option)}
-    if purchase.on_demand_base or purchase.fallback == "on-demand":
+    if purchase.needs_on_demand_price:
         by_lifecycle["on-demand"] = _first_priced(plan, "on-demand")
     for lifecycle, by_type in by_lifecycle.items():
         if plan.instance_type not in by_type:
@@ -52,6 +51,23 @@ def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
                 "meter these nodes: make it anew with `gpufleet recommend`"
             )
     return dict(sorted(by_lifecycle.items()))
+
+
+def _reserved_prices(plan: FleetPlan) -> dict[str, float]:
+    """Prices by instance type; a reservation without a price of its own is billed at the on-demand price."""
+    return _first_priced(plan, "owned-reservation", "reserved-1yr", "on-demand")
+
+
+def _owned_nodes(plan: FleetPlan) -> OwnedNodes | None:
+    """Nodes of a topped-up fleet that are in its reservation; None for other fleets."""
+    purchase = plan.purchase
+    if not (purchase.capacity_reservation_id and purchase.on_demand_top_up):
+        return None
+    return OwnedNodes(
+        reservation_id=purchase.capacity_reservation_id,
+        nodes=plan.owned_nodes,
+        usd_per_hour=_reserved_prices(plan)[plan.instance_type],
+    )
 
 
 def _first_priced(plan: FleetPlan, *markets: Market) -> dict[str, float]:
@@ -125,6 +141,7 @@ def control_settings(
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.checkpoint_interval_s,
+        owned=_owned_nodes(plan),
         waits=settings.waits,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
         reserved_start=ReservedStart(instance_type=plan.instance_type, placement_group_arn=placement_group_arn)

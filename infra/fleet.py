@@ -9,6 +9,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.start_reservation import FIRST
 from infra.component import METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
 from infra.places import alternates, reserves_starts
@@ -121,7 +122,8 @@ class Fleet(Component):
         placement = market = None
         if args.placement_group:
             placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
-        if self.capacity_reservation_id is not None:
+        # Not for a topped-up fleet: its rented nodes must launch outside of the reservation (the group's target).
+        if self.capacity_reservation_id is not None and not plan.purchase.on_demand_top_up:
             reservation = {"capacity_reservation_target": {"capacity_reservation_id": self.capacity_reservation_id}}
         if plan.purchase.option == "capacity-block":
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
@@ -188,6 +190,7 @@ class Fleet(Component):
             vpc_zone_identifiers=args.subnet_ids,
             launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
             mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
+            capacity_reservation_specification=self._top_up_target(),
             warm_pool=aws.autoscaling.GroupWarmPoolArgs(
                 pool_state="Stopped",
                 min_size=pool,
@@ -243,6 +246,19 @@ class Fleet(Component):
             )
         return group
 
+    def _top_up_target(self) -> aws.autoscaling.GroupCapacityReservationSpecificationArgsDict | None:
+        """Fill the owned reservation first, and launch what it has no room for on demand, in one group.
+
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/target-capacity-reservations.html
+        """
+        purchase = self._plan.purchase
+        if not (purchase.capacity_reservation_id and purchase.on_demand_top_up):
+            return None
+        return {
+            "capacity_reservation_preference": FIRST,
+            "capacity_reservation_target": {"capacity_reservation_ids": [purchase.capacity_reservation_id]},
+        }
+
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
         """A changed template replaces idle workers; protected nodes keep theirs until their next start.
 
@@ -266,7 +282,7 @@ class Fleet(Component):
         # The provider reads and updates the hooks only as resources of their own.
         left = ["initialLifecycleHooks"]
         if reserves_starts(self._settings):
-            # The controller lets a gang start in its reservation alone, and lifts that once it runs.
+            # The controller lets a gang start in its reservations alone, and lifts that once it runs.
             left.append("capacityReservationSpecification")
         if self._settings.moving_bounds:
             # The controller stops nodes by these bounds, between which policies and schedules move the size.

@@ -19,10 +19,11 @@ def alternates(settings: Settings) -> tuple[Alternate, ...]:
 
 
 def reserves_starts(settings: Settings) -> bool:
-    """Return whether a gang may start on demand, and reserves its nodes first."""
+    """Return whether nodes of a gang may start on demand, and are reserved first."""
     purchase = settings.plan.purchase
     demand = "on-demand" in (purchase.option, purchase.fallback, *(one.purchase for one in alternates(settings)))
-    return demand and settings.gang and purchase.option in ("on-demand", "spot") and not settings.without_reservation
+    reservable = (demand and purchase.option in ("on-demand", "spot")) or purchase.on_demand_top_up > 0
+    return reservable and settings.gang and not settings.without_reservation
 
 
 def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:

@@ -148,6 +148,13 @@ class Purchase(_Model):
 
     option: PurchaseOption
     on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
+    # Left out of the JSON where there is none, as in older plans.
+    on_demand_top_up: int = Field(
+        default=0,
+        ge=0,
+        exclude_if=lambda value: not value,
+        description="Nodes bought on demand beside the existing reservation, which all the others are in.",
+    )
     fallback: Literal["none", "on-demand"] = Field(default="none", description="Replaces missing spot capacity.")
     capacity_reservation_id: str | None = Field(
         default=None,
@@ -161,6 +168,21 @@ class Purchase(_Model):
     spot_types: tuple[Annotated[str, Field(pattern=INSTANCE_TYPE)], ...] = Field(
         default=(), description="Further types of a spot fleet: the same GPUs, memory and network, never slower."
     )
+
+    @property
+    def on_demand_nodes(self) -> int:
+        """Nodes that are bought on demand beside spot or reserved ones."""
+        return self.on_demand_base + self.on_demand_top_up
+
+    @property
+    def needs_on_demand_price(self) -> bool:
+        """Nodes of another option may be bought on demand as well."""
+        return self.on_demand_nodes > 0 or self.fallback == "on-demand"
+
+    @property
+    def in_short(self) -> str:
+        """The option with its nodes on demand: "spot (+1 on-demand)"."""
+        return self.option + (f" (+{self.on_demand_nodes} on-demand)" if self.on_demand_nodes else "")
 
 
 # Splits, in the order they are written.
@@ -635,6 +657,16 @@ class FleetPlan(_Model):
             problems.append(f"purchase.on_demand_base {purchase.on_demand_base} is above node_count {self.node_count}")
         if purchase.capacity_reservation_id and purchase.option not in ("reserved", "capacity-block"):
             problems.append(f"purchase.capacity_reservation_id does not go with option {purchase.option}")
+        if purchase.on_demand_top_up and (purchase.option != "reserved" or not purchase.capacity_reservation_id):
+            problems.append(
+                f"purchase.on_demand_top_up is {purchase.on_demand_top_up}, and goes with option reserved and a "
+                f"capacity_reservation_id; the option is {purchase.option}"
+            )
+        if purchase.on_demand_top_up >= self.node_count:
+            problems.append(
+                f"purchase.on_demand_top_up {purchase.on_demand_top_up} leaves no node of node_count "
+                f"{self.node_count} for the reservation"
+            )
         if (purchase.option == "capacity-block") != (purchase.capacity_block is not None):
             problems.append(
                 "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
@@ -704,6 +736,11 @@ class FleetPlan(_Model):
         return (self.purchase.zone_id,) if self.purchase.zone_id else self.zone_ids
 
     @property
+    def owned_nodes(self) -> int:
+        """Nodes that run in the plan's reservation or Capacity Block, where it has one."""
+        return self.node_count - self.purchase.on_demand_top_up
+
+    @property
     def gpus(self) -> int:
         """Ranks of the whole fleet."""
         return self.node_count * self.node.ranks
@@ -753,7 +790,7 @@ class FleetPlan(_Model):
     def compute_usd_per_hour(self) -> float:
         """Expected price of the whole fleet's nodes, USD per hour of the run; of a commitment, its hourly price."""
         own = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.instance_type == self.instance_type]
-        if self.purchase.option == "reserved" and own:
+        if self.purchase.option == "reserved" and not self.purchase.on_demand_top_up and own:
             return own[0] * self.node_count
         return self.cost_usd.breakdown.compute / self.hours.expected
 
@@ -796,6 +833,8 @@ class FleetPlan(_Model):
             spot = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.market == "spot"]
             above_base = max(spot, default=dearest)
         nodes = purchase.on_demand_base * dearest + (self.node_count - purchase.on_demand_base) * above_base
+        if purchase.on_demand_top_up:
+            nodes = self.compute_usd_per_hour
         running = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
         return ((0.0 if committed else nodes) + running) * self.reserve_s / 3600
 

@@ -58,6 +58,15 @@ class ReservedStart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnedNodes:
+    """Existing reservation that a part of the gang's nodes launch into first; the others are rented on demand."""
+
+    reservation_id: str
+    nodes: int  # of the plan; others of the account may have left room for fewer
+    usd_per_hour: float  # of a node without its volume
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
     """Settings of a stack's controller."""
 
@@ -95,6 +104,7 @@ class ControllerSettings:
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0
     reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
+    owned: OwnedNodes | None = None
     waits: bool = False  # starts no node before a person's first request
 
     @classmethod
@@ -125,4 +135,5 @@ class ControllerSettings:
     @property
     def dearest_usd_per_hour(self) -> float:
         """Highest price of a node without its volume, USD per hour."""
-        return max(price for by_type in self.prices.values() for price in by_type.values())
+        owned = [self.owned.usd_per_hour] if self.owned else []
+        return max([price for by_type in self.prices.values() for price in by_type.values()] + owned)

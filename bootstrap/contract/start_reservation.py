@@ -12,21 +12,27 @@ from typing import Any
 
 # Each has both tags. One that `pulumi up` makes (purchase option reserved) lacks START_TAG, and stays.
 STACK_TAG, START_TAG = "gpufleet:stack", "gpufleet:start"
+# Preferences of an Auto Scaling group that targets reservations: fail outside of them, or go on with on-demand capacity:
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
+ONLY, FIRST = "capacity-reservations-only", "capacity-reservations-first"
 # End of a reservation that nobody cancels: "the Capacity Reservation is cancelled within an hour from the specified
 # time" (the page above).
 LASTS = timedelta(hours=1)
 ENDS_WITHIN = timedelta(hours=1)
 
 
-def read_start_reservations(ec2: Any, stack: str) -> Iterator[tuple[str, Any]]:
-    """Yield ClientToken and EC2's entry of the stack's reservations that are active, or about to be.
+def read_reservations(ec2: Any) -> Iterator[Any]:
+    """Yield EC2's entries of the reservations that are active, or about to be, shared ones too.
 
     The filters have no tag:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeCapacityReservations.html
     """
     filters = [{"Name": "state", "Values": ["active", "pending"]}]
     for page in ec2.get_paginator("describe_capacity_reservations").paginate(Filters=filters):
-        for entry in page["CapacityReservations"]:
-            tags = {tag["Key"]: tag["Value"] for tag in entry.get("Tags", [])}
-            if tags.get(STACK_TAG) == stack and START_TAG in tags:
-                yield tags[START_TAG], entry
+        yield from page["CapacityReservations"]
+
+
+def start_token(entry: Any, stack: str) -> str:
+    """Return the ClientToken of a start reservation of the stack; empty for another's, or another reservation."""
+    tags = {tag["Key"]: tag["Value"] for tag in entry.get("Tags", [])}
+    return str(tags.get(START_TAG, "")) if tags.get(STACK_TAG) == stack else ""

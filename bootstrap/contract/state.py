@@ -87,6 +87,7 @@ class StartReservation:
     asked_at: datetime  # first tick that wants it; part of the request's ClientToken
     zone_id: str
     instance_type: str
+    node_count: int = 0  # that it is for; 0 in a state of before it was written: all
     reservation_id: str = ""  # once EC2 has granted it
     over: str = ""  # why the attempt goes on without it
     place: str = ""  # for which a working spot gang is left, once EC2 has granted it

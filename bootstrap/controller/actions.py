@@ -9,7 +9,7 @@ from datetime import timedelta
 from bootstrap.contract.ending import EndAction, abandon_launches, end_leaving, end_staying, lift_protection
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ENDED, UP, ControllerState
-from bootstrap.controller.observation import AutoScalingGroup, Tick
+from bootstrap.controller.observation import AutoScalingGroup, Target, Tick
 from bootstrap.controller.reservations import find_unwanted
 
 
@@ -23,7 +23,7 @@ class SetGroup:
     on_demand_base: int | None = None
     subnets: str | None = None  # with commas, as the types
     instance_types: str | None = None
-    reservation_id: str | None = None  # that alone nodes launch into; empty for none
+    target: Target | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,10 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
     actions: list[Action] = [*protected, *([sizes] if sizes != SetGroup() else [])]
-    if group.reservation_id and not _reservation_id(state):
+    target = _choose_target(tick, state)
+    if not target.only and target != group.target:
         # Apart from the sizes, which must not fail with it, and before the reservation ends: nothing could launch.
-        actions.append(SetGroup(reservation_id=""))
+        actions.append(SetGroup(target=target))
     actions += cancelled
     if not up:
         actions += abandon_launches(group.members)
@@ -96,15 +97,19 @@ def _gang_sizes(tick: Tick, state: ControllerState, group: AutoScalingGroup) -> 
     sizes = SetGroup(
         desired=desired if desired != group.desired else None, min_size=min_size, max_size=max_size, on_demand_base=base
     )
-    if (reservation_id := _reservation_id(state)) and reservation_id != group.reservation_id:
-        sizes = replace(sizes, reservation_id=reservation_id)
+    target = _choose_target(tick, state)
+    if target.only and target != group.target:
+        sizes = replace(sizes, target=target)
     return _with_place(sizes, place, group) if place else sizes
 
 
-def _reservation_id(state: ControllerState) -> str:
-    """Id of the reservation that the nodes launch into, if any."""
+def _choose_target(tick: Tick, state: ControllerState) -> Target:
+    """Choose the owned reservation and that of a start: nodes beside an idle start reservation would be paid twice."""
+    owned = (tick.settings.owned.reservation_id,) if tick.settings.owned else ()
     asked = state.reservation if state.phase == "starting" else None
-    return asked.reservation_id if asked and not asked.over else ""
+    if asked and asked.reservation_id and not asked.over:
+        return Target(reservation_ids=tuple(sorted((*owned, asked.reservation_id))), only=True)
+    return Target(reservation_ids=owned)
 
 
 def _with_place(sizes: SetGroup, place: Place, group: AutoScalingGroup) -> SetGroup:

@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.start_reservation import FIRST, ONLY
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, CancelReservation, SetGroup
 from bootstrap.controller.clients import Clients, error_code
@@ -68,13 +69,12 @@ def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
         policy["LaunchTemplate"] = {"Overrides": overrides}
     if policy:
         changes["MixedInstancesPolicy"] = policy
-    if action.reservation_id is not None:
-        # "Only": nodes beside an idle reservation would be paid twice.
-        # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
-        preference = "capacity-reservations-only" if action.reservation_id else "default"
+    if action.target is not None:
+        ids = list(action.target.reservation_ids)
+        preference = ONLY if action.target.only else FIRST if ids else "default"
         specification: dict[str, Any] = {"CapacityReservationPreference": preference}
-        if action.reservation_id:
-            specification["CapacityReservationTarget"] = {"CapacityReservationIds": [action.reservation_id]}
+        if ids:
+            specification["CapacityReservationTarget"] = {"CapacityReservationIds": ids}
         changes["CapacityReservationSpecification"] = specification
     clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
 

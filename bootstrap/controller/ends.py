@@ -102,7 +102,13 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
         return 0.0
     leaving = set(group.leaving) if group else set()
     staying = sum(instance.ended_at is None and key not in leaving for key, instance in state.instances.items())
+    missing = max(0, settings.node_count - staying)
     price = settings.dearest_usd_per_hour
+    if settings.owned:
+        # Nodes that the reservation has no room for are rented, however many the plan has.
+        rented = tick.count_rented(missing)
+        nodes_usd = (missing - rented) * settings.owned.usd_per_hour + rented * price
+        return nodes_usd + missing * settings.volume_usd_per_node_hour
     if settings.reserved_nodes:
         # The unused reservation is in usd_per_hour already.
         price = 0.0
@@ -110,7 +116,7 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
         price = _place_usd_per_hour(settings, state)
     elif not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
         price = max(settings.prices["spot"].values())
-    return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
+    return missing * (price + settings.volume_usd_per_node_hour)
 
 
 def _place_usd_per_hour(settings: ControllerSettings, state: ControllerState) -> float:

@@ -10,13 +10,14 @@ from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ending import Member
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.start_reservation import ONLY
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.activities import find_failed_launches, find_missed_machines, read_activities
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
-from bootstrap.controller.observation import AutoScalingGroup, Observation
+from bootstrap.controller.observation import AutoScalingGroup, Observation, Target
 from bootstrap.controller.reserve import reserve
 from bootstrap.controller.scores import read_scores
 
@@ -61,6 +62,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         request=request,
         scores=read_scores(clients, settings, state, now, problems),
         reservations=answer.reservations,
+        owned_free=answer.owned_free,
         reservation_refused=answer.refused,
     )
     return Gathered(seen=seen, receipts=receipts, problems=problems)
@@ -82,7 +84,7 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
     policy = group.get("MixedInstancesPolicy", {})
     distribution = policy.get("InstancesDistribution")
     overrides = policy.get("LaunchTemplate", {}).get("Overrides", [])
-    target = group.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    reserved = group.get("CapacityReservationSpecification", {})
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
@@ -95,5 +97,10 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         ),
         subnets=frozenset(filter(None, group.get("VPCZoneIdentifier", "").split(","))),
         instance_types=tuple(one["InstanceType"] for one in overrides if "InstanceType" in one),
-        reservation_id=",".join(target.get("CapacityReservationIds", [])),
+        target=Target(
+            reservation_ids=tuple(
+                sorted(reserved.get("CapacityReservationTarget", {}).get("CapacityReservationIds", []))
+            ),
+            only=reserved.get("CapacityReservationPreference") == ONLY,
+        ),
     )

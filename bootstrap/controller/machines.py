@@ -28,7 +28,7 @@ def read_machines(
     ]
     spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
     prices = _read_spot_prices(clients, sorted(spot), now, problems) if spot else {}
-    return tuple(_parse_machine(instance, prices) for instance in instances)
+    return tuple(_parse_machine(settings, instance, prices) for instance in instances)
 
 
 def _read_spot_prices(
@@ -51,10 +51,16 @@ def _read_spot_prices(
     return prices
 
 
-def _parse_machine(instance: Any, spot_prices: Mapping[tuple[str, str], float]) -> Machine:
+def _parse_machine(
+    settings: ControllerSettings, instance: Any, spot_prices: Mapping[tuple[str, str], float]
+) -> Machine:
     state, own = instance["State"]["Name"], instance.get("InstanceLifecycle")
     lifecycle: Lifecycle = own if own in ("spot", "capacity-block") else "on-demand"
     zone = instance.get("Placement", {}).get("AvailabilityZone", "")
+    usd = spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None
+    if settings.owned and instance.get("CapacityReservationId") == settings.owned.reservation_id:
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
+        usd = settings.owned.usd_per_hour
     return Machine(
         instance_id=instance["InstanceId"],
         instance_type=instance["InstanceType"],
@@ -66,7 +72,7 @@ def _parse_machine(instance: Any, spot_prices: Mapping[tuple[str, str], float]) 
         ended=state in ("shutting-down", "terminated"),
         until=_parse_transition(instance.get("StateTransitionReason", "")),
         reclaimed=instance.get("StateReason", {}).get("Code", "").startswith("Server.Spot"),
-        usd_per_hour=spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None,
+        usd_per_hour=usd,
         subnet=instance.get("SubnetId", ""),
     )
 

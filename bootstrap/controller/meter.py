@@ -117,6 +117,9 @@ def _charge_described(
         price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + volume
+    elif settings.owned and machine.ended and instance.usd_per_hour:
+        # It has left its reservation; a node that was never seen alive counts as rented.
+        price = instance.usd_per_hour
     running_until = now if machine.running else machine.until or now
     if not machine.running:
         running_until = max(running_until, machine.launched_at + SHORTEST)

@@ -13,6 +13,14 @@ from bootstrap.contract.settings import ControllerSettings, Lifecycle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Reservations that a group launches its nodes into: these alone, or these first and then on demand."""
+
+    reservation_ids: tuple[str, ...] = ()  # sorted
+    only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AutoScalingGroup:
     """The stack's Auto Scaling group."""
 
@@ -24,7 +32,7 @@ class AutoScalingGroup:
     members: tuple[Member, ...]
     subnets: frozenset[str] = frozenset()
     instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
-    reservation_id: str = ""  # that alone its nodes may launch into
+    target: Target = Target()
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""
@@ -53,7 +61,7 @@ class Machine:
     ended: bool  # never comes back
     until: datetime | None  # end of billing, where EC2 says it
     reclaimed: bool = False  # EC2 took it back
-    usd_per_hour: float | None = None  # the spot market's price; None for the plan's
+    usd_per_hour: float | None = None  # the spot market's price, or that of an owned node; None for the plan's
     subnet: str = ""
 
 
@@ -96,6 +104,7 @@ class Observation:
     request: PersonRequest | None = None
     scores: Mapping[str, int] | None = None  # spot placement scores by zone id; None: not asked
     reservations: tuple[Reservation, ...] = ()
+    owned_free: int | None = None  # instances that the owned reservation has room for; None: unknown, or none is owned
     reservation_refused: FailedLaunch | None = None  # among failed_launches too, where capacity lacks
 
 
@@ -106,3 +115,7 @@ class Tick:
     settings: ControllerSettings
     seen: Observation
     now: datetime
+
+    def count_rented(self, nodes: int) -> int:
+        """Count the nodes, of so many new ones, that the owned reservation has no room for."""
+        return max(0, nodes - (self.seen.owned_free or 0))

@@ -95,6 +95,9 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
     changes["reservation"] = None
     reason = f"{count} nodes asked for, attempt {attempt}"
+    owned, free = settings.owned, tick.seen.owned_free
+    if owned and free is not None and free < owned.nodes and not adopt:
+        reason += f"; {owned.reservation_id} has room for {free} of its {owned.nodes}, the others are rented"
     if settings.places:
         if not goes_on:
             state = replace(state, round_started_at=now)

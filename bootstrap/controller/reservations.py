@@ -44,7 +44,9 @@ def follow_reservation(tick: Tick, state: ControllerState) -> ControllerState:
         return replace(state, reservation=None, pools={**state.pools, asked.place: record})
     if refused and refused.no_capacity:
         # A gang that stays asks on, like Auto Scaling; another place begins another attempt.
-        return replace(state, reservation=replace(asked, asked_at=tick.now))
+        rented = tick.count_rented(tick.settings.node_count)
+        over = "" if rented else "the owned reservation has room for all nodes"
+        return replace(state, reservation=replace(asked, asked_at=tick.now, node_count=rented, over=over))
     if refused:
         return _give_up(state, asked, f"EC2 refused it ({refused.message[:200]})")
     found = _find(tick, asked)
@@ -53,9 +55,10 @@ def follow_reservation(tick: Tick, state: ControllerState) -> ControllerState:
             # Refusals of the requests before are of no more interest.
             granted = replace(asked, reservation_id=found.reservation_id)
             return replace(state, reservation=granted, refused_since=None if starting else state.refused_since)
-        if starting and found.unused == 0:
-            return replace(state, reservation=replace(asked, over="all nodes run"))
         failures = [one for one in tick.seen.failed_launches if one.no_capacity]
+        # Launches may fail beside it, where others took places of the owned reservation.
+        if starting and found.unused == 0 and not (tick.settings.owned and failures):
+            return replace(state, reservation=replace(asked, over="all nodes run"))
         if starting and failures:
             return _give_up(state, asked, f"a launch into it failed ({failures[-1].message[:200]})")
     elif asked.reservation_id:
@@ -95,10 +98,10 @@ def reserve_first(tick: Tick, state: ControllerState, name: str) -> ControllerSt
     # EC2 ends what nobody cancels after LASTS.
     if longest_drain(settings) + FILLED_WITHIN >= LASTS:
         return None
-    both = state.usd_per_hour + settings.node_count * settings.usd_per_hour("on-demand", wanted.instance_type)
+    both = state.usd_per_hour + wanted.node_count * settings.usd_per_hour("on-demand", wanted.instance_type)
     if over_budget(tick, replace(state, usd_per_hour=both)):
         return None
-    reason = f"EC2 is asked to reserve all {settings.node_count} in {name} before the spot nodes are given up"
+    reason = f"EC2 is asked to reserve all {wanted.node_count} in {name} before the spot nodes are given up"
     return replace(state, reservation=replace(wanted, place=name), reason=reason)
 
 
@@ -108,7 +111,7 @@ def plan_reservation(tick: Tick, state: ControllerState) -> ControllerState:
         state = replace(state, reservation=None)
     if state.phase != "starting" or state.reservation is not None or not (wanted := _wanted(tick, state)):
         return state
-    reason = f"{state.reason}; EC2 is asked to reserve all {tick.settings.node_count} at once"
+    reason = f"{state.reason}; EC2 is asked to reserve all {wanted.node_count} at once"
     return replace(state, reservation=wanted, reason=reason)
 
 
@@ -164,6 +167,8 @@ def _request(
         return None
     zones = {settings.zones.get(subnet) for subnet in subnets}
     zone_id = zones.pop() if len(zones) == 1 else None
-    if purchase != "on-demand" or not zone_id:
+    rented = tick.count_rented(settings.node_count)
+    if purchase != "on-demand" or not zone_id or not rented:
         return None
-    return StartReservation(asked_at=tick.now, zone_id=zone_id, instance_type=instance_types.split(",")[0])
+    instance_type = instance_types.split(",")[0]
+    return StartReservation(asked_at=tick.now, zone_id=zone_id, instance_type=instance_type, node_count=rented)

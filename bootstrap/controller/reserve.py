@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.start_reservation import LASTS, STACK_TAG, START_TAG, read_start_reservations
+from bootstrap.contract.start_reservation import LASTS, STACK_TAG, START_TAG, read_reservations, start_token
 from bootstrap.contract.state import ControllerState, StartReservation
 from bootstrap.controller.activities import to_failed_launch
 from bootstrap.controller.clients import Clients, error_code, to_seconds
@@ -23,10 +24,11 @@ _PASSING = ("RequestLimitExceeded", "Throttling", "InternalError", "ServiceUnava
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Reservations of the stack, and EC2's refusal of another."""
+    """Start reservations of the stack, EC2's refusal of another, and free instances of the owned reservation."""
 
     reservations: tuple[Reservation, ...] = ()
     refused: FailedLaunch | None = None
+    owned_free: int | None = None
 
 
 def reserve(
@@ -38,22 +40,32 @@ def reserve(
     """
     asked = state.reservation if state and state.reservation and state.reservation.is_asked else None
     try:
-        found = [_parse(*one) for one in read_start_reservations(clients.ec2, settings.stack)]
+        entries = list(read_reservations(clients.ec2))
     except ClientError as error:
         if error_code(error) not in _DENIED:
             raise
         # A permissions boundary may lack the call. Without it no reservation is made.
         problems.append(f"no start reservations: {error}")
         return Answer(refused=_refusal(settings, asked, error, now) if asked else None)
+    found = [_parse(token, entry) for entry in entries if (token := start_token(entry, settings.stack))]
+    answer = Answer(reservations=tuple(found), owned_free=_count_free(settings, entries))
     if asked is None or any(one.token == to_token(settings, asked) for one in found):
-        return Answer(reservations=tuple(found))
+        return answer
     try:
-        found.append(_create(clients, settings, asked))
+        return replace(answer, reservations=(*found, _create(clients, settings, asked)))
     except ClientError as error:
         if error_code(error) not in _PASSING:
-            return Answer(reservations=tuple(found), refused=_refusal(settings, asked, error, now))
+            return replace(answer, refused=_refusal(settings, asked, error, now))
         problems.append(f"no start reservation yet: {error}")
-    return Answer(reservations=tuple(found))
+    return answer
+
+
+def _count_free(settings: ControllerSettings, entries: Iterable[Any]) -> int | None:
+    """Count the free instances of the owned reservation: none of one that has ended; None where no node is owned."""
+    if settings.owned is None:
+        return None
+    own = [entry for entry in entries if entry["CapacityReservationId"] == settings.owned.reservation_id]
+    return sum(entry["AvailableInstanceCount"] for entry in own if entry["State"] == "active")
 
 
 def _refusal(settings: ControllerSettings, asked: StartReservation, error: ClientError, now: datetime) -> FailedLaunch:
@@ -85,7 +97,7 @@ def _create(clients: Clients, settings: ControllerSettings, asked: StartReservat
         "InstanceType": asked.instance_type,
         "InstancePlatform": "Linux/UNIX",
         "AvailabilityZoneId": asked.zone_id,
-        "InstanceCount": settings.node_count,
+        "InstanceCount": asked.node_count or settings.node_count,
         "EbsOptimized": True,
         # No other instance of the account takes a place.
         "InstanceMatchCriteria": "targeted",

@@ -93,6 +93,11 @@ def _worker_refusals(settings: Settings) -> Iterator[str]:
             "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
             "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
         )
+    if top_up := settings.plan.purchase.on_demand_top_up:
+        yield (
+            f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: fewer workers may be the rented "
+            "ones, while the reservation is idle; use a plan of the reservation's nodes alone (--purchase reserved)"
+        )
     if scaling.min_nodes > nodes:
         yield (
             f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {nodes} nodes, the most there can be: "

@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 from optimizer.economics.controller import reserve_hours
-from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, with_fallback
+from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, topped_up_usd_per_hour, with_fallback
 from optimizer.economics.outcome import Outcome, predict_outcome
 from optimizer.economics.planned import column, fleets_of
 from optimizer.economics.running_costs import running_costs
@@ -144,8 +144,7 @@ def _hourly_prices(plan: FleetPlan) -> tuple[float, float] | None:
     else:
         markets = (plan.purchase.option,)
     own = next((usd[market] for market in markets if market in usd), None)
-    needs_on_demand = plan.purchase.on_demand_base or plan.purchase.fallback == "on-demand"
-    if own is None or (needs_on_demand and "on-demand" not in usd):
+    if own is None or (plan.purchase.needs_on_demand_price and "on-demand" not in usd):
         return None
     return own, usd.get("on-demand", 0.0)
 
@@ -175,7 +174,11 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
     writers = 1 if split.sharding == "ddp" else nodes
     rates = HourlyRates(
         base_nodes=column(base),
-        base_usd_per_hour=column(on_demand_usd if spot else node_usd),
+        base_usd_per_hour=column(on_demand_usd)
+        if spot
+        else topped_up_usd_per_hour(
+            column(node_usd), column(on_demand_usd), column(purchase.on_demand_top_up), column(nodes)
+        ),
         spot_nodes=column(nodes - base if spot else 0),
         spot_usd_per_hour=column(node_usd),
         committed_nodes=column(nodes if committed else 0),
@@ -250,7 +253,8 @@ def _check_dollars(
     plan: FleetPlan, cost: FleetCost, outcome: Outcome, node_usd: float, on_demand_usd: float
 ) -> Iterator[Fault]:
     stated, nodes = plan.cost_usd, f"{plan.node_count} nodes x hours.expected {plan.hours.expected:g}"
-    base = f", {plan.purchase.on_demand_base} of them at {on_demand_usd:g}" if plan.purchase.on_demand_base else ""
+    dearer = plan.purchase.on_demand_nodes
+    base = f", {dearer} of them at {on_demand_usd:g}" if dearer else ""
     reasons = {
         "compute": f"{nodes} at {node_usd:g} USD an hour{base}",
         "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",

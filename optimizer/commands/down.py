@@ -81,13 +81,14 @@ def _take_down(file: StackFile, directory: Path) -> list[Resource]:
 
 def _end_reservations(file: StackFile) -> int:
     """Cancel the controller's reservations; return how many there were."""
-    from bootstrap.contract.start_reservation import read_start_reservations
+    from bootstrap.contract.start_reservation import read_reservations, start_token
     from optimizer.aws import clients, errors
 
     ec2 = clients.ec2(file.plan.region)
     try:
         # A pending one is not billed, keeps no placement group, and cannot be cancelled.
-        entries = [entry for _, entry in read_start_reservations(ec2, file.stack) if entry["State"] == "active"]
+        starts = (entry for entry in read_reservations(ec2) if start_token(entry, file.stack))
+        entries = [entry for entry in starts if entry["State"] == "active"]
         for entry in entries:
             ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
             click.echo(

@@ -157,13 +157,12 @@ def _row(point: CurvePoint) -> dict[str, Any]:
     plan = point.plan
     if plan is None:
         return row
-    base = plan.purchase.on_demand_base
     return row | {
         "instance_type": plan.instance_type,
         "region": plan.region,
         "node_count": plan.node_count,
         "gpus": plan.gpus,
-        "option": plan.purchase.option + (f" (+{base} on-demand)" if base else ""),
+        "option": plan.purchase.in_short,
         "parallelism": plan.parallelism.in_short,
         "steps": plan.job.steps,
         "hours_expected": plan.hours.expected,

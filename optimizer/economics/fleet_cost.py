@@ -59,6 +59,13 @@ def widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
     return replace(cost, p95=np.where(at_p95_price.expected > cost.expected, wider, cost.p95))
 
 
+def topped_up_usd_per_hour(
+    owned_usd_per_hour: Floats, on_demand_usd_per_hour: Floats, rented_nodes: Floats, nodes: Floats
+) -> Floats:
+    """Mean price of a node of fleets whose ``rented_nodes`` are on demand and whose others are owned."""
+    return owned_usd_per_hour + (on_demand_usd_per_hour - owned_usd_per_hour) * rented_nodes / nodes
+
+
 def with_fallback(rates: HourlyRates, outcome: Outcome, fallback: Bools, on_demand_usd_per_hour: Floats) -> HourlyRates:
     """Price the spot nodes of fleets that fall back at the mean of spot and on-demand over the run."""
     mean = outcome.spot_share * rates.spot_usd_per_hour + (1 - outcome.spot_share) * on_demand_usd_per_hour

@@ -56,7 +56,7 @@ class NodeGroups:
         """List the purchases in the regions of the owned capacity.
 
         Left out: a new one-year commitment (its whole year is paid whatever joins it), an on-demand base under spot
-        nodes (a mix already), a Capacity Block (the mix would end with it), a fraction of a GPU (its network and host
+        nodes and a topped-up reservation (mixes already), a Capacity Block (the mix would end with it), a fraction of a GPU (its network and host
         are shared with strangers), and types without known zones.
         """
         limits, recipe = problem.request.constraints, problem.recipe
@@ -74,7 +74,7 @@ class NodeGroups:
             if offer.instance.name in types and offer.region in regions and offer.zone_ids
             if reject_disk(problem, offer.instance) is None
             for purchase in list_purchases(offer, limits, every_zone=True)
-            if not purchase.committed and not purchase.base and purchase.option != "capacity-block"
+            if not (purchase.committed or purchase.base or purchase.topped_up or purchase.option == "capacity-block")
         )
         kind, hazards = model_kind(problem.model), [purchase.hazard for purchase in choices]
         residuals = [

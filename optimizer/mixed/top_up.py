@@ -30,7 +30,10 @@ def top_ups(problem: Problem, groups: NodeGroups, fastest: Sequence[Fastest]) ->
     """
     by_type = {configurations.instance.name: configurations for configurations in fastest}
     for pair in groups.pairs(like=True):
-        configurations = by_type.get(groups.purchases[pair[0]].offer.instance.name)
+        owned, other = (groups.purchases[position] for position in pair)
+        if owned.reservation and owned.reservation.takes_top_up and other.option == "on-demand":
+            continue  # a plan, found by the search of plans
+        configurations = by_type.get(owned.offer.instance.name)
         if configurations and (mix := _cheapest(problem, groups, pair, configurations)):
             yield mix
 

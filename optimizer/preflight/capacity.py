@@ -196,6 +196,9 @@ def _node_needs(context: Context) -> Iterator[Need]:
     if on_demand:
         if purchase.option == "on-demand" or (purchase.option == "reserved" and not purchase.capacity_reservation_id):
             yield Need(quota=on_demand, amount=nodes * vcpus, purpose=f"{nodes} x {plan.instance_type}")
+        if top_up := purchase.on_demand_top_up:
+            purpose = f"{top_up} x {plan.instance_type} on demand beside the reservation"
+            yield Need(quota=on_demand, amount=top_up * vcpus, purpose=purpose)
         if base:
             purpose = f"an on-demand base of {base} x {plan.instance_type}"
             yield Need(quota=on_demand, amount=base * vcpus, purpose=purpose)

@@ -119,11 +119,14 @@ def _judge_price(context: Context, node: NodeItem, quote: NodeQuote | Unknown) -
 def price_rise(plan: FleetPlan, quotes: dict[NodeItem, NodeQuote]) -> float:
     """Return the rise of the fleet's hourly price as a fraction; of several spot types the highest rise counts."""
     own = (plan.instance_type, plan.region)
-    changes = {node: quote.change for node, quote in quotes.items()}
+    changes, planned = {node: quote.change for node, quote in quotes.items()}, plan.node_prices_usd_per_hour
+    on_demand = NodeItem("on-demand", *own)
+    if top_up := plan.purchase.on_demand_top_up:
+        rented_usd = top_up * planned.get(on_demand, 0.0)
+        return rented_usd * changes.get(on_demand, 0.0) / plan.compute_usd_per_hour if rented_usd else 0.0
     if plan.purchase.option != "spot":
         return max((change for node, change in changes.items() if node[1:] == own), default=0.0)
-    planned = plan.node_prices_usd_per_hour
-    spot, on_demand, base = NodeItem("spot", *own), NodeItem("on-demand", *own), plan.purchase.on_demand_base
+    spot, base = NodeItem("spot", *own), plan.purchase.on_demand_base
     spot_usd = (plan.node_count - base) * planned.get(spot, 0.0)
     base_usd = base * planned.get(on_demand, 0.0)
     if not spot_usd + base_usd:

@@ -63,7 +63,7 @@ def _ok(context: Context, check: str, reservation: Any) -> Finding:
         f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
         + (f"until {end.strftime(_TIME)}" if end else "without an end"),
         value=quotas.unused(reservation),
-        limit=context.plan.node_count,
+        limit=context.plan.owned_nodes,
     )
 
 
@@ -128,27 +128,30 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
             f"{reservation['CapacityReservationId']}",
         )
     free, total = quotas.unused(reservation), reservation["TotalInstanceCount"]
-    if free < plan.node_count <= total:
+    owned, topped_up = plan.owned_nodes, plan.purchase.on_demand_top_up > 0
+    taken = "more nodes would be rented than the plan pays for" if topped_up else "a gang starts with all or none"
+    if free < owned <= total:
         stack = context.target.stack
         yield Finding(
             check,
-            f"{free} of its {total} instances are free, and the plan runs {plan.node_count}",
+            f"{free} of its {total} instances are free, and the plan runs {owned} in it",
             level="warning" if stack else "error",
             value=free,
-            limit=plan.node_count,
-            why="the others are taken"
-            + (", perhaps by this stack's own nodes" if stack else "; a gang starts with all or none"),
+            limit=owned,
+            why="the others are taken" + (", perhaps by this stack's own nodes" if stack else f"; {taken}"),
             next_step=f"aws ec2 describe-instances --region {context.region} --filters Name=capacity-reservation-id,"
             f"Values={reservation['CapacityReservationId']}",
         )
-    elif free < plan.node_count:
+    elif free < owned:
         yield failure(
             check,
-            f"it is for {total} instances, and the plan runs {plan.node_count}",
+            f"it is for {total} instances, and the plan runs {owned} in it",
             value=total,
-            limit=plan.node_count,
-            why="a gang starts with all of its nodes or none",
-            next_step=f"gpufleet recommend --max-nodes {total}",
+            limit=owned,
+            why=taken,
+            next_step=f"gpufleet recommend with count {total} in existing_reservations"
+            if topped_up
+            else f"gpufleet recommend --max-nodes {total}",
         )
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, widen, with_fallback
+from optimizer.economics.fleet_cost import (
+    FleetCost,
+    HourlyRates,
+    fleet_cost,
+    topped_up_usd_per_hour,
+    widen,
+    with_fallback,
+)
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.types import Bools, Floats, Ints
 from optimizer.request import Constraints
@@ -154,7 +161,9 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     owned = by_purchase([p.reservation.count if p.reservation else math.inf for p in purchases])
     base = by_purchase([p.base for p in purchases])
     nodes = by_configuration([fastest.nodes for fastest in configurations])
-    keep = (nodes <= owned) & ((base == 0) | (nodes > base))
+    topped_up = by_purchase([p.topped_up for p in purchases]) > 0
+    keep = ((nodes > owned) == topped_up) & ((base == 0) | (nodes > base))
+    rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
     spot = by_purchase([p.option == "spot" for p in purchases])
     committed = by_purchase([p.committed for p in purchases])
@@ -181,7 +190,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
     rates = HourlyRates(
         base_nodes=np.where(spot > 0, base, nodes * (1 - committed)),
-        base_usd_per_hour=np.where(spot > 0, on_demand, price),
+        base_usd_per_hour=np.where(spot > 0, on_demand, topped_up_usd_per_hour(price, on_demand, rented, nodes)),
         spot_nodes=spot * (nodes - base),
         spot_usd_per_hour=price,
         committed_nodes=committed * nodes,

@@ -82,6 +82,9 @@ class PlanBuilder:
             purchase=Purchase(
                 option=purchase.option,
                 on_demand_base=purchase.base,
+                on_demand_top_up=nodes - purchase.reservation.count
+                if purchase.reservation and purchase.topped_up
+                else 0,
                 fallback="on-demand" if purchase.fallback else "none",
                 capacity_reservation_id=purchase.reservation and purchase.reservation.capacity_reservation_id,
                 capacity_block=purchase.reservation and purchase.reservation.capacity_block,
@@ -305,7 +308,7 @@ def list_node_prices(purchase: PricedPurchase, further: Sequence[Offer] = ()) ->
     offer, option = purchase.offer, purchase.option
     market: Market = option if option != "reserved" else "owned-reservation" if purchase.reservation else "reserved-1yr"
     prices = [node_price(market, offer, purchase.price)]
-    if (purchase.base or purchase.fallback) and offer.on_demand:
+    if (purchase.base or purchase.fallback or purchase.topped_up) and offer.on_demand:
         prices.append(node_price("on-demand", offer, offer.on_demand))
     return prices + [node_price("spot", other, other.spot) for other in further if other.spot]
 

@@ -24,6 +24,7 @@ class PricedPurchase:
     Attributes:
         price: of a node above the on-demand base.
         base: nodes bought on demand first; only with spot.
+        topped_up: all of the reservation's nodes, and others on demand.
         hazard: of a spot node.
         fallback: on-demand nodes replace spot nodes that do not come.
         hours: hours the nodes are available, drain included; finite for a Capacity Block.
@@ -34,6 +35,7 @@ class PricedPurchase:
     offer: Offer
     price: HourlyPrice
     base: int = 0
+    topped_up: bool = False
     hazard: Hazard | None = None
     reservation: Reservation | None = None
     fallback: bool = False
@@ -98,9 +100,10 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
             )
             block = owned.capacity_block
             hours = block.usable_hours(datetime.now(UTC)) if block else math.inf
-            purchases.append(
-                PricedPurchase(option=owned.option, offer=offer, price=price, reservation=owned, hours=hours)
-            )
+            purchase = PricedPurchase(option=owned.option, offer=offer, price=price, reservation=owned, hours=hours)
+            purchases.append(purchase)
+            if owned.takes_top_up and "on-demand" in options and offer.on_demand:
+                purchases.append(replace(purchase, topped_up=True))
     return purchases
 
 
@@ -119,8 +122,11 @@ def bound_by_quota(purchase: PricedPurchase, rooms: Rooms | None) -> PricedPurch
     """Return the purchase with the most nodes that the quotas leave room for."""
     if rooms is None:
         return purchase
+    owned = 0
     if purchase.reservation and purchase.reservation.capacity_reservation_id:
-        return purchase  # its instances are in use already
+        if not purchase.topped_up:
+            return purchase  # its instances are in use already
+        owned = purchase.reservation.count
     name, vcpus, region = purchase.offer.instance.name, purchase.offer.instance.vcpus, purchase.offer.region
     if (region, "on-demand", name) not in rooms:
         return replace(purchase, most_nodes=0.0)
@@ -130,7 +136,7 @@ def bound_by_quota(purchase: PricedPurchase, rooms: Rooms | None) -> PricedPurch
         return room.free // vcpus if room else math.inf
 
     if purchase.option != "spot":
-        return replace(purchase, most_nodes=nodes(on_demand), room=on_demand)
+        return replace(purchase, most_nodes=owned + nodes(on_demand), room=on_demand)
     if purchase.base > nodes(on_demand):
         return replace(purchase, most_nodes=0.0, room=on_demand)
     return replace(purchase, most_nodes=purchase.base + nodes(spot), room=spot)

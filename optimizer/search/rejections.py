@@ -129,7 +129,8 @@ def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
         reason = f"{fleet}: the quotas of {region} could not be read"
         return Rejection(instance.name, reason, "quota", nodes * instance.vcpus, None)
     on_demand_base = purchase.option == "spot" and purchase.most_nodes == 0 and purchase.base
-    bought = purchase.base if on_demand_base else nodes - purchase.base
+    owned = purchase.reservation.count if purchase.reservation and purchase.topped_up else 0
+    bought = purchase.base if on_demand_base else nodes - purchase.base - owned
     needed = bought * instance.vcpus
     reason = (
         f"{fleet} needs {needed:,} vCPUs of quota {room.name} ({room.code}), which is {room.value:,.0f}, "

@@ -187,6 +187,10 @@ class _Biller:
             pass  # the nodes run in the reservation, which is billed for them
         elif "capacityReservationSpecification" in template:
             yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count)
+        elif "capacityReservationSpecification" in group.inputs:
+            rented = self._plan.purchase.on_demand_top_up if self._plan else count
+            yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count - rented)
+            yield from self._nodes(group, ("on-demand",), instance_type, rented)
         else:
             yield from self._nodes(group, ("on-demand",), instance_type, count)
         pool = int(group.inputs.get("warmPool", {}).get("minSize", 0))

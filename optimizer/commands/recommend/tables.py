@@ -91,9 +91,9 @@ def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
 
 
 def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
-    base, split, memory = plan.purchase.on_demand_base, plan.parallelism, plan.memory
+    split, memory = plan.parallelism, plan.memory
     p95_gib = memory.p95_gib or memory.peak_gib
-    option = plan.purchase.option + (f" (+{base} on-demand)" if base else "")
+    option = plan.purchase.in_short
     return {
         "rank": rank,
         "instance_type": plan.instance_type,

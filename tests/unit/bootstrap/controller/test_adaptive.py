@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import read_state
+from bootstrap.controller.observation import Target
 from bootstrap.controller.reservations import longest_drain
 from tests.unit.bootstrap.controller.world import MINUTE, PLACES, RESERVED, START, World, adaptive, trained
 
@@ -198,7 +199,7 @@ def test_a_spot_gang_works_on_until_ec2_has_reserved_the_nodes_on_demand() -> No
     assert granted.reservation and granted.reservation.reservation_id == "cr-0"
     assert granted.usd_per_hour == asked.usd_per_hour + 90
     # Nothing launches into it before the spot nodes have ended.
-    assert world.target == "" and world.desired == 0
+    assert world.target == Target() and world.desired == 0
     world.run_until("running")
     assert {world.nodes[key].lifecycle for key in world.in_service()} == {"on-demand"}
     (held,) = world.held.values()

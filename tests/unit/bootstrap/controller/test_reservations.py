@@ -14,24 +14,51 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from moto.ec2.models import ec2_backends
 
-from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.settings import ControllerSettings, OwnedNodes
 from bootstrap.contract.state import read_state
+from bootstrap.controller.observation import Target
 from bootstrap.controller.reservations import FILLED_WITHIN, longest_drain
 from tests.engine.moto_extension.capacity_reservations import reservations, rooms
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack
 from tests.unit.bootstrap.controller.test_tick import refuse, watch
-from tests.unit.bootstrap.controller.world import MINUTE, RESERVED, World, adaptive, place, rotating, settings
+from tests.unit.bootstrap.controller.world import (
+    MINUTE,
+    OWNED,
+    RESERVED,
+    START,
+    Held,
+    World,
+    adaptive,
+    place,
+    rotating,
+    settings,
+)
 
 ONE_PLACE = settings(reserved_start=RESERVED, prices={"on-demand": {"p4d.24xlarge": 30.0}})
 ON_DEMAND = {f"on-demand az{number}": place(f"az{number}", "on-demand", 29.0 + number) for number in (1, 2, 3)}
 
+ONLY_CR_0 = Target(reservation_ids=("cr-0",), only=True)
+# Two nodes of 2 USD in an existing reservation, the third rented for 30.
+TOPPED_UP = replace(ONE_PLACE, owned=OwnedNodes(reservation_id=OWNED, nodes=2, usd_per_hour=2.0))
+
 ADAPTIVE = adaptive(reserved_start=RESERVED, deadline_hours=4.5)
 
-EVENTS = "spot drought rain stop run stuck loose done new-run interrupt denied slow stands"
+EVENTS = "spot drought rain stop run stuck loose done new-run interrupt denied slow stands others"
 
 
 def world(config: ControllerSettings = ONE_PLACE) -> World:
-    return World(config, base=None if not config.places else 3)
+    owned = config.owned
+    held: dict[str, Held] = {}
+    if owned:
+        held[OWNED] = Held(
+            token=OWNED,
+            total=owned.nodes,
+            subnet="subnet-az1",
+            instance_type="p4d.24xlarge",
+            usd_per_hour=owned.usd_per_hour,
+            created_at=START,
+        )
+    return World(config, base=None if not config.places else 3, held=held)
 
 
 def only_on_demand(**changes: Any) -> ControllerSettings:
@@ -47,14 +74,14 @@ def test_a_gang_starts_in_a_reservation_that_ends_as_soon_as_all_nodes_run() -> 
     assert (aws.phase, aws.desired, aws.held) == ("starting", 0, {})
     aws.advance(MINUTE)
     aws.tick()
-    assert (aws.desired, aws.target, aws.unused("cr-0")) == (3, "cr-0", 3)
+    assert (aws.desired, aws.target, aws.unused("cr-0")) == (3, ONLY_CR_0, 3)
     # Three nodes of 30 USD: not billed yet, and before the nodes come.
     assert (aws.known.unused_usd_per_hour, aws.known.usd_per_hour) == (90.0, 90.0)
     aws.advance(MINUTE)
     assert len(aws.alive()) == 3
     aws.tick()
     assert not aws.held["cr-0"].active
-    assert (aws.target, aws.desired, aws.known.usd_per_hour) == ("", 3, 90.0)
+    assert (aws.target, aws.desired, aws.known.usd_per_hour) == (Target(), 3, 90.0)
     aws.run_until("running")
     assert len(aws.held) == 1
     assert aws.known.spent_usd == pytest.approx(aws.true_usd(), abs=3 * 30 / 60)
@@ -139,7 +166,7 @@ def test_a_reservation_that_nothing_fills_is_paid_for_minutes_and_not_made_again
     aws.run(10)
     assert len(aws.held) == 1
     assert len(aws.held["cr-0"].idle_minutes) < FILLED_WITHIN / MINUTE
-    assert (aws.target, aws.desired) == ("", 3)
+    assert (aws.target, aws.desired) == (Target(), 3)
     assert aws.known.spent_usd == pytest.approx(aws.true_usd(), abs=3 * 30 / 60)
     aws.stuck = False
     aws.run_until("running")
@@ -166,7 +193,7 @@ def test_a_stop_a_lost_state_and_an_outage_lose_no_paid_reservation() -> None:
     aws.ask("stop")
     aws.tick()
     assert not aws.held["cr-0"].active
-    assert aws.target == ""
+    assert aws.target == Target()
     # Its id is nowhere but in EC2.
     aws = world()
     aws.stuck = True
@@ -186,7 +213,7 @@ def test_a_stop_a_lost_state_and_an_outage_lose_no_paid_reservation() -> None:
 @examples(max_examples=25, deadline=None)
 @given(
     data=st.data(),
-    config=st.sampled_from([ONE_PLACE, only_on_demand(), rotating(reserved_start=RESERVED), ADAPTIVE]),
+    config=st.sampled_from([ONE_PLACE, only_on_demand(), rotating(reserved_start=RESERVED), ADAPTIVE, TOPPED_UP]),
     ceiling=st.none() | st.integers(60, 400),
 )
 def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ceiling: float | None) -> None:
@@ -214,6 +241,10 @@ def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ce
             aws.config = replace(aws.config, run_id=f"{len(aws.decisions):012x}")
         elif event == "denied":
             aws.reserves = not aws.reserves
+        elif event == "others" and OWNED in aws.held:
+            # Others of the account take places in the reservation, and leave them.
+            used = aws.held[OWNED].total - aws.unused(OWNED)
+            aws.held[OWNED].total = data.draw(st.integers(used, 3))
         elif event == "slow":
             aws.boot = timedelta(minutes=data.draw(st.integers(1, 15)))
         elif event == "stands" and aws.in_service():
@@ -230,9 +261,11 @@ def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ce
             place = aws.config.places.get(state.place.name) if state.place else None
             on_demand = place is None or place.purchase == "on-demand"
             if state.phase == "starting" and on_demand and not unreserved:
-                assert len(aws.alive()) in (0, 3), "a part of a gang is paid"
+                rented = [key for key in aws.alive() if aws.nodes[key].reservation_id != OWNED]
+                asked = state.reservation.node_count if state.reservation else 3
+                assert len(rented) in (0, asked), "a part of the rented nodes is paid"
         assert read_state(aws.known.to_text(), "the state") == aws.known
-        for one in aws.held.values():
+        for one in (one for key, one in aws.held.items() if key != OWNED):
             starting = one.idle_minutes.count("starting")
             # Spot nodes that are left for it may drain.
             both = longest_drain(config) / MINUTE if config.adaptive else 0
@@ -245,7 +278,8 @@ def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ce
             assert after.reservation and after.reservation.reservation_id, "spot is left for nothing"
     aws.ask("stop")
     aws.run(30)
-    assert (aws.alive(), [key for key in aws.held if aws.held[key].active], aws.target) == ([], [], "")
+    left = [key for key, one in aws.held.items() if one.active and key != OWNED]
+    assert (aws.alive(), left, aws.target.only) == ([], [], False)
     # The meter takes an idle minute too many of each reservation, and none too few.
     rate = max(decision.state.usd_per_hour for decision in aws.decisions)
     most = len(aws.held) * 3 * 32.0 / 60 * (2 if config.adaptive else 1)
@@ -416,3 +450,47 @@ def test_an_unreadable_state_ends_reservations_too(reserved: Stack) -> None:
     with pytest.raises(RuntimeError):
         reserved.tick()
     assert {one.state for one in reservations(ec2_backends[ACCOUNT][REGION]).values()} == {"cancelled"}
+
+
+def test_a_topped_up_gang_reserves_its_rented_nodes_and_fills_the_owned_reservation_first() -> None:
+    aws = world(TOPPED_UP)
+    aws.tick()
+    assert aws.target == Target(reservation_ids=(OWNED,))
+    aws.advance(MINUTE)
+    aws.tick()
+    assert (aws.held["cr-1"].total, aws.desired) == (1, 3)
+    assert aws.target == Target(reservation_ids=("cr-1", OWNED), only=True)
+    aws.run_until("running")
+    assert not aws.held["cr-1"].active
+    assert aws.target == Target(reservation_ids=(OWNED,))
+    assert aws.known.usd_per_hour == 30.0 + 2 * 2.0
+    assert aws.known.spent_usd == pytest.approx(aws.true_usd(), abs=30 / 60)
+
+
+def test_nodes_that_the_owned_reservation_has_no_room_for_are_rented_and_metered_so() -> None:
+    aws = world(replace(TOPPED_UP, reserved_start=None))
+    aws.held[OWNED].total = 1
+    aws.tick()
+    assert "cr-owned has room for 1 of its 2, the others are rented" in aws.known.reason
+    aws.run_until("running")
+    assert aws.known.usd_per_hour == 2 * 30.0 + 2.0
+
+
+@pytest.mark.parametrize(("free", "phase"), [(2, "starting"), (1, "over-budget")])
+def test_the_ceiling_counts_the_owned_nodes_that_the_reservation_has_room_for(free: int, phase: str) -> None:
+    # 10 minutes of three nodes: 34 USD an hour as planned, 62 with one place taken.
+    aws = world(replace(TOPPED_UP, reserved_start=None, ceiling_usd=8.0))
+    aws.held[OWNED].total = free
+    aws.tick()
+    assert aws.phase == phase
+
+
+def test_an_owned_node_that_has_ended_keeps_its_price() -> None:
+    aws = world(replace(TOPPED_UP, reserved_start=None))
+    aws.run_until("running")
+    owned = next(key for key in aws.alive() if aws.nodes[key].reservation_id == OWNED)
+    spent = aws.known.instances[owned].spent_usd
+    aws.advance(MINUTE)
+    aws.vanish(owned)
+    aws.tick()
+    assert aws.known.instances[owned].spent_usd - spent == pytest.approx(2 / 60)

@@ -14,12 +14,20 @@ from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, CancelReservation, SetGroup
 from bootstrap.controller.decide import Decision, decide
-from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine, Observation, Reservation
+from bootstrap.controller.observation import (
+    AutoScalingGroup,
+    FailedLaunch,
+    Machine,
+    Observation,
+    Reservation,
+    Target,
+)
 from bootstrap.controller.reservations import to_token
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 PRICES = {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}}
+OWNED = "cr-owned"
 RESERVED = ReservedStart(instance_type="p4d.24xlarge", placement_group_arn="")
 
 
@@ -128,9 +136,13 @@ class Node:
 
 @dataclass
 class Held:
-    """A capacity reservation; ``idle_minutes`` has those that it had room in, by the phase of the last tick."""
+    """A capacity reservation; ``idle_minutes`` has those that it had room in, by the phase of the last tick.
+
+    That of the id ``OWNED`` is there before the stack, and its owner pays what is idle.
+    """
 
     token: str
+    total: int
     subnet: str
     instance_type: str
     usd_per_hour: float
@@ -180,7 +192,7 @@ class World:
     stuck: bool = False
     reserves: bool = True
     held: dict[str, Held] = field(default_factory=dict)
-    target: str = ""
+    target: Target = Target()
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
 
@@ -214,7 +226,7 @@ class World:
     def unused(self, key: str) -> int:
         """Nodes that an active reservation has room for."""
         used = sum(self.nodes[node].reservation_id == key for node in self.alive())
-        return self.config.node_count - used if self.held[key].active else 0
+        return self.held[key].total - used if self.held[key].active else 0
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -278,7 +290,7 @@ class World:
                 ),
                 subnets=frozenset(self.subnets.split(",")),
                 instance_types=tuple(self.instance_types.split(",")),
-                reservation_id=self.target,
+                target=self.target,
             ),
             machines=tuple(
                 Machine(
@@ -290,7 +302,7 @@ class World:
                     ended=node.ended_at is not None,
                     until=None if node.reclaimed else node.ended_at,
                     reclaimed=node.reclaimed,
-                    usd_per_hour=node.usd_per_hour if self.config.places else None,
+                    usd_per_hour=node.usd_per_hour if self.config.places or self._is_owned(node) else None,
                     subnet=node.subnet,
                 )
                 for key, node in self.nodes.items()
@@ -314,12 +326,13 @@ class World:
                     instance_type=one.instance_type,
                     created_at=one.created_at,
                     active=True,
-                    total=self.config.node_count,
+                    total=one.total,
                     unused=self.unused(key),
                 )
                 for key, one in self.held.items()
-                if one.active
+                if one.active and key != OWNED
             ),
+            owned_free=self.unused(OWNED) if OWNED in self.held else None,
             reservation_refused=refused,
         )
 
@@ -333,13 +346,14 @@ class World:
             return None
         subnet = next(key for key, zone_id in self.config.zones.items() if zone_id == asked.zone_id)
         room = self.rooms.get(("on-demand", subnet), self.capacity["on-demand"])
-        if room < self.config.node_count or not self.reserves:
+        if room < asked.node_count or not self.reserves:
             message = "InsufficientInstanceCapacity" if self.reserves else "UnauthorizedOperation"
             return FailedLaunch(
                 at=self.now, message=message, no_capacity=self.reserves, began_at=asked.asked_at, subnet=subnet
             )
         self.held[f"cr-{len(self.held)}"] = Held(
             token=token,
+            total=asked.node_count,
             subnet=subnet,
             instance_type=asked.instance_type,
             usd_per_hour=self.config.prices["on-demand"][asked.instance_type],
@@ -369,7 +383,7 @@ class World:
             assert action.subnets is None or not self.alive()
             self.subnets = action.subnets or self.subnets
             self.instance_types = action.instance_types or self.instance_types
-            self.target = self.target if action.reservation_id is None else action.reservation_id
+            self.target = action.target or self.target
         elif isinstance(action, CancelReservation):
             assert self.held[action.reservation_id].active
             self.held[action.reservation_id].active = False
@@ -392,10 +406,10 @@ class World:
     def advance(self, duration: timedelta) -> None:
         """Time passes for AWS."""
         for key, one in self.held.items():
-            if unused := self.unused(key):
+            if key != OWNED and (unused := self.unused(key)):
                 one.unused_usd += duration.total_seconds() / 3600 * unused * one.usd_per_hour
                 one.idle_minutes += [self.phase] * (duration // MINUTE)
-            one.active = one.active and self.now - one.created_at < LASTS + ENDS_WITHIN
+            one.active = one.active and (key == OWNED or self.now - one.created_at < LASTS + ENDS_WITHIN)
         self.now += duration
         self._launch()
         for key in self.alive():
@@ -423,11 +437,11 @@ class World:
             room = self.rooms.get((lifecycle, self.subnets), self.capacity[lifecycle])
             full = sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room
             message = f"no {lifecycle} capacity"
-            if self.target:
-                # The nodes launch into the reservation or not at all.
-                held = self.held[self.target]
-                fits = (held.subnet, held.instance_type) == (self.subnets, self.instance_types)
-                full, message = not (fits and self.unused(self.target)), "ReservationCapacityExceeded"
+            reservation_id = self._find_room()
+            if reservation_id:
+                full = False
+            elif self.target.only:
+                full, message = True, "ReservationCapacityExceeded"
             if full:
                 subnet = self.subnets if self.says_why else ""
                 self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet))
@@ -436,13 +450,28 @@ class World:
                 lifecycle=lifecycle,
                 instance_type=self.instance_types,
                 subnet=self.subnets,
-                usd_per_hour=self._price(lifecycle),
+                usd_per_hour=self.config.owned.usd_per_hour
+                if self.config.owned and reservation_id == OWNED
+                else self._price(lifecycle),
                 launched_at=self.now,
                 ready_after=self.boot,
                 fails_after=timedelta(minutes=5),
                 saves_after=self.saves_after,
-                reservation_id=self.target,
+                reservation_id=reservation_id,
             )
+
+    def _is_owned(self, node: Node) -> bool:
+        """EC2 names the reservation of an instance that lives, and is still in it."""
+        return node.reservation_id == OWNED and node.ended_at is None and self.held[OWNED].active
+
+    def _find_room(self) -> str:
+        """Return a reservation of the group's with room for a node, the owned one first; empty for none."""
+        for key in sorted(self.target.reservation_ids, key=lambda key: key != OWNED):
+            held = self.held[key]
+            fits = (held.subnet, held.instance_type) == (self.subnets, self.instance_types)
+            if fits and self.unused(key) > 0:
+                return key
+        return ""
 
     def _price(self, lifecycle: Lifecycle) -> float:
         for one in self.config.places.values():
