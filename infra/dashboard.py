@@ -99,7 +99,7 @@ def _graphs(plan: FleetPlan, names: Names, hourly: float, ceiling_usd: float | N
 def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
     text = (
         f"## gpufleet {names.stack}\n"
-        f"{plan.job.model} on {plan.node_count} x {plan.instance_type}, {plan.purchase.option}. Predicted: "
+        f"{plan.job.model} on {plan.node_count} x {plan.instance_type}, {plan.purchase.in_short}. Predicted: "
         f"{plan.hours.expected:,.1f} h (95th percentile {plan.hours.p95:,.1f} h), "
         f"{plan.cost_usd.expected:,.2f} USD ({plan.cost_usd.p95:,.2f}), {hourly:,.2f} USD per hour, "
         f"{plan.interruption.expected_count:,.2f} interruptions.\n\n"

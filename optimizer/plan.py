@@ -736,6 +736,12 @@ class FleetPlan(_Model):
         return (self.purchase.zone_id,) if self.purchase.zone_id else self.zone_ids
 
     @property
+    def fleet(self) -> str:
+        """The nodes and how they are bought: "8 x p4d.24xlarge (reserved, 4 on-demand)"."""
+        others = f", {self.purchase.on_demand_nodes} on-demand" if self.purchase.on_demand_nodes else ""
+        return f"{self.node_count} x {self.instance_type} ({self.purchase.option}{others})"
+
+    @property
     def owned_nodes(self) -> int:
         """Nodes that run in the plan's reservation or Capacity Block, where it has one."""
         return self.node_count - self.purchase.on_demand_top_up

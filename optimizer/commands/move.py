@@ -290,9 +290,8 @@ def _show(
     ceiling = float(config.get("gpufleet:ceilingUsd") or 0) or plan.job.budget_usd
     rest = left * plan.cost_usd.expected
     click.echo(
-        f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.node_count} x {source.plan.instance_type} "
-        f"({source.plan.purchase.option}), to stack {name} in {plan.region}, {plan.node_count} x {plan.instance_type} "
-        f"({plan.purchase.option})\n"
+        f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {name} in {plan.region}, "
+        f"{plan.fleet}\n"
         f"save    at most {cost.drain_hours * 60:,.0f} min, {cost.drain_usd:,.2f} USD of the old nodes\n"
         f"copy    {carried.gib:,.1f} GiB, about {cost.copy_hours * 60:,.0f} min, {cost.copy_usd:,.2f} USD "
         f"({price.usd_per_gb:g} USD a GB; {price.source}, {price.as_of})\n"

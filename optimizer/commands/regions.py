@@ -315,7 +315,7 @@ def show(sides: Sequence[Side]) -> None:
     rows: list[dict[str, Any]] = [
         {
             "region": side.plan.region,
-            "fleet": f"{side.plan.node_count} x {side.plan.instance_type}, {side.plan.purchase.option}",
+            "fleet": side.plan.fleet,
             "hours": round(side.plan.hours.expected, 1),
             "usd": round(side.plan.cost_usd.expected, 2),
             "p95": round(side.plan.cost_usd.p95, 2),

@@ -164,8 +164,8 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
     require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
     click.echo(
-        f"\nstack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
-        f"{plan.job.model}, expected {plan.hours.expected:,.1f} h and {plan.cost_usd.expected:,.2f} USD "
+        f"\nstack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "
+        f"{plan.hours.expected:,.1f} h and {plan.cost_usd.expected:,.2f} USD "
         f"(95th percentile {plan.hours.p95:,.1f} h, {plan.cost_usd.p95:,.2f} USD){limit}"
     )
     confirm("Stand it up?", nothing_was="created", next_step=f"{again} takes the same plan")

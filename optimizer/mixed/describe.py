@@ -20,7 +20,7 @@ from optimizer.search.problem import Problem
 from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 # Said wherever a mixed fleet is shown.
-NOT_PROVISIONED = "pulumi up cannot make a mixed fleet yet: a stack holds one instance type bought in one way"
+NOT_PROVISIONED = "pulumi up cannot make this: of mixed fleets only a reservation topped up on demand is a plan"
 # Said of unlike GPUs: the hours assume shares by predicted speeds.
 SET_SHARES = "shares follow predicted speeds: time the first steps and set them again by measured ones"
 MEASURE_SHARES = f"{SET_SHARES} (python -m bootstrap.trainer --balance measured)"

@@ -288,7 +288,7 @@ def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
         "chosen": chosen,
         "name": fleet,
         "href": f"#{candidate.key}",
-        "words": f"{fleet}, {plan.purchase.option} in {place} ({name}): {short(plan.hours.expected)} h, "
+        "words": f"{fleet}, {plan.purchase.in_short} in {place} ({name}): {short(plan.hours.expected)} h, "
         f"95% within {short(plan.hours.p95)} h; {plan.cost_usd.expected:,.0f} USD, 95% within "
         f"{plan.cost_usd.p95:,.0f} USD; {speed}",
     }

@@ -169,6 +169,31 @@ class TestCapacityReservations:
         assert size(3, "capacity-reservations-only", **only) == 2
         assert size(3, "default") == 3
 
+    def test_a_group_fills_its_reservation_first_and_goes_on_on_demand(self, aws: Client) -> None:
+        ec2, scaling = aws("ec2"), aws("autoscaling")
+        template = {"ImageId": "ami-12345678", "InstanceType": "p4d.24xlarge"}
+        ec2.create_launch_template(LaunchTemplateName="topped-up", LaunchTemplateData=template)
+        key = ec2.create_capacity_reservation(**self.REQUEST)["CapacityReservation"]["CapacityReservationId"]
+        specification: Any = {
+            "CapacityReservationPreference": "capacity-reservations-first",
+            "CapacityReservationTarget": {"CapacityReservationIds": [key]},
+        }
+        scaling.create_auto_scaling_group(
+            AutoScalingGroupName="topped-up",
+            LaunchTemplate={"LaunchTemplateName": "topped-up"},
+            MinSize=0,
+            MaxSize=3,
+            AvailabilityZones=["us-east-1a"],
+            CapacityReservationSpecification=specification,
+        )
+        scaling.set_desired_capacity(AutoScalingGroupName="topped-up", DesiredCapacity=3)
+        (group,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["topped-up"])["AutoScalingGroups"]
+        assert group["CapacityReservationSpecification"] == specification
+        nodes = [one["InstanceId"] for one in group["Instances"]]
+        described = [one["Instances"] for one in ec2.describe_instances(InstanceIds=nodes)["Reservations"]]
+        ids = [one.get("CapacityReservationId") for instances in described for one in instances]
+        assert sorted(ids, key=str) == [None, key, key]
+
     def test_an_unknown_one_is_not_found(self, aws: Client) -> None:
         with refusal("InvalidCapacityReservationId.NotFound"):
             aws("ec2").describe_capacity_reservations(CapacityReservationIds=["cr-01234567"])

@@ -44,10 +44,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
 
 def describe_stack(plan: FleetPlan, stack: str) -> str:
     """Name a stack with its fleet and its job."""
-    return (
-        f"stack {stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for "
-        f"{plan.job.model}"
-    )
+    return f"stack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}"
 
 
 def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:

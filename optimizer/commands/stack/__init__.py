@@ -105,9 +105,8 @@ def put_plan(
     container = _resolve(image, chosen) if image else None
     before = write_stack_file(path, chosen)
     click.echo(
-        f"{path}: gpufleet:plan is {chosen.node_count} x {chosen.instance_type} ({chosen.purchase.option}) training "
-        f"{chosen.job.model}, expected {chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; "
-        f"aws:region is {chosen.region}"
+        f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "
+        f"{chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; aws:region is {chosen.region}"
     )
     zone_id = chosen.purchase.zone_id
     if zone_id and before.get("gpufleet:subnetIds"):

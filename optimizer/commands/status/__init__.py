@@ -184,7 +184,7 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:
     """Write the lines above the tables: phase, nodes, and all that keeps the fleet down."""
     state, group = reading.state, reading.group
-    lines = [f"{plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region} for {plan.job.model}"]
+    lines = [f"{plan.fleet} in {plan.region} for {plan.job.model}"]
     if state is None:
         lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
     else:

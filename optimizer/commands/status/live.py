@@ -106,7 +106,7 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     table.add_column(overflow="fold")
     for name, value in facts(plan, reading).items():
         table.add_row(name, Text(value))
-    title = f"{stack}: {plan.node_count} x {plan.instance_type} ({plan.purchase.option}) in {plan.region}"
+    title = f"{stack}: {plan.fleet} in {plan.region}"
     parts: list[RenderableType] = [Panel(table, title=Text(title), title_align="left")]
     told = [*notices(plan, forecast(plan, reading), stack), *gpu_notices(reading, stack)]
     parts += [Text(line, style="yellow") for line in told]

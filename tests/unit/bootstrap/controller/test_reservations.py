@@ -366,6 +366,35 @@ def test_the_calls_are_those_that_aws_documents(reserved: Stack, monkeypatch: py
     assert (len(made), len(updated), len(cancelled)) == (1, 2, 1)
 
 
+def test_owned_and_rented_nodes_are_told_apart_and_metered(reserved: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = reserved.clients
+    (zone_id,) = reserved.config.zones.values()
+    request: Any = {"InstanceType": "p4d.24xlarge", "InstancePlatform": "Linux/UNIX", "InstanceCount": 2}
+    owned = clients.ec2.create_capacity_reservation(AvailabilityZoneId=zone_id, **request)["CapacityReservation"]
+    key = owned["CapacityReservationId"]
+    reserved.config = replace(reserved.config, owned=OwnedNodes(reservation_id=key, nodes=2, usd_per_hour=2.0))
+    made = watch(monkeypatch, clients.ec2, "create_capacity_reservation")
+    updated = watch(monkeypatch, clients.autoscaling, "update_auto_scaling_group")
+    reserved.tick()
+    state = reserved.tick()
+    assert [one["InstanceCount"] for one in made] == [1]
+    assert state.reservation
+    first: Any = {
+        "CapacityReservationPreference": "capacity-reservations-first",
+        "CapacityReservationTarget": {"CapacityReservationIds": [key]},
+    }
+    only = {
+        "CapacityReservationPreference": "capacity-reservations-only",
+        "CapacityReservationTarget": {"CapacityReservationIds": sorted([key, state.reservation.reservation_id])},
+    }
+    assert reserved.tick().usd_per_hour == 30.0 + 2 * 2.0
+    assert [one["CapacityReservationSpecification"] for one in updated] == [first, only, first]
+    reserved.complete(reserved.config.launch_hook, "CONTINUE", *reserved.members("Pending:Wait"))
+    assert reserved.tick().phase == "running"
+    # Nothing more is to be set, and the owner's reservation stays.
+    assert (len(updated), reservations(ec2_backends[ACCOUNT][REGION])[key].state) == (3, "active")
+
+
 def test_ec2_without_room_is_asked_again_with_another_token(
     reserved: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

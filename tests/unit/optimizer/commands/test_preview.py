@@ -66,7 +66,7 @@ def test_both_forms_say_where_the_plan_goes_without_capacity(tmp_path: Path) -> 
 
 def test_the_table_shows_tree_cost_prices_and_notes(tmp_path: Path) -> None:
     text = preview(tmp_path, SPOT_P4D, "--all")
-    assert "stack dev: 2 x p4d.24xlarge (spot) in us-east-1 for llama-2-7b" in text
+    assert "stack dev: 2 x p4d.24xlarge (spot, 1 on-demand) in us-east-1 for llama-2-7b" in text
     for component in ("Network", "Security", "Storage", "Observability", "Fleet"):
         assert f"── {component}\n" in text
     assert "Bucket gpufleet-dev-checkpoints protected  gpufleet-dev-000000000000-us-east-1" in text
@@ -194,7 +194,7 @@ def test_the_table_says_what_is_billed_with_and_without_nodes(tmp_path: Path) ->
 def test_the_short_answer_counts_resources_and_has_the_dollars(tmp_path: Path) -> None:
     text = preview(tmp_path, SPOT_P4D)
     assert len(text.splitlines()) <= 12
-    assert "stack dev: 2 x p4d.24xlarge (spot) in us-east-1 for llama-2-7b\n" in text
+    assert "stack dev: 2 x p4d.24xlarge (spot, 1 on-demand) in us-east-1 for llama-2-7b\n" in text
     assert "Network" in text and "100.00 USD expected (compute 95.00" in text and "120.00 at p95" in text
     assert "until `pulumi destroy --exclude-protected`" in text and "VpcEndpoint" not in text
 

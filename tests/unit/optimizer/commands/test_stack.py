@@ -58,7 +58,7 @@ def test_the_plan_comes_back_from_the_stack_file_as_it_was(project: Path) -> Non
     assert config["aws:region"] == "us-east-1"
     assert config["gpufleet:plan"]["prices"][0]["as_of"] == "2026-01-21", "a date would not be text for Pulumi"
     assert "null" not in (project / "Pulumi.dev.yaml").read_text()
-    assert "2 x p4d.24xlarge (spot)" in done.output
+    assert "2 x p4d.24xlarge (spot, 1 on-demand)" in done.output
     assert "once: pulumi config set gpufleet:trainCommand" in done.output
     assert "next: pulumi stack select --create dev && pulumi up" in done.output
 
