@@ -12,7 +12,7 @@ from typing import Any
 
 # Each has both tags. One that `pulumi up` makes (purchase option reserved) lacks START_TAG, and stays.
 STACK_TAG, START_TAG = "gpufleet:stack", "gpufleet:start"
-# Preferences of an Auto Scaling group that targets reservations: fail outside of them, or go on with on-demand capacity:
+# Preferences of an Auto Scaling group for its target reservations: fail outside of them, or go on on demand:
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
 ONLY, FIRST = "capacity-reservations-only", "capacity-reservations-first"
 # End of a reservation that nobody cancels: "the Capacity Reservation is cancelled within an hour from the specified

@@ -95,8 +95,8 @@ def _worker_refusals(settings: Settings) -> Iterator[str]:
         )
     if top_up := settings.plan.purchase.on_demand_top_up:
         yield (
-            f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: fewer workers may be the rented "
-            "ones, while the reservation is idle; use a plan of the reservation's nodes alone (--purchase reserved)"
+            f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: where fewer run, they may "
+            "be the rented ones beside an idle reservation; use a plan of its nodes alone (--purchase reserved)"
         )
     if scaling.min_nodes > nodes:
         yield (

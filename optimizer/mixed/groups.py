@@ -56,8 +56,8 @@ class NodeGroups:
         """List the purchases in the regions of the owned capacity.
 
         Left out: a new one-year commitment (its whole year is paid whatever joins it), an on-demand base under spot
-        nodes and a topped-up reservation (mixes already), a Capacity Block (the mix would end with it), a fraction of a GPU (its network and host
-        are shared with strangers), and types without known zones.
+        nodes and a topped-up reservation (mixes already), a Capacity Block (the mix would end with it), a fraction of a
+        GPU (its network and host are shared with strangers), and types without known zones.
         """
         limits, recipe = problem.request.constraints, problem.recipe
         regions = {owned.region for owned in limits.usable_reservations} & set(problem.regions)

@@ -15,6 +15,7 @@ from typing import Any
 from pulumi._types import resource_types
 
 from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.start_reservation import FIRST
 from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
@@ -86,6 +87,10 @@ def check_group(deployed: Deployment, plan: FleetPlan) -> None:
         assert [item["InstanceType"] for item in policy["LaunchTemplate"]["Overrides"]] == types
     else:
         assert "MixedInstancesPolicy" not in fleet
+        reserved = fleet.get("CapacityReservationSpecification", {})
+        targets = reserved.get("CapacityReservationTarget", {}).get("CapacityReservationIds", [])
+        own = [plan.purchase.capacity_reservation_id] if plan.purchase.on_demand_top_up else []
+        assert (reserved.get("CapacityReservationPreference") == FIRST, targets) == (bool(own), own)
         assert fleet["LaunchTemplate"]["LaunchTemplateId"] == deployed.stack.outputs()["launch_template_id"]
 
 
@@ -131,7 +136,8 @@ def check_template(deployed: Deployment, plan: FleetPlan) -> None:
     market = data.get("InstanceMarketOptions", {}).get("MarketType")
     assert market == ("capacity-block" if plan.purchase.option == "capacity-block" else None)
     target = data.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
-    assert target.get("CapacityReservationId") == outputs.get("capacity_reservation_id")
+    topped_up = plan.purchase.on_demand_top_up
+    assert target.get("CapacityReservationId") == (None if topped_up else outputs.get("capacity_reservation_id"))
 
 
 def check_lustre(deployed: Deployment, linked: str) -> None:
@@ -317,7 +323,7 @@ def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:
     active: Any = [{"Name": "state", "Values": ["active"]}]
     reservations = deployed.aws("ec2").describe_capacity_reservations(Filters=active)["CapacityReservations"]
     if plan.purchase.option != "reserved" or plan.purchase.capacity_reservation_id:
-        assert reservations == []
+        assert {one["CapacityReservationId"] for one in reservations} <= {plan.purchase.capacity_reservation_id}
         return
     (reservation,) = reservations
     assert reservation["InstanceType"] == plan.instance_type

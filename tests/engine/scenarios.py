@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.refusals.lustre import WITH_CLIENT
 from optimizer.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
@@ -23,7 +25,7 @@ from tests.engine.recording import asked_of_iam, of_stack_dev
 from tests.engine.tagging import check_tags
 from tests.infra.deployed import capacity_block as as_capacity_block
 from tests.infra.deployed import on_demand as as_on_demand
-from tests.infra.deployed import reserved as as_reserved
+from tests.infra.deployed import topped_up as as_topped_up
 from tests.infra.test_deployer import CALLS, denied, recorded
 from tests.plans import sample_plan
 from tests.unit.test_docs import shown_commands
@@ -242,23 +244,41 @@ def first_fleet(tools: Tools, scratch: Path) -> None:
         check_calls(deployed)
 
 
-def reserved_elsewhere(tools: Tools, scratch: Path) -> None:
-    """A reservation and a VPC that were there before, and stay."""
+def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
+    """A reservation and a VPC that were there before, and stay: one node is in the one, the other is rented."""
     write_project(scratch, "existing")
-    plan = sample_plan(**as_reserved("cr-0123456789abcdef0"))
     with deployment(tools, scratch, "existing") as deployed:
         ec2 = deployed.aws("ec2")
         vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
+        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")["Subnet"]
+        owned = ec2.create_capacity_reservation(
+            InstanceType="p4d.24xlarge",
+            InstancePlatform="Linux/UNIX",
+            AvailabilityZoneId=subnet["AvailabilityZoneId"],
+            InstanceCount=1,
+            InstanceMatchCriteria="targeted",
+        )["CapacityReservation"]
+        plan = sample_plan(**as_topped_up(owned["CapacityReservationId"]))
         deployed.set_plan(plan)
-        deployed.set_config({"vpcId": vpc, "subnetIds": [subnet]})
+        deployed.set_config({"vpcId": vpc, "subnetIds": [subnet["SubnetId"]]})
         before = inventory(deployed.aws)
         assert_created(deployed)
         facts.check(deployed, plan, own_network=False)
         check_tags(deployed, before)
         made = left_behind(before, inventory(deployed.aws))
         assert not {"vpc", "subnet", "route table", "VPC endpoint", "capacity reservation"} & set(made)
+        now = datetime.now(UTC)
+        running.tick(deployed, now)
+        running.tick(deployed, now + running.MINUTE)
+        assert len(running.complete(deployed, "Pending:Wait")) == 2
+        state = running.tick(deployed, now + 2 * running.MINUTE)
+        prices = sorted(instance.usd_per_hour for instance in state.instances.values())
+        volume = running.controller_settings(deployed).volume_usd_per_node_hour
+        assert (state.phase, prices) == ("running", [pytest.approx(usd + volume) for usd in (0.5, 21.96)])
+        # The group's target is the plan's again, without that of the start.
+        facts.check_group(deployed, plan)
         assert_settled(deployed)
+        over_budget(deployed, now)
         deployed.stack.destroy()
         after = inventory(deployed.aws)
         assert left_behind(before, after) == left_behind(after, before) == {}
@@ -350,7 +370,7 @@ SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
     "kubernetes": kubernetes,
     "workers": workers,
     "first-fleet": first_fleet,
-    "reserved-elsewhere": reserved_elsewhere,
+    "topped-up-elsewhere": topped_up_elsewhere,
     "capacity-block": capacity_block,
 }
 """The longest first."""

@@ -38,6 +38,17 @@ def reserved(reservation: str | None = None) -> dict[str, Any]:
     return {"purchase": purchase, **({"zone_ids": ["use1-az6"]} if reservation else {})}
 
 
+def topped_up(reservation: str = "cr-0123456789abcdef0") -> dict[str, Any]:
+    """Changes that make one node of the sample plan run in a reservation, and rent the other on demand."""
+    price = {**SPOT_P4D["prices"][0], "item": "owned reservation p4d.24xlarge us-east-1", "usd": 0.5}
+    changes = reserved(reservation)
+    return {
+        **changes,
+        "purchase": changes["purchase"] | {"on_demand_top_up": 1},
+        "prices": [price, SPOT_P4D["prices"][1]],
+    }
+
+
 # In the far future; the drain is due at 08:25, as the sample plan's terminate hook waits 5 minutes.
 BLOCK = {"start": "2099-06-01T09:00:00Z", "end": "2099-06-02T09:00:00Z"}
 

@@ -28,6 +28,7 @@ from tests.infra.deployed import (
     deploy_anew,
     on_demand,
     reserved,
+    topped_up,
     workers,
 )
 from tests.plans import SPOT_P4D, sample_plan
@@ -172,6 +173,11 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
             {"purchase": {"fallback": "on-demand"}, "parallelism": {"sharding": "ddp"}},
             workers(),
             "fallback on-demand does not go with gpufleet:mode workers",
+        ),
+        (
+            topped_up() | WORKERS | {"purchase": topped_up()["purchase"]},
+            workers(),
+            "rented ones beside an idle reservation",
         ),
         (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
         (WORKERS, workers(scaling=UTILIZATION | QUEUE), "two policies would pull the group two ways"),

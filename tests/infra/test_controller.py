@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import VARIABLE, ControllerSettings, Place, ReservedStart
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, OwnedNodes, Place, ReservedStart
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -32,6 +32,7 @@ from tests.infra.deployed import (
     deploy,
     on_demand,
     reserved,
+    topped_up,
     workers,
 )
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, sample_plan
@@ -120,7 +121,17 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
         (on_demand(), {}, {"prices": {"on-demand": {"p4d.24xlarge": 21.96}}, "on_demand_base": 0}),
         (FALLBACK, {}, {"fallback_on_demand": True}),
         (reserved(), {}, {"reserved_nodes": 2}),
-        (reserved("cr-0123456789abcdef0"), {}, {"reserved_nodes": 0}),
+        (reserved("cr-0123456789abcdef0"), {}, {"reserved_nodes": 0, "owned": None}),
+        (
+            topped_up(),
+            {},
+            {
+                "prices": {"on-demand": {"p4d.24xlarge": 21.96}},
+                "reserved_nodes": 0,
+                "owned": OwnedNodes(reservation_id="cr-0123456789abcdef0", nodes=1, usd_per_hour=0.5),
+                "reserved_start": ReservedStart(instance_type="p4d.24xlarge", placement_group_arn=""),
+            },
+        ),
         (
             capacity_block(),
             {},
@@ -132,7 +143,19 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
         ({}, {"gpufleet:ceilingUsd": "50"}, {"ceiling_usd": 50.0}),
         ({"job": {"budget_usd": None}}, {}, {"ceiling_usd": None}),
     ],
-    ids=["on-demand", "fallback", "reserved", "own", "block", "lone", "workers", "schedule", "ceiling", "no-ceiling"],
+    ids=[
+        "on-demand",
+        "fallback",
+        "reserved",
+        "own",
+        "topped-up",
+        "block",
+        "lone",
+        "workers",
+        "schedule",
+        "ceiling",
+        "no-ceiling",
+    ],
 )
 def test_every_way_to_buy_and_run_is_told(
     changes: dict[str, Any], config: dict[str, str], expected: dict[str, Any]
@@ -240,7 +263,8 @@ def test_nodes_without_a_price_are_refused_as_nobody_could_meter_them() -> None:
 def test_the_optimizers_names_of_prices_are_understood(option: PurchaseOption, owned: bool) -> None:
     price = SimpleNamespace(usd_per_hour=7.0, source="test", as_of=date(2026, 1, 21))
     offer = SimpleNamespace(instance=SimpleNamespace(name="p4d.24xlarge"), region="us-east-1", on_demand=price)
-    way: Any = SimpleNamespace(option=option, offer=offer, price=price, reservation=owned, base=0, fallback=False)
+    more = {"base": 0, "fallback": False, "topped_up": False}
+    way: Any = SimpleNamespace(option=option, offer=offer, price=price, reservation=owned, **more)
     prices = [found.model_dump() for found in plan_builder.list_node_prices(way)]
     changes = {"on-demand": on_demand(), "reserved": reserved(), "capacity-block": capacity_block()}
     plan = sample_plan(**{**changes.get(option, {"purchase": {"on_demand_base": 0}}), "prices": prices})

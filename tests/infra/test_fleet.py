@@ -18,6 +18,7 @@ from tests.infra.deployed import (
     deploy_anew,
     on_demand,
     reserved,
+    topped_up,
     workers,
 )
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -194,6 +195,20 @@ def test_an_own_reservation_is_used_and_no_second_one_is_paid_for(option: str) -
     assert "placement" not in stack.one("LaunchTemplate")
     assert stack.one("LaunchTemplate")["capacityReservationSpecification"] == {
         "capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}
+    }
+
+
+def test_a_group_fills_the_own_reservation_first_and_rents_the_other_nodes() -> None:
+    stack = deploy(topped_up())
+    assert not stack.all("CapacityReservation")
+    assert not stack.all("PlacementGroup")
+    # A template's target would bind the rented nodes too.
+    assert "capacityReservationSpecification" not in stack.one("LaunchTemplate")
+    group = stack.one("Group")
+    assert group["maxSize"] == 2
+    assert group["capacityReservationSpecification"] == {
+        "capacityReservationPreference": "capacity-reservations-first",
+        "capacityReservationTarget": {"capacityReservationIds": ["cr-0123456789abcdef0"]},
     }
 
 

@@ -34,6 +34,22 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "chunks without stages": ({"parallelism": {"virtual_stages": 2}}, "virtual_stages 2 needs pipeline stages"),
     "a split sequence on one rank": ({"parallelism": {"sequence_parallel": True}}, "sequence_parallel needs tensor"),
     "base above the fleet": ({"purchase": {"on_demand_base": 3}}, "on_demand_base 3"),
+    "top-up of spot": ({"purchase": {"on_demand_top_up": 1}}, "goes with option reserved"),
+    "top-up of a reservation that the stack makes": (
+        {"purchase": {"option": "reserved", "on_demand_base": 0, "on_demand_top_up": 1}},
+        "and a capacity_reservation_id",
+    ),
+    "top-up of nothing": (
+        {
+            "purchase": {
+                "option": "reserved",
+                "on_demand_base": 0,
+                "on_demand_top_up": 2,
+                "capacity_reservation_id": "cr-0123456789abcdef0",
+            }
+        },
+        "on_demand_top_up 2 leaves no node of node_count 2",
+    ),
     "reservation for spot": ({"purchase": {"capacity_reservation_id": "cr-0123456789abcdef0"}}, "does not go with"),
     "more EFA than cards": ({"node": {"efa_cards": 32}}, "efa_cards 32"),
     "no prices": ({"prices": []}, "prices is empty"),

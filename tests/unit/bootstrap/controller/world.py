@@ -192,7 +192,7 @@ class World:
     stuck: bool = False
     reserves: bool = True
     held: dict[str, Held] = field(default_factory=dict)
-    target: Target = Target()
+    target: Target = field(default_factory=Target)
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
 

@@ -51,6 +51,18 @@ FLEETS: tuple[dict[str, Any], ...] = (
         ],
         "purchase_options": ["reserved"],
     },
+    {
+        "existing_reservations": [
+            {
+                "instance_type": "p4d.24xlarge",
+                "region": "us-east-1",
+                "count": 1,
+                "usd_per_hour": 2.0,
+                "capacity_reservation_id": "cr-0123456789abcdef0",
+            }
+        ],
+        "instance_types": ["p4d"],
+    },
 )
 
 
@@ -112,6 +124,7 @@ def test_every_recommended_plan_passes() -> None:
     assert options == {"on-demand", "spot", "reserved"}
     assert any(plan["purchase"]["on_demand_base"] for plan in plans())
     assert any(plan["purchase"]["spot_types"] for plan in plans())
+    assert any(plan["purchase"].get("on_demand_top_up") for plan in plans())
     assert sum(len(plan.get("alternates", ())) for plan in plans()) > 100
     faults = [fault for plan in plans() for fault in audit(plan_from_dict(plan), catalog())]
     assert not faults

@@ -15,7 +15,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import FleetPlan
-from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, workers
+from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, topped_up, workers
 from tests.plans import sample_plan
 
 EKS = {
@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "on demand": (on_demand(), {}),
     "reserved": ({**reserved(), **LUSTRE}, LINKED),
     "an existing reservation": (reserved("cr-0123456789abcdef0"), {}),
+    "topped up": (topped_up(), {}),
     "capacity block": (capacity_block(), {}),
     "workers": (
         WORKERS,
@@ -84,6 +85,12 @@ def test_nodes_are_billed_as_they_are_bought(catalog: Catalog) -> None:
     assert by_item(spot)["p4d.24xlarge, on-demand"].quantity == 1
     _, _, bought = bill(catalog, on_demand(), {})
     assert "p4d.24xlarge, spot" not in by_item(bought) and by_item(bought)["p4d.24xlarge, on-demand"].quantity == 2
+
+
+def test_a_topped_up_fleet_is_billed_by_owned_and_rented_nodes(catalog: Catalog) -> None:
+    _, _, lines = bill(catalog, *VARIANTS["topped up"])
+    billed = [(one.item, one.quantity, one.usd_per_hour) for one in lines if one.per == "node-hour"]
+    assert billed == [("p4d.24xlarge, owned reservation", 1, 0.5), ("p4d.24xlarge, on-demand", 1, 21.96)]
 
 
 def test_a_reservation_is_billed_without_nodes_and_its_nodes_are_not_billed_again(catalog: Catalog) -> None:

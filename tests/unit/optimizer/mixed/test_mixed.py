@@ -373,7 +373,7 @@ def test_the_table_says_what_is_cheaper_and_that_no_stack_can_hold_it(
     text = " ".join(result.stdout.split())
     assert "Cheaper as a mixed fleet" in text
     assert "(owned) +" in text and "saves" in text
-    assert "pulumi up cannot make a mixed fleet yet" in text
+    assert "of mixed fleets only a reservation topped up on demand is a plan" in text
 
 
 def test_the_larger_error_counts(catalog: Catalog, calibration: Calibration) -> None:

@@ -179,6 +179,10 @@ def test_open_spot_requests_count_too(aws: FakeAws) -> None:
         (bought("on-demand"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
         (bought("reserved"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
         (bought("reserved", capacity_reservation_id="cr-0123456789abcdef0"), []),
+        (
+            bought("reserved", capacity_reservation_id="cr-0123456789abcdef0", on_demand_top_up=1),
+            [(RUNNING_P, "96 vCPUs needed for 1 x p4d.24xlarge on demand beside the reservation")],
+        ),
         (bought("spot"), [(SPOT_P4, "192 vCPUs needed for 2 x p4d.24xlarge on spot")]),
     ],
 )
@@ -516,6 +520,25 @@ def test_a_taken_reservation_is_an_error_where_no_stack_can_have_taken_it(aws: F
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(AvailableInstanceCount=0)]}
     plan = bought("reserved", capacity_reservation_id=ID)
     assert only(check_reservation(context(plan, stack=None))).level == "error"
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "level", "says"),
+    [
+        (1, 1, "ok", "1 of 1 p4d.24xlarge free"),
+        (0, 1, "error", "0 of its 1 instances are free, and the plan runs 1 in it"),
+        (0, 0, "error", "it is for 0 instances, and the plan runs 1 in it"),
+    ],
+)
+def test_a_topped_up_reservation_needs_room_for_its_own_nodes_only(
+    aws: FakeAws, free: int, total: int, level: str, says: str
+) -> None:
+    held = reservation(AvailableInstanceCount=free, TotalInstanceCount=total)
+    aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [held]}
+    plan = bought("reserved", capacity_reservation_id=ID, on_demand_top_up=1)
+    row = only(check_reservation(context(plan, stack=None)))
+    assert row.level == level and says in row.text
+    assert level == "ok" or "more nodes would be rented than the plan pays for" in row.why
 
 
 @pytest.mark.parametrize("code", ["InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"])

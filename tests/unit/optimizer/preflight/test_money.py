@@ -174,6 +174,20 @@ def test_the_base_is_paid_at_its_own_price(aws: FakeAws) -> None:
     assert row.text.startswith(f"{100 * (1 + 0.95 / 3):.2f} USD expected")
 
 
+def test_a_rise_counts_for_the_rented_nodes_of_a_topped_up_fleet(aws: FakeAws) -> None:
+    aws.answers["GetProducts"] = {"PriceList": [instance_document("p4d.24xlarge", on_demand="40")]}
+    purchase = {
+        "option": "reserved",
+        "on_demand_base": 0,
+        "on_demand_top_up": 1,
+        "capacity_reservation_id": "cr-0123456789abcdef0",
+    }
+    plan = priced(("owned reservation p4d.24xlarge", 5.0), ("on-demand p4d.24xlarge", 20.0), purchase=purchase)
+    row = list(check_prices(context(plan)))[-1]
+    # 20 of the nodes' 95 / 4.5 USD an hour double, and the nodes are 95 of 100 USD.
+    assert row.text.startswith(f"{100 + 20 * 4.5:.2f} USD expected")
+
+
 def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> None:
     def answer(params: dict[str, Any]) -> dict[str, Any]:
         (name,) = params["InstanceTypes"]

@@ -37,6 +37,37 @@ def test_owned_capacity_is_used_and_costs_the_price_that_the_owner_gives() -> No
     assert best.cost_usd.breakdown.compute == 0
 
 
+def test_owned_nodes_are_topped_up_on_demand_where_they_alone_are_too_slow() -> None:
+    limits: dict[str, Any] = {"existing_reservations": [owned(2, usd_per_hour=3.0)], **P4D, "max_nodes": 8}
+    alone = answer(**limits).plans[0]
+    assert alone.purchase.on_demand_top_up == 0
+    plan = answer(**limits, deadline_hours=alone.hours.p95 * 0.6).plans[0]
+    top_up = plan.purchase.on_demand_top_up
+    assert (plan.purchase.option, plan.node_count - top_up) == ("reserved", 2) and top_up > 0
+    assert plan.purchase.capacity_reservation_id == "cr-0abcdef1"
+    prices = {str(node.market): usd for node, usd in plan.node_prices_usd_per_hour.items()}
+    assert prices["owned-reservation"] == 3.0
+    hourly = 2 * 3.0 + top_up * prices["on-demand"]
+    assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-4)
+    running = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
+    assert plan.reserve_usd == pytest.approx((hourly + running) * plan.reserve_s / 3600, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"purchase_options": ["reserved"]},
+        {"existing_reservations": [owned(2, capacity_reservation_id=None, usd_per_hour=0.0)]},
+        {"existing_reservations": [block(1000, 2)]},
+    ],
+    ids=["on-demand not allowed", "no reservation yet", "a block"],
+)
+def test_what_one_group_cannot_hold_is_not_topped_up(changes: dict[str, Any]) -> None:
+    limits: dict[str, Any] = {"existing_reservations": [owned(2)], **P4D, "max_nodes": 8, **changes}
+    found = answer(**limits)
+    assert not any(plan.purchase.on_demand_top_up for plan in (*found.plans, *found.pareto))
+
+
 @pytest.mark.parametrize(
     ("model", "count", "kept_s"),
     [
