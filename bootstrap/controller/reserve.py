@@ -65,7 +65,7 @@ def _count_free(settings: ControllerSettings, entries: Iterable[Any]) -> int | N
     if settings.owned is None:
         return None
     own = [entry for entry in entries if entry["CapacityReservationId"] == settings.owned.reservation_id]
-    return sum(entry["AvailableInstanceCount"] for entry in own if entry["State"] == "active")
+    return sum(int(entry["AvailableInstanceCount"]) for entry in own if entry["State"] == "active")
 
 
 def _refusal(settings: ControllerSettings, asked: StartReservation, error: ClientError, now: datetime) -> FailedLaunch:

@@ -274,7 +274,8 @@ def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
         state = running.tick(deployed, now + 2 * running.MINUTE)
         prices = sorted(instance.usd_per_hour for instance in state.instances.values())
         volume = running.controller_settings(deployed).volume_usd_per_node_hour
-        assert (state.phase, prices) == ("running", [pytest.approx(usd + volume) for usd in (0.5, 21.96)])
+        assert state.phase == "running"
+        assert prices == [pytest.approx(usd + volume) for usd in (0.5, 21.96)]
         # The group's target is the plan's again, without that of the start.
         facts.check_group(deployed, plan)
         assert_settled(deployed)

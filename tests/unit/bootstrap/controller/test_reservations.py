@@ -278,8 +278,8 @@ def test_in_random_histories(data: st.DataObject, config: ControllerSettings, ce
             assert after.reservation and after.reservation.reservation_id, "spot is left for nothing"
     aws.ask("stop")
     aws.run(30)
-    left = [key for key, one in aws.held.items() if one.active and key != OWNED]
-    assert (aws.alive(), left, aws.target.only) == ([], [], False)
+    paid = [key for key, one in aws.held.items() if one.active and key != OWNED]
+    assert (aws.alive(), paid, aws.target.only) == ([], [], False)
     # The meter takes an idle minute too many of each reservation, and none too few.
     rate = max(decision.state.usd_per_hour for decision in aws.decisions)
     most = len(aws.held) * 3 * 32.0 / 60 * (2 if config.adaptive else 1)
