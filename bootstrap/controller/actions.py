@@ -48,12 +48,13 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
-    actions: list[Action] = [*protected, *([sizes] if sizes != SetGroup() else [])]
+    actions: list[Action] = []
     target = _choose_target(tick, state)
     if not target.only and target != group.target:
-        # Apart from the sizes, which must not fail with it, and before the reservation ends: nothing could launch.
+        # Apart from the sizes, which must not fail with it; before them, so that nodes fill the owned reservation; and
+        # before the reservation of a start ends: nothing could launch.
         actions.append(SetGroup(target=target))
-    actions += cancelled
+    actions += [*protected, *([sizes] if sizes != SetGroup() else []), *cancelled]
     if not up:
         actions += abandon_launches(group.members)
     if state.phase == "draining" and group.desired == 0:

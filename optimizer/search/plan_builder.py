@@ -309,7 +309,8 @@ def list_node_prices(purchase: PricedPurchase, further: Sequence[Offer] = ()) ->
     market: Market = option if option != "reserved" else "owned-reservation" if purchase.reservation else "reserved-1yr"
     prices = [node_price(market, offer, purchase.price)]
     if (purchase.base or purchase.fallback or purchase.topped_up) and offer.on_demand:
-        prices.append(node_price("on-demand", offer, offer.on_demand))
+        # `recommend` shows the source of the first price: of a top-up the market's, not the owner's.
+        prices.insert(0 if purchase.topped_up else 1, node_price("on-demand", offer, offer.on_demand))
     return prices + [node_price("spot", other, other.spot) for other in further if other.spot]
 
 

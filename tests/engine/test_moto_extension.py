@@ -135,17 +135,23 @@ class TestCapacityReservations:
         ec2.cancel_capacity_reservation(CapacityReservationId=made["CapacityReservationId"])
         ec2.delete_placement_group(GroupName="reserved")
 
-    def test_a_group_launches_as_many_as_its_reservation_holds(self, aws: Client) -> None:
-        ec2, scaling = aws("ec2"), aws("autoscaling")
+    @staticmethod
+    def create_group(aws: Client, name: str, **more: Any) -> None:
+        """A group of p4d.24xlarge without instances."""
         template = {"ImageId": "ami-12345678", "InstanceType": "p4d.24xlarge"}
-        ec2.create_launch_template(LaunchTemplateName="reserved", LaunchTemplateData=template)
-        scaling.create_auto_scaling_group(
-            AutoScalingGroupName="reserved",
-            LaunchTemplate={"LaunchTemplateName": "reserved"},
+        aws("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
+        aws("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName=name,
+            LaunchTemplate={"LaunchTemplateName": name},
             MinSize=0,
             MaxSize=4,
             AvailabilityZones=["us-east-1a"],
+            **more,
         )
+
+    def test_a_group_launches_as_many_as_its_reservation_holds(self, aws: Client) -> None:
+        ec2, scaling = aws("ec2"), aws("autoscaling")
+        self.create_group(aws, "reserved")
         key = ec2.create_capacity_reservation(**self.REQUEST)["CapacityReservation"]["CapacityReservationId"]
 
         def size(desired: int, preference: str, **target: Any) -> int:
@@ -171,21 +177,12 @@ class TestCapacityReservations:
 
     def test_a_group_fills_its_reservation_first_and_goes_on_on_demand(self, aws: Client) -> None:
         ec2, scaling = aws("ec2"), aws("autoscaling")
-        template = {"ImageId": "ami-12345678", "InstanceType": "p4d.24xlarge"}
-        ec2.create_launch_template(LaunchTemplateName="topped-up", LaunchTemplateData=template)
         key = ec2.create_capacity_reservation(**self.REQUEST)["CapacityReservation"]["CapacityReservationId"]
         specification: Any = {
             "CapacityReservationPreference": "capacity-reservations-first",
             "CapacityReservationTarget": {"CapacityReservationIds": [key]},
         }
-        scaling.create_auto_scaling_group(
-            AutoScalingGroupName="topped-up",
-            LaunchTemplate={"LaunchTemplateName": "topped-up"},
-            MinSize=0,
-            MaxSize=3,
-            AvailabilityZones=["us-east-1a"],
-            CapacityReservationSpecification=specification,
-        )
+        self.create_group(aws, "topped-up", CapacityReservationSpecification=specification)
         scaling.set_desired_capacity(AutoScalingGroupName="topped-up", DesiredCapacity=3)
         (group,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["topped-up"])["AutoScalingGroups"]
         assert group["CapacityReservationSpecification"] == specification

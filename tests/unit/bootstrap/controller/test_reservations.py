@@ -16,6 +16,7 @@ from moto.ec2.models import ec2_backends
 
 from bootstrap.contract.settings import ControllerSettings, OwnedNodes
 from bootstrap.contract.state import read_state
+from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.observation import Target
 from bootstrap.controller.reservations import FILLED_WITHIN, longest_drain
 from tests.engine.moto_extension.capacity_reservations import reservations, rooms
@@ -494,6 +495,15 @@ def test_a_topped_up_gang_reserves_its_rented_nodes_and_fills_the_owned_reservat
     assert aws.target == Target(reservation_ids=(OWNED,))
     assert aws.known.usd_per_hour == 30.0 + 2 * 2.0
     assert aws.known.spent_usd == pytest.approx(aws.true_usd(), abs=30 / 60)
+
+
+def test_a_gang_that_fits_into_the_owned_reservation_rents_nothing() -> None:
+    aws = world(TOPPED_UP)
+    aws.held[OWNED].total = 3
+    aws.run_until("running")
+    assert (list(aws.held), aws.known.usd_per_hour) == ([OWNED], 3 * 2.0)
+    # The target comes first: nodes of the new size launch into it.
+    assert aws.decisions[0].actions == (SetGroup(target=Target(reservation_ids=(OWNED,))), SetGroup(desired=3))
 
 
 def test_nodes_that_the_owned_reservation_has_no_room_for_are_rented_and_metered_so() -> None:
