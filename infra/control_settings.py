@@ -104,7 +104,6 @@ def control_settings(
         by_type = prices.setdefault(alternate.purchase, {})
         by_type[alternate.instance_type] = max(alternate.price.usd, by_type.get(alternate.instance_type, 0.0))
     plan, purchase, block = settings.plan, settings.plan.purchase, settings.plan.purchase.capacity_block
-    cost, hours = plan.cost_usd.breakdown, plan.hours.expected
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
     control = ControllerSettings(
@@ -124,10 +123,8 @@ def control_settings(
         node_count=plan.node_count,
         min_nodes=settings.min_nodes,
         prices=prices,
-        volume_usd_per_node_hour=_rate(cost.volumes, hours * plan.node_count),
-        fixed_usd_per_hour=_rate(cost.storage + cost.transfer + cost.head_node, hours)
-        + (CLUSTER_USD_PER_HOUR if settings.platform == "eks" else 0.0)
-        + (NAT_USD_PER_HOUR if settings.nat else 0.0),
+        volume_usd_per_node_hour=_rate(plan.cost_usd.breakdown.volumes, plan.hours.expected * plan.node_count),
+        fixed_usd_per_hour=fixed_usd_per_hour(plan, eks=settings.platform == "eks", nat=settings.nat),
         reserved_nodes=plan.node_count if makes_reservation else 0,
         ceiling_usd=settings.ceiling_usd,
         gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
@@ -159,6 +156,13 @@ def control_settings(
 def variable_text(control: ControllerSettings) -> str:
     """Text of the function's variable."""
     return json.dumps(to_json(control), separators=(",", ":"))
+
+
+def fixed_usd_per_hour(plan: FleetPlan, *, eks: bool, nat: bool) -> float:
+    """Return what the stack costs without a node, USD an hour."""
+    cost = plan.cost_usd.breakdown
+    stack = _rate(cost.storage + cost.transfer + cost.head_node, plan.hours.expected)
+    return stack + (CLUSTER_USD_PER_HOUR if eks else 0.0) + (NAT_USD_PER_HOUR if nat else 0.0)
 
 
 def _rate(usd: float, hours: float) -> float:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,14 @@ from optimizer.commands.stack.file import (
     ZONE_KEY,
     StackFile,
     check_name,
+    follow_policy,
     only_stack,
     read_stack,
     resolve_names,
 )
 from optimizer.commands.stack_paths import stack_path
 from optimizer.commands.wheels import WHEELS_KEY
+from optimizer.economics.rest import forecast_rest
 from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.plan import FleetPlan
 
@@ -279,16 +282,23 @@ def _show(
     """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
     from optimizer.catalog.region_transfer import transfer_price
 
+    old, plan = follow_policy(source.plan, source.config), follow_policy(plan, config)
     # The next checkpoint may be larger than what lies there now.
     if carried.gib < source.plan.job.checkpoint_gib:
         missing = round((source.plan.job.checkpoint_gib - carried.gib) * 2**30)
         carried = replace(carried, objects={**carried.objects, "": missing})
-    cost = price_handover(source.plan, plan, carried)
+    cost = price_handover(old, plan, carried)
     price = transfer_price(source.plan.region, plan.region)
     left = 1 - min(1.0, (carried.step or 0) / plan.job.steps)
     spent = state.spent_usd if state else 0.0
     ceiling = float(config.get("gpufleet:ceilingUsd") or 0) or plan.job.budget_usd
-    rest = left * plan.cost_usd.expected
+    left_hours = None
+    if state and plan.job.deadline_hours:
+        # Without a tick since, the state's time is the newest that is known of the run.
+        spent_hours = (state.updated_at - state.run_started_at) / timedelta(hours=1)
+        left_hours = plan.job.deadline_hours - spent_hours - cost.hours
+    hours_left, usd_left = forecast_rest(plan, left, left_hours=left_hours)
+    rest = usd_left.expected
     click.echo(
         f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {name} in {plan.region}, "
         f"{plan.fleet}\n"
@@ -297,7 +307,7 @@ def _show(
         f"({price.usd_per_gb:g} USD a GB; {price.source}, {price.as_of})\n"
         f"start   about {cost.start_hours * 60:,.0f} min, {cost.start_usd:,.2f} USD of the new nodes\n"
         f"in all  {cost.hours * 60:,.0f} min without training, {cost.usd:,.2f} USD; a wait for capacity comes on top\n"
-        f"left    {left:.0%} of the steps, expected {left * plan.hours.expected:,.1f} h and {rest:,.2f} USD there\n"
+        f"left    {left:.0%} of the steps, expected {hours_left.expected:,.1f} h and {rest:,.2f} USD there\n"
         f"meter   {spent:,.2f} USD spent" + (f", of a ceiling of {ceiling:,.2f}" if ceiling else ", no ceiling")
     )
     if ceiling and spent + cost.usd + rest > ceiling:

@@ -21,10 +21,10 @@ from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import write_table
-from optimizer.commands.stack.file import check_name, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, check_name, follow_policy, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, PolicyOutlook
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
@@ -37,16 +37,20 @@ AGAIN = timedelta(minutes=30)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """A region's stack; all of them train the same job."""
+    """A region's stack; all of them train the same job.
+
+    ``own`` is the plan under the stack's spot policy; ``idle_usd_per_hour`` is what it costs without nodes.
+    """
 
     stack: str
     plan: FleetPlan
+    own: FleetPlan
+    idle_usd_per_hour: float
 
     @property
-    def idle_usd_per_hour(self) -> float:
-        """Cost of the stack without nodes, as its controller meters it."""
-        cost = self.plan.cost_usd.breakdown
-        return (cost.storage + cost.transfer + cost.head_node) / self.plan.hours.expected
+    def planned(self) -> FleetPlan | PolicyOutlook:
+        """Hours and dollars under the stack's spot policy."""
+        return self.own.spot_policy or self.own
 
 
 @dataclass(kw_only=True, slots=True)
@@ -212,23 +216,26 @@ class _Watcher:
         from optimizer.aws.copying import COPIES
         from optimizer.catalog import load
         from optimizer.economics.moving import Rest, choose_region, price_move
+        from optimizer.economics.rest import forecast_rest
 
-        left, old, catalog = 1 - state.progress, self.current.plan, load()
+        left, catalog, job = 1 - state.progress, load(), self.current.plan.job
+        old, left_hours = self.current.own, None
+        if job.deadline_hours is not None:
+            left_hours = job.deadline_hours - (now - state.run_started_at) / timedelta(hours=1)
         rests = {}
         for side in self.regions.sides:
             refused_at = self.regions.refused.get(side.stack)
             if side is self.current or (refused_at and now - refused_at < AGAIN):
                 continue
-            gib = old.job.checkpoint_gib if state.progress else 0.0
-            move = price_move(catalog, old, side.plan, gib=gib, writes=0, copies=COPIES, running=False)
-            rests[side.stack] = Rest(
-                move=move, usd=left * side.plan.cost_usd.expected, hours_p95=left * side.plan.hours.p95
-            )
-        ceiling, deadline = state.ceiling_usd, old.job.deadline_hours
+            gib, new = job.checkpoint_gib if state.progress else 0.0, side.own
+            move = price_move(catalog, old, new, gib=gib, writes=0, copies=COPIES, running=False)
+            hours, usd = forecast_rest(new, left, left_hours=None if left_hours is None else left_hours - move.hours)
+            rests[side.stack] = Rest(move=move, usd=usd.expected, hours_p95=hours.p95)
+        ceiling = state.ceiling_usd
         chosen = choose_region(
             rests,
             left_usd=None if ceiling is None else ceiling - state.spent_usd,
-            left_hours=None if deadline is None else deadline - (now - state.run_started_at) / timedelta(hours=1),
+            left_hours=left_hours,
         )
         return next((side for side in self.regions.sides if side.stack == chosen), None)
 
@@ -253,7 +260,7 @@ def choose_plans(
         InvalidInputError: a region is unknown, or a stack's plan is of another job.
         GpufleetError: no region has a plan; the error is the last one's.
     """
-    from infra.control_settings import job_id
+    from infra.control_settings import fixed_usd_per_hour, job_id
     from optimizer.catalog import load
     from optimizer.request import read_request_file
 
@@ -261,7 +268,8 @@ def choose_plans(
     for region in regions:
         catalog.check_region(region)
         check_name(f"{base}-{region}")
-    plans = {region: plan for region in regions if (plan := _kept_plan(f"{base}-{region}", directory))}
+    kept = {region: file for region in regions if (file := _kept(f"{base}-{region}", directory))}
+    plans = {region: file.plan for region, file in kept.items()}
     if not plans:
         flags = [word for region in regions for word in ("--region", region)]
         answer = run_recommend(request, directory / f"plans.{base}.json", refresh, *flags)
@@ -281,14 +289,14 @@ def choose_plans(
             data_region = locate_data(config, region)
             # The answer for all regions was shown.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                kept = recommend_in(
+                answer = recommend_in(
                     region, document, data_region, f"{base}-{region}", directory, refresh, "--global-batch", str(batch)
                 )
         except GpufleetError as error:
             left_out.append(error)
             click.echo(f"note: {region} is left out: {error}", err=True)
             continue
-        plans[region] = read_plan_argument(kept, 1)
+        plans[region] = read_plan_argument(answer, 1)
     if not plans:
         raise left_out[-1]
     if len({job_id(plan) for plan in plans.values()}) > 1:
@@ -297,15 +305,21 @@ def choose_plans(
             why="one checkpoint and one meter go from stack to stack",
             next_step="another --stack NAME, or gpufleet stack set for those that differ",
         )
-    sides = [Side(stack=f"{base}-{region}", plan=plan) for region, plan in plans.items()]
-    return sorted(sides, key=lambda side: side.plan.cost_usd.expected)
+    sides = []
+    for region, plan in plans.items():
+        settings = {**(kept[region].config if region in kept else {}), **config}
+        nat = str(settings.get("gpufleet:nat")).lower() == "true"
+        idle = fixed_usd_per_hour(plan, eks=settings.get("gpufleet:platform") == "eks", nat=nat)
+        own = follow_policy(plan, settings)
+        sides.append(Side(stack=f"{base}-{region}", plan=plan, own=own, idle_usd_per_hour=idle))
+    return sorted(sides, key=lambda side: side.planned.cost_usd.expected)
 
 
-def _kept_plan(stack: str, directory: Path) -> FleetPlan | None:
+def _kept(stack: str, directory: Path) -> StackFile | None:
     if not stack_path(directory, stack).exists():
         return None
     try:
-        return read_stack(stack, directory).plan
+        return read_stack(stack, directory)
     except InvalidInputError:
         return None  # `stack set` says what is wrong with the file
 
@@ -316,9 +330,9 @@ def show(sides: Sequence[Side]) -> None:
         {
             "region": side.plan.region,
             "fleet": side.plan.fleet,
-            "hours": round(side.plan.hours.expected, 1),
-            "usd": round(side.plan.cost_usd.expected, 2),
-            "p95": round(side.plan.cost_usd.p95, 2),
+            "hours": round(side.planned.hours.expected, 1),
+            "usd": round(side.planned.cost_usd.expected, 2),
+            "p95": round(side.planned.cost_usd.p95, 2),
             "idle": round(side.idle_usd_per_hour, 3),
         }
         for side in sides

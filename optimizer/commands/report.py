@@ -116,7 +116,7 @@ def _read_stack(
     from bootstrap.contract.ledger import LedgerError
     from optimizer.aws import clients
     from optimizer.aws.progress import read_ledger_lines
-    from optimizer.commands.stack.file import read_stack, resolve_names
+    from optimizer.commands.stack.file import follow_policy, read_stack, resolve_names
     from optimizer.commands.status import headline
     from optimizer.commands.status.forecast import forecast, notices
     from optimizer.commands.status.measures import compare
@@ -125,20 +125,20 @@ def _read_stack(
 
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
-    reading = read(names, now)
+    reading, plan = read(names, now), follow_policy(file.plan, file.config)
     lines = _lines(ledger)
     if ledger is None:
         s3 = clients.s3(names.region)
         lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), [])
-    ahead = forecast(file.plan, reading)
-    words = [*headline(file.plan, reading), *notices(file.plan, ahead, stack)]
+    ahead = forecast(plan, reading)
+    words = [*headline(plan, reading), *notices(plan, ahead, stack)]
     words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
-    measures = compare(file.plan, reading, ahead)
+    measures = compare(plan, reading, ahead)
     try:
-        run = read_run(file.plan, lines, losses=_lines(metrics), words=words, measures=measures)
+        run = read_run(plan, lines, losses=_lines(metrics), words=words, measures=measures)
     except LedgerError as error:
         words.append(f"the ledger cannot be used: {error}")
-        run = read_run(file.plan, [], losses=_lines(metrics), words=words, measures=measures)
+        run = read_run(plan, [], losses=_lines(metrics), words=words, measures=measures)
     return file.plan, run
 
 

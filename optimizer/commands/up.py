@@ -15,7 +15,7 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import require_pulumi
-from optimizer.commands.stack.file import check_name, only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import check_name, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
@@ -104,7 +104,7 @@ def command(
     plan = read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
-        _ask(plan, name, again)
+        _ask(follow_policy(plan, config_given), name, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     if follow:
@@ -163,10 +163,11 @@ def _is_plan(source: str) -> bool:
 def _ask(plan: FleetPlan, stack: str, again: str) -> None:
     require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
+    planned = plan.spot_policy or plan
     click.echo(
         f"\nstack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "
-        f"{plan.hours.expected:,.1f} h and {plan.cost_usd.expected:,.2f} USD "
-        f"(95th percentile {plan.hours.p95:,.1f} h, {plan.cost_usd.p95:,.2f} USD){limit}"
+        f"{planned.hours.expected:,.1f} h and {planned.cost_usd.expected:,.2f} USD "
+        f"(95th percentile {planned.hours.p95:,.1f} h, {planned.cost_usd.p95:,.2f} USD){limit}"
     )
     confirm("Stand it up?", nothing_was="created", next_step=f"{again} takes the same plan")
 

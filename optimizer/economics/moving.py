@@ -40,8 +40,9 @@ def price_move(
 ) -> MoveCost:
     """Price the move of ``gib``, written by ``writes`` requests of S3, ``copies`` at a time.
 
-    Nodes of ``old``, where they are ``running``, are paid while they save, those of ``new`` while they boot, copy data
-    and load. A copy inside S3 is taken to be as fast as a GET; nobody measured one between regions.
+    The plans' ``spot_policy`` is what their stacks carry out. Nodes of ``old``, where they are ``running``, are paid
+    while they save, those of ``new`` while they boot, copy data and load. A copy inside S3 is taken to be as fast as a
+    GET; nobody measured one between regions.
     """
     drain_hours = old.terminate_timeout_s / 3600 if running else 0.0
     start_hours = RESTART_HOURS + (new.staging.node_hours if new.staging else 0.0)
@@ -58,7 +59,8 @@ def price_move(
 
 def _usd_per_hour(plan: FleetPlan) -> float:
     """Mean cost of a running hour."""
-    return plan.cost_usd.expected / plan.hours.expected
+    planned = plan.spot_policy or plan
+    return planned.cost_usd.expected / planned.hours.expected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Hours and dollars of a spot plan under the policies that its stack can carry out, and the policy to take.
+"""Hours and dollars of a spot plan, or of its rest, under the policies that its stack can carry out.
 
 ``fallback`` has a closed form, which the plan's own hours and dollars are of. ``adaptive`` is simulated: the
 controller's own decisions (bootstrap/contract/pool_policy.py) over one pool with the plan's reclaims and waits.
@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Delays, Mode, one_group_delays
+from bootstrap.contract.pool_policy import Delays, Event, Mode, one_group_delays
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
@@ -52,6 +52,7 @@ class ExponentialRun(ZoneRun):
         spot_price: of an hour; on-demand's is 1.
         reclaims_per_hour, wait_hours: means of the pool, which has its usual chance of capacity at the start.
         survivors: share of the nodes that are paid while the group asks for a reclaimed one.
+        mode: nodes that work at the start.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ExponentialRun(ZoneRun):
         reclaims_per_hour: float,
         wait_hours: float,
         survivors: float,
+        mode: Mode,
     ) -> None:
         losses = [random.uniform(0, job.checkpoint_hours) for _ in range(16)]
         launching = Launching(try_hours=delays.try_hours)
@@ -75,7 +77,11 @@ class ExponentialRun(ZoneRun):
         self._random, self._means = random, (wait_hours, 1 / reclaims_per_hour if reclaims_per_hour else math.inf)
         self._ending_hours = 0.0
         usual = 1 / (1 + reclaims_per_hour * wait_hours)
-        self._has = random.random() < usual
+        self._has = random.random() < usual or mode is Mode.SPOT
+        self.mode = mode
+        if mode is Mode.SPOT:
+            self.pool = 0
+            policy.note(Event.CAME, 0, 0.0)
         self._until_hours = self._lost_hours = 0.0
         self._draw_end()
 
@@ -142,12 +148,11 @@ class ExponentialRun(ZoneRun):
 def price_policies(plan: FleetPlan) -> PolicyOutlook | None:
     """Price a plan's policies and choose one; None for a plan without a choice.
 
-    Both policies are played with the same random numbers, and their difference is added to the closed form. Adaptive is
-    taken unless it is dearer by more than MOST_DEARER, or its 95th percentiles break the plan's deadline or budget.
+    Adaptive is taken unless it is dearer by more than MOST_DEARER, or its 95th percentiles break the plan's deadline or
+    budget.
     """
-    job, own, prices = plan.job, (plan.instance_type, plan.region), plan.node_prices_usd_per_hour
-    spot_usd, on_demand_usd = prices.get(NodeItem("spot", *own)), prices.get(NodeItem("on-demand", *own))
-    if plan.purchase.fallback != "on-demand" or job.deadline_hours is None or spot_usd is None or not on_demand_usd:
+    job = plan.job
+    if _prices(plan) is None or job.deadline_hours is None:
         return None
     falls_back = PolicyOutlook(
         policy="fallback",
@@ -156,36 +161,82 @@ def price_policies(plan: FleetPlan) -> PolicyOutlook | None:
         expected_usd={"fallback": plan.cost_usd.expected},
         source="closed form (docs/economics.md)",
     )
-    share = spot_usd / on_demand_usd
-    before, after = (play_runs(plan, share, ZONE_POLICIES[name]) for name in ("fallback", "adaptive_one_group"))
-    if not before:
+    adaptive = price_adaptive(plan)
+    if adaptive is None:
         return falls_back
-    # Volumes, storage, endpoints and the controller are paid by the hour of the run.
-    beside_usd = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
-
-    def dollars(runs: list[ExponentialRun]) -> list[float]:
-        return [run.cost * on_demand_usd * plan.node_count + beside_usd * run.elapsed_hours for run in runs]
-
-    hours = _shifted([run.elapsed_hours for run in before], [run.elapsed_hours for run in after], plan.hours.expected)
-    usd = _shifted(dollars(before), dollars(after), plan.cost_usd.expected)
-    error_usd = stdev(map(sub, dollars(after), dollars(before))) / math.sqrt(RUNS)
-    on_demand_hours = sum(run.on_demand_hours for run in after)
-    expected_usd = {**falls_back.expected_usd, "adaptive": cents(fmean(usd))}
-    # Nothing tells how sure the waits are: a run that gets no spot nodes stays the bound.
-    adaptive = PolicyOutlook(
-        policy="adaptive",
-        hours=_spread(hours, rounded, plan.hours.p95),
-        cost_usd=_spread(usd, cents, plan.cost_usd.p95),
-        expected_usd=expected_usd,
-        on_demand_share=rounded(on_demand_hours / sum(run.on_demand_hours + run.spot_hours for run in after)),
-        source=f"{RUNS} simulated runs, standard error {error_usd:.2f} USD",
-    )
     dearer = adaptive.cost_usd.p95 > plan.cost_usd.p95
     over = dearer and job.budget_usd is not None and adaptive.cost_usd.p95 + plan.reserve_usd > job.budget_usd
     keeps = adaptive.hours.p95 <= job.deadline_hours and not over
     if keeps and adaptive.cost_usd.expected <= (1 + MOST_DEARER) * plan.cost_usd.expected:
         return adaptive
-    return falls_back.model_copy(update={"expected_usd": expected_usd})
+    return falls_back.model_copy(update={"expected_usd": adaptive.expected_usd})
+
+
+def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
+    """Price the adaptive policy; None for a plan that cannot have it, or has no time for a launch.
+
+    It and fallback are played with the same random numbers, and their difference is added to the closed form.
+    """
+    prices = _prices(plan)
+    if prices is None or plan.job.deadline_hours is None or least_hours(plan) > plan.job.deadline_hours:
+        return None
+    before, after = (play_runs(plan, prices, ZONE_POLICIES[name]) for name in ("fallback", "adaptive_one_group"))
+    hours = _shifted([run.elapsed_hours for run in before], [run.elapsed_hours for run in after], plan.hours.expected)
+    dollars_before, dollars_after = _dollars(plan, prices, before), _dollars(plan, prices, after)
+    usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
+    error_usd = stdev(map(sub, dollars_after, dollars_before)) / math.sqrt(RUNS)
+    on_demand_hours = sum(run.on_demand_hours for run in after)
+    # Nothing tells how sure the waits are: a run that gets no spot nodes stays the bound.
+    return PolicyOutlook(
+        policy="adaptive",
+        hours=_spread(hours, rounded, plan.hours.p95),
+        cost_usd=_spread(usd, cents, plan.cost_usd.p95),
+        expected_usd={"fallback": plan.cost_usd.expected, "adaptive": cents(fmean(usd))},
+        on_demand_share=rounded(on_demand_hours / sum(run.on_demand_hours + run.spot_hours for run in after)),
+        source=f"{RUNS} simulated runs, standard error {error_usd:.2f} USD",
+    )
+
+
+def price_rest(
+    plan: FleetPlan,
+    share: float,
+    *,
+    left_hours: float | None = None,
+    slower: float | None = None,
+    mode: Mode = Mode.IDLE,
+) -> tuple[Spread, Spread]:
+    """Return hours and USD of the rest of a run under adaptive, from 40 simulated runs.
+
+    Args:
+        plan: spot with a fallback and a deadline.
+        share: of the steps.
+        left_hours: until the deadline; the whole deadline by default.
+        slower: measured step time over the plan's; without it the estimate's error stays.
+        mode: nodes that work now.
+    """
+    prices = _prices(plan)
+    assert prices is not None
+    policy = ZONE_POLICIES["adaptive_one_group"]
+    runs = play_runs(plan, prices, policy, share=share, left_hours=left_hours, slower=slower, mode=mode)
+    return (
+        _spread([run.elapsed_hours for run in runs], rounded, 0.0),
+        _spread(_dollars(plan, prices, runs), cents, 0.0),
+    )
+
+
+def _prices(plan: FleetPlan) -> tuple[float, float] | None:
+    """Return USD an hour of a spot and of an on-demand node; None for a plan without a choice."""
+    own, prices = (plan.instance_type, plan.region), plan.node_prices_usd_per_hour
+    spot_usd, on_demand_usd = prices.get(NodeItem("spot", *own)), prices.get(NodeItem("on-demand", *own))
+    if plan.purchase.fallback != "on-demand" or spot_usd is None or not on_demand_usd:
+        return None
+    return spot_usd, on_demand_usd
+
+
+def _dollars(plan: FleetPlan, prices: tuple[float, float], runs: list[ExponentialRun]) -> list[float]:
+    # Volumes, storage, endpoints and the controller are paid by the hour of the run.
+    beside_usd = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
+    return [run.cost * prices[1] * plan.node_count + beside_usd * run.elapsed_hours for run in runs]
 
 
 def _shifted(before: list[float], after: list[float], known: float) -> list[float]:
@@ -200,24 +251,42 @@ def _spread(values: list[float], round_value: Callable[[float], float], least_p9
     return Spread(expected=round_value(expected), p50=round_value(p50), p95=round_value(max(p95, expected, least_p95)))
 
 
-def play_runs(plan: FleetPlan, spot_price: float, new_policy: Callable[[int, Job], ZonePolicy]) -> list[ExponentialRun]:
-    """Play a policy in RUNS runs of a plan; none where the deadline leaves no time for a launch.
-
-    The price of the spot nodes is a share of on-demand's.
-    """
-    fleets, nodes, deadline = fleets_of(plan), plan.node_count, plan.job.deadline_hours
-    assert deadline is not None
-    # The controller counts with the fastest on-demand place's hours at p95.
+def least_hours(plan: FleetPlan, share: float = 1.0) -> float:
+    """Return the hours that the controller keeps for a share of the work and a launch."""
+    # It counts with the fastest on-demand place's hours at p95.
     demand = (alternate.hours.p95 for alternate in plan.alternates if alternate.purchase == "on-demand")
-    believed_hours = min([plan.hours.p95, *demand])
+    return share * min([plan.hours.p95, *demand]) + _restart_hours(plan)
+
+
+def _restart_hours(plan: FleetPlan) -> float:
+    return RESTART_HOURS + (plan.staging.node_hours if plan.staging else 0.0)
+
+
+def play_runs(
+    plan: FleetPlan,
+    prices: tuple[float, float],
+    new_policy: Callable[[int, Job], ZonePolicy],
+    *,
+    share: float = 1.0,
+    left_hours: float | None = None,
+    slower: float | None = None,
+    mode: Mode = Mode.IDLE,
+) -> list[ExponentialRun]:
+    """Play a policy in RUNS runs of a plan, or of its rest as in ``price_rest``.
+
+    ``prices`` are of a spot and of an on-demand node. A deadline without time for a launch is moved until it has.
+    """
+    fleets, nodes, restart_hours = fleets_of(plan), plan.node_count, _restart_hours(plan)
+    fleets = replace(fleets, train_hours=share * (slower or 1.0) * fleets.train_hours)
     spot_nodes = fleets.spot_nodes
     reclaims, waits = float(gang_reclaims(spot_nodes)[0]), float(gang_waits(spot_nodes)[0])
     # Hardware failures and checkpoints, without a reclaim.
     safe = predict_outcome(replace(fleets, spot_nodes=column(0), fallback=np.array([False]), log_error=column(0.0)))
-    restart_hours = RESTART_HOURS + float(np.ravel(fleets.staging_hours)[0])
     work_hours = float(safe.hours_expected[0]) - restart_hours
-    if not 0 < believed_hours + restart_hours <= deadline:
-        return []
+    least = least_hours(plan, share)
+    deadline_hours = plan.job.deadline_hours if left_hours is None else left_hours
+    assert deadline_hours is not None
+    believed_hours = least - restart_hours
     interval_hours = plan.interruption.checkpoint_interval_s / 3600
     staging_s = limit_s(plan.staging.node_hours * 3600) if plan.staging else 0
     delays = one_group_delays(
@@ -225,18 +294,20 @@ def play_runs(plan: FleetPlan, spot_price: float, new_policy: Callable[[int, Job
         gang_window_s=60 * DEFAULT_GANG_WINDOW_MINUTES + staging_s,
         lost_bound_hours=interval_hours,
     )
-    base = plan.purchase.on_demand_base
+    base, spot_price = plan.purchase.on_demand_base, prices[0] / prices[1]
     price = (base + (nodes - base) * spot_price) / nodes
     job = Job(
         work_hours=believed_hours,
-        deadline_hours=deadline,
+        deadline_hours=max(deadline_hours, least),
         price_ratio=1 / price,
         restart_hours=restart_hours,
         checkpoint_hours=interval_hours,
     )
+    # A measured speed has no error.
+    log_error = float(fleets.log_error[0]) if slower is None else 0.0
     runs = []
     for number in range(RUNS):
-        error = math.exp(float(fleets.log_error[0]) * NormalDist().inv_cdf((number + 0.5) / RUNS))
+        error = math.exp(log_error * NormalDist().inv_cdf((number + 0.5) / RUNS))
         run = ExponentialRun(
             job,
             delays,
@@ -247,6 +318,7 @@ def play_runs(plan: FleetPlan, spot_price: float, new_policy: Callable[[int, Job
             reclaims_per_hour=float(fleets.spot_rate[0]) * reclaims,
             wait_hours=float(fleets.spot_wait_hours[0]) * waits / reclaims,
             survivors=(nodes - 1) / nodes,
+            mode=mode,
         )
         run.work = work_hours * error
         run.play()

@@ -97,6 +97,17 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
     return StackFile(stack=stack, path=path, plan=plan, config=config)
 
 
+def follow_policy(plan: FleetPlan, config: Mapping[str, Any]) -> FleetPlan:
+    """Return the plan with ``spot_policy`` as the stack's configuration has it; None for the plan's own numbers."""
+    if config.get(POLICY_KEY) != "adaptive":
+        return plan.model_copy(update={"spot_policy": None})
+    if plan.spot_policy and plan.spot_policy.policy == "adaptive":
+        return plan
+    from optimizer.economics.policy_outlook import price_adaptive  # numpy takes a fifth of a second
+
+    return plan.model_copy(update={"spot_policy": price_adaptive(plan)})
+
+
 def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
     """Set plan, region and the spot price's zone; keep all else, comments too; return the old configuration.
 

@@ -17,7 +17,7 @@ from bootstrap.contract.codec import to_json
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import IMAGE_KEY, StackFile, only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import IMAGE_KEY, StackFile, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
@@ -75,24 +75,25 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
+    plan = follow_policy(file.plan, file.config)
     if watch_s is not None and output_format == "table":
         from optimizer.commands.status.live import watch
 
         with suppress(KeyboardInterrupt):
-            watch(file.plan, stack, lambda: read(names, datetime.now(UTC)), watch_s, live=sys.stdout.isatty())
+            watch(plan, stack, lambda: read(names, datetime.now(UTC)), watch_s, live=sys.stdout.isatty())
         return
     while True:
         with patience("reading the stack"):
             reading = read(names, datetime.now(UTC), image_id(file))
-        ahead = forecast(file.plan, reading)
-        measures = compare(file.plan, reading, ahead)
-        told = [*notices(file.plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]
+        ahead = forecast(plan, reading)
+        measures = compare(plan, reading, ahead)
+        told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]
         if output_format == "json":
-            write_json(as_json(names, file.plan, reading, measures, ahead) | {"notices": told})
+            write_json(as_json(names, plan, reading, measures, ahead) | {"notices": told})
         elif output_format == "csv":
             write_csv(measures, list(MEASURES))
         else:
-            _write_tables(file.plan, reading, measures, told)
+            _write_tables(plan, reading, measures, told)
         for part, reason in reading.unread.items():
             click.echo(f"note: {part} cannot be read: {reason}", err=True)
         if watch_s is None:

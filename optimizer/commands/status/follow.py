@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from bootstrap.contract.state import ENDED
-from optimizer.commands.stack.file import StackFile
+from optimizer.commands.stack.file import StackFile, follow_policy
 from optimizer.commands.status.live import watch
 from optimizer.commands.status.reading import Reading, read
 
@@ -30,7 +30,12 @@ def follow(
         return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
 
     last = watch(
-        file.plan, file.stack, lambda: read(names, datetime.now(UTC)), POLL_S, live=sys.stdout.isatty(), ended=ended
+        follow_policy(file.plan, file.config),
+        file.stack,
+        lambda: read(names, datetime.now(UTC)),
+        POLL_S,
+        live=sys.stdout.isatty(),
+        ended=ended,
     )
     assert last.state is not None  # ended
     return last.state.phase

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
+from optimizer.economics.rest import forecast_rest
 from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ class Forecast:
     speed_source: str
     hours_left: float
     ends_at: datetime
-    planned_end: datetime | None  # run's beginning and the plan's expected hours
+    planned_end: datetime | None  # run's beginning and the expected hours of its spot policy
     deadline_at: datetime | None
     cost_usd: float | None  # whole run; None without the controller's meter
     ceiling_usd: float | None
@@ -47,35 +49,49 @@ def current_progress(reading: Reading) -> TrainingProgress | None:
 
 
 def forecast(plan: FleetPlan, reading: Reading) -> Forecast | None:
-    """Extrapolate the ledger's speed, else the trainer's first steps; None without either or after the end."""
+    """Extrapolate the ledger's speed, else the trainer's first steps; None without either or after the end.
+
+    An adaptive gang of the plan (``follow_policy``) is simulated on from now, since its nodes change their price.
+    """
     progress, row, state, job = current_progress(reading), reading.measured, reading.state, plan.job
     if progress is None or progress.finished or (state is not None and state.phase not in UP):
         return None
     left = max(0, job.steps - progress.step)
     if progress.steps_per_second:
         step_time_s, source = 1 / progress.steps_per_second, f"ledger, {progress.measured_s / 60:.0f} min"
-        hours = left * step_time_s / 3600
     elif row is not None:
         step_time_s, source = row.measured.step_time_s, f"{row.measured.steps} steps at {utc(row.at)}"
-        # With the plan's share of checkpoints, interruptions and restarts.
-        hours = left * step_time_s / (job.steps * plan.step_time_s) * plan.hours.expected
     else:
         return None
-    ends_at = reading.at + timedelta(hours=hours)
     started = state.run_started_at if state else None
+    deadline_at = started + timedelta(hours=job.deadline_hours) if started and job.deadline_hours else None
+    left_hours = (deadline_at - reading.at) / timedelta(hours=1) if deadline_at else None
+    mode = Mode.IDLE
+    if state and state.complete_since:
+        mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
+    # With the plan's share of checkpoints, interruptions and restarts.
+    hours_left, usd_left = forecast_rest(
+        plan, left / job.steps, left_hours=left_hours, slower=step_time_s / plan.step_time_s, mode=mode
+    )
+    hours, usd_per_hour = hours_left.expected, state.usd_per_hour if state else 0.0
+    if plan.spot_policy and hours:
+        usd_per_hour = usd_left.expected / hours
+    elif progress.steps_per_second:
+        hours = left * step_time_s / 3600
+    ends_at = reading.at + timedelta(hours=hours)
     ceiling = (state.ceiling_usd if state else None) or job.budget_usd
-    cost = state.spent_usd + state.usd_per_hour * hours if state else None
+    cost = state.spent_usd + usd_per_hour * hours if state else None
     ceiling_at = None
-    if state and cost is not None and ceiling is not None and cost > ceiling and state.usd_per_hour > 0:
-        ceiling_at = reading.at + timedelta(hours=max(0.0, ceiling - state.spent_usd) / state.usd_per_hour)
+    if state and cost is not None and ceiling is not None and cost > ceiling and usd_per_hour > 0:
+        ceiling_at = reading.at + timedelta(hours=max(0.0, ceiling - state.spent_usd) / usd_per_hour)
     return Forecast(
         step_time_s=step_time_s,
         step_time_p95_s=plan.step_time_p95_s,
         speed_source=source,
         hours_left=hours,
         ends_at=ends_at,
-        planned_end=started and started + timedelta(hours=plan.hours.expected),
-        deadline_at=started + timedelta(hours=job.deadline_hours) if started and job.deadline_hours else None,
+        planned_end=started and started + timedelta(hours=(plan.spot_policy or plan).hours.expected),
+        deadline_at=deadline_at,
         cost_usd=cost,
         ceiling_usd=ceiling,
         ceiling_at=ceiling_at,
@@ -101,7 +117,9 @@ def notices(plan: FleetPlan, ahead: Forecast | None, stack: str) -> list[str]:
         end += f", {_hours(ahead.deadline_at, ahead.ends_at)} before its deadline"
     lines.append(end)
     if ahead.cost_usd is not None:
-        cost = f"it will cost {ahead.cost_usd:,.2f} USD, planned for {plan.cost_usd.expected:,.2f}"
+        cost = (
+            f"it will cost {ahead.cost_usd:,.2f} USD, planned for {(plan.spot_policy or plan).cost_usd.expected:,.2f}"
+        )
         if ahead.ceiling_at is not None:
             cost += (
                 f", ABOVE its ceiling of {ahead.ceiling_usd:,.2f}: the controller saves a checkpoint and ends the "

@@ -78,7 +78,7 @@ def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> N
 
 def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
     """Lines that hold until a later reading has others."""
-    shown = facts(plan, reading)
+    shown = facts(plan, reading, forecast(plan, reading))
     lines = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
     if reading.state is None and "state" not in reading.unread:
         lines.append("no word from the controller yet")
@@ -104,11 +104,12 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts(plan, reading).items():
+    ahead = forecast(plan, reading)
+    for name, value in facts(plan, reading, ahead).items():
         table.add_row(name, Text(value))
     title = f"{stack}: {plan.fleet} in {plan.region}"
     parts: list[RenderableType] = [Panel(table, title=Text(title), title_align="left")]
-    told = [*notices(plan, forecast(plan, reading), stack), *gpu_notices(reading, stack)]
+    told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack)]
     parts += [Text(line, style="yellow") for line in told]
     parts += [Text(f"{part} cannot be read: {reason}", style="red") for part, reason in reading.unread.items()]
     parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
@@ -116,10 +117,10 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     return Group(*parts)
 
 
-def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
+def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str, str]:
     """Describe a run: phase, decision, nodes, GPUs, steps, speed, loss, dollars, end."""
     state, group, progress = reading.state, reading.group, current_progress(reading)
-    ahead, job = forecast(plan, reading), plan.job
+    job = plan.job
     shown = {"job": job.model}
     if state is not None:
         after = f", then {state.after}" if state.after else ""
@@ -157,7 +158,8 @@ def facts(plan: FleetPlan, reading: Reading) -> dict[str, str]:
             spent = f"{_bar(state.spent_usd / ceiling)} {spent}, ceiling {ceiling:,.2f}"
         shown["spent"] = spent
     if ahead is not None:
-        cost = "" if ahead.cost_usd is None else f", {ahead.cost_usd:,.2f} USD (planned {plan.cost_usd.expected:,.2f})"
+        usd = (plan.spot_policy or plan).cost_usd.expected
+        cost = "" if ahead.cost_usd is None else f", {ahead.cost_usd:,.2f} USD (planned {usd:,.2f})"
         shown["ends"] = f"{utc(ahead.ends_at)}, in {ahead.hours_left:.1f} h{cost}"
     return shown
 

@@ -19,14 +19,14 @@ MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "act
 
 def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[dict[str, Any]]:
     """Compare predicted and actual; None where a value is unknown."""
-    state, job, row = reading.state, plan.job, reading.measured
+    state, job, row, planned = reading.state, plan.job, reading.measured, plan.spot_policy or plan
     progress = current_progress(reading)
     metrics = {name: metric.value for name, metric in reading.metrics.items()}
     speed, speed_note = _speed(plan, progress, row, metrics.get("TokensPerSecond"))
     spent_usd, usd_per_hour, interruptions = (
         (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
     )
-    limits = f"p95 of the plan {plan.cost_usd.p95:,.2f}"
+    limits = f"p95 of the plan {planned.cost_usd.p95:,.2f}"
     if state and state.ceiling_usd is not None:
         limits = f"ceiling {state.ceiling_usd:,.2f}, {limits}"
     arrival = ""
@@ -46,11 +46,11 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         ("peak memory", "GiB", plan.memory.peak_gib, peak_gib, f"limit {plan.memory.limit_gib:.1f}{reserved}"),
         ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the nodes"),
         ("GPU memory", "GiB", plan.memory.peak_gib, metrics.get("GpuMemoryUsedGiB"), "fullest GPU, mean of the nodes"),
-        ("cost per hour", "USD/h", plan.cost_usd.expected / plan.hours.expected, usd_per_hour, "now"),
-        ("hours", "h", plan.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
+        ("cost per hour", "USD/h", planned.cost_usd.expected / planned.hours.expected, usd_per_hour, "now"),
+        ("hours", "h", planned.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
         ("hours left", "h", None, ahead.hours_left if ahead else None, arrival),
         ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
-        ("cost at the end", "USD", plan.cost_usd.expected, ahead.cost_usd if ahead else None, limits),
+        ("cost at the end", "USD", planned.cost_usd.expected, ahead.cost_usd if ahead else None, limits),
         ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
     return [dict(zip(MEASURES, values, strict=True)) for values in rows]

@@ -15,15 +15,19 @@ from botocore.stub import Stubber
 from rich.console import Console
 
 from bootstrap.contract.measured import object_name
+from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
 from optimizer.aws.logs import read_copies
+from optimizer.aws.progress import TrainingProgress
+from optimizer.commands.stack.file import POLICY_KEY, follow_policy
 from optimizer.commands.status import headline
-from optimizer.commands.status.live import changes, page, print_events, watch
+from optimizer.commands.status.forecast import forecast
+from optimizer.commands.status.live import changes, facts, page, print_events, watch
 from optimizer.commands.status.reading import Reading, read
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import DeployedStack, ago
+from tests.unit.optimizer.deployed import DeployedStack, ago, controller_state
 
 
 def write_ledger(deployed: DeployedStack, *, steps_per_s: float = 0.1, done: int = 1000, hours_ago: float = 0) -> None:
@@ -118,6 +122,32 @@ def test_a_run_slower_than_its_p95_gets_a_notice_with_dollars_and_date(
     ends_at = datetime.fromisoformat(ahead["ends_at"])
     ends = (ends_at, ends_at + timedelta(minutes=1))
     assert any(f"training ends at {end:%Y-%m-%d %H:%M}" in out for end in ends)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_an_adaptive_gang_is_forecast_at_the_price_of_its_policy_not_of_its_present_nodes(on_demand: bool) -> None:
+    """On demand now, with 478 h left for 20 hours of work: it goes back to spot."""
+    job = {"steps": 20_000, "samples": 2_560_000, "tokens": 5_242_880_000, "deadline_hours": 480}
+    longer = {"job": job, "hours": {"expected": 45.0, "p50": 44.0, "p95": 52.0}}
+    plan, at = sample_plan(purchase={"fallback": "on-demand", "on_demand_base": 0}, **longer), datetime.now(UTC)
+    present = 45.0 if on_demand else 21.1
+    told = controller_state() | {"complete_since": ago(hours=1.9), "on_demand": on_demand, "usd_per_hour": present}
+    progress = TrainingProgress(
+        step=10_000, saved_step=None, at=at, steps_per_second=1 / 7.2, measured_s=600, finished=False
+    )
+    reading = Reading(at=at, state=read_state(json.dumps(told), "state", lenient=True), progress=progress)
+    for policy in ("fallback", "adaptive"):
+        own = follow_policy(plan, {POLICY_KEY: policy})
+        ahead = forecast(own, reading)
+        assert ahead is not None and ahead.cost_usd is not None
+        usd = (ahead.cost_usd - 44) / ahead.hours_left
+        if policy == "fallback":
+            assert usd == pytest.approx(present) and ahead.hours_left == pytest.approx(20.0)
+            continue
+        # Two spot nodes, and what lies beside the nodes.
+        assert usd == pytest.approx(2 * 10 + 5 / 45, rel=0.1)
+        assert own.spot_policy and headline(own, reading)
+        assert f"planned {own.spot_policy.cost_usd.expected:,.2f}" in facts(own, reading, ahead)["ends"]
 
 
 def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: DeployedStack, gpufleet: Gpufleet) -> None:

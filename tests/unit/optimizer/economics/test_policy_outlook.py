@@ -7,7 +7,10 @@ from statistics import fmean
 
 import pytest
 
+from bootstrap.contract.pool_policy import Mode
+from optimizer.commands.stack.file import POLICY_KEY, follow_policy
 from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
+from optimizer.economics.rest import forecast_rest
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.plan import FleetPlan, NodeItem, read_plan
 from optimizer.search.levers import describe_policies
@@ -32,7 +35,7 @@ def expected(one: FleetPlan, policy: str, deadline_hours: float | None = None) -
     """Compute dollars and hours of the simulation, and runs that miss the deadline."""
     known = one.node_prices_usd_per_hour
     spot, demand = (known[NodeItem(market, one.instance_type, one.region)] for market in ("spot", "on-demand"))
-    runs = play_runs(one, spot / demand, ZONE_POLICIES[policy])
+    runs = play_runs(one, (spot, demand), ZONE_POLICIES[policy])
     assert len(runs) == RUNS
     late = sum(run.elapsed_hours > (deadline_hours or 0) for run in runs)
     return one.node_count * demand * fmean(run.cost for run in runs), fmean(run.elapsed_hours for run in runs), late
@@ -62,6 +65,27 @@ def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> 
         # Only a speed beyond its own 95th percentile misses the deadline.
         assert expected(one, "adaptive_one_group", deadline_hours)[2] <= 0.05 * RUNS
     assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
+
+
+def test_a_rest_costs_what_the_stacks_own_policy_makes_of_the_time_that_is_left() -> None:
+    one = plan("p6-b200.48xlarge", 48.0)
+    adaptive = follow_policy(one.model_copy(update={"spot_policy": None}), {POLICY_KEY: "adaptive"})
+    assert adaptive == one, "priced where the plan's own outlook is missing"
+    fallback = follow_policy(one, {})
+    hours, usd = forecast_rest(fallback, 0.5, slower=1.2)
+    assert (hours.expected, usd.p95) == pytest.approx((0.6 * one.hours.expected, 0.6 * one.cost_usd.p95))
+    assert one.spot_policy and forecast_rest(one, 1.0) == (one.spot_policy.hours, one.spot_policy.cost_usd)
+
+    ample, tight, late = (forecast_rest(one, 0.5, left_hours=left) for left in (150.0, 12.0, 0.5))
+    assert ample[1].expected < tight[1].expected < late[1].expected
+    assert tight[0].p95 <= 12.0 and tight[0].p95 < ample[0].p95
+    demand = one.node_prices_usd_per_hour[NodeItem("on-demand", one.instance_type, one.region)]
+    # Without time to wait the rest is bought on demand; a run that is faster than at p95 gains time for spot.
+    assert late[1].expected / late[0].expected == pytest.approx(one.node_count * demand, rel=0.1)
+    # Nodes that work need no launch, and a measured speed has no error.
+    working = forecast_rest(one, 0.5, left_hours=150.0, slower=1.0, mode=Mode.SPOT)
+    assert working[0].expected < ample[0].expected and working[1].expected < ample[1].expected
+    assert forecast_rest(one, 0.0, left_hours=1.0, mode=Mode.SPOT)[1].p95 == 0
 
 
 def test_a_plan_that_its_policy_makes_cheaper_than_the_first_is_named() -> None:
