@@ -114,10 +114,12 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
         if more <= 0 or saved < _LEAST_SAVING * plan.cost_usd.expected or (best and saved / more <= best[0]):
             continue
         purchase = table.purchases[int(table.purchase[row])]
-        fleet = f"{int(table.fastest.nodes[table.configuration[row]])} x {table.fastest.instance.name}"
+        fleet = (
+            f"{int(table.fastest.nodes[table.configuration[row]])} x {table.fastest.instance.name}, {purchase.in_short}"
+        )
         best = (
             saved / more,
-            f"{short(more)} h more would save {saved:,.0f} USD: {fleet}, {purchase.option} in {purchase.offer.region}, "
+            f"{short(more)} h more would save {saved:,.0f} USD: {fleet} in {purchase.offer.region}, "
             f"cost {usd:,.2f} USD expected (--deadline {needed:g}h; gpufleet what-if has the curve)",
         )
     return [best[1]] if best else []
@@ -159,6 +161,6 @@ def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     return [
         f"--global-batch {batch} instead of {problem.amount.global_batch} would save "
         f"{plan.cost_usd.expected - usd:,.0f} USD: the ranks of {nodes} x {table.fastest.instance.name} divide it; "
-        f"{purchase.option} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
+        f"{purchase.in_short} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
         f"{usd:,.2f} USD expected"
     ]

@@ -58,6 +58,11 @@ class PricedPurchase:
         return price_age.p95_usd_per_hour(price.usd_per_hour, cap, age_days(price.as_of))
 
     @property
+    def in_short(self) -> str:
+        """The option in words: "spot", "reserved and on-demand"."""
+        return f"{self.option} and on-demand" if self.topped_up else self.option
+
+    @property
     def committed(self) -> bool:
         """True for a new one-year commitment."""
         return self.option == "reserved" and self.reservation is None

@@ -124,7 +124,7 @@ def reject_limits(
 def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
     """Reject a purchase of so many nodes, which a quota of the account leaves no room for."""
     instance, region, room = purchase.offer.instance, purchase.offer.region, purchase.room
-    fleet = f"{nodes} x {instance.name} {purchase.option} in {region}"
+    fleet = f"{nodes} x {instance.name} {purchase.in_short} in {region}"
     if room is None:
         reason = f"{fleet}: the quotas of {region} could not be read"
         return Rejection(instance.name, reason, "quota", nodes * instance.vcpus, None)
