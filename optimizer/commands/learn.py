@@ -32,6 +32,7 @@ COLUMNS = {
     "empty_hours": "empty hours",
     "reclaims_per_node_hour": "reclaims/node h",
     "wait_hours": "wait, h",
+    "weight": "weight",
     "first_at": "from",
     "last_at": "to",
     "stack": "stack",
@@ -56,8 +57,8 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
     A stack's controller counts the capacity events of every pool (one instance type in one zone) over all its runs.
     This command reads them from the stack's bucket (s3:GetObject on it, kms:Decrypt on its key) and keeps them beside
     the catalog. recommend then starts from the Spot Advisor's band, which weighs ten events, and counts the pool's own
-    events on top: reclaims per node-hour, and the wait for capacity. A plan's interruption.source names them with their
-    dates. The stack's earlier events are replaced, other stacks' stay.
+    events on top: reclaims per node-hour, and the wait for capacity; after ten days an event weighs half. A plan's
+    interruption.source names them with their dates. The stack's earlier events are replaced, other stacks' stay.
 
     STACK is the only one of the folder by default.
 
@@ -124,8 +125,10 @@ def forget(stack: str | None) -> None:
 
 def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, Any]]:
     """Rows of COLUMNS; the rates are what ``recommend`` takes for a spot pool."""
-    from optimizer.search.purchases import pool_hazard  # numpy takes a fifth of a second
+    from optimizer.economics.interruption import event_weight  # numpy takes a fifth of a second
+    from optimizer.search.purchases import pool_hazard
 
+    now = datetime.now(UTC)
     offers = {(offer.instance.name, offer.region): offer for offer in catalog.offers}
     rows = []
     for pool in pools:
@@ -139,6 +142,7 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
                 "empty_hours": round(events.empty_hours, 2),
                 "reclaims_per_node_hour": hazard and hazard.rate_per_node_hour,
                 "wait_hours": hazard and hazard.wait_hours,
+                "weight": round(event_weight(events, now), 3),
                 "first_at": f"{events.first_at:%Y-%m-%d}",
                 "last_at": f"{events.last_at:%Y-%m-%d}",
                 "stack": pool.stack,

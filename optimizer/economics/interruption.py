@@ -6,12 +6,14 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from bootstrap.contract.adaptive import learned_factor
+from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.hardware import LearnedPool
 from optimizer.performance.types import Floats
@@ -38,6 +40,10 @@ GANG_RECLAIMS = (0.17, 0.43)
 GANG_WAITS = (0.52, 1.0)
 # Largest gang that was measured; at the 95th percentile, the reclaims of more nodes add up.
 _MEASURED_GANG = 16
+
+# Days in which a pool's past events lose half of what they tell of its next ones: the best of 0.5 to 365 over 30 pools,
+# seen for at most 27 days (tests/benchmarks/results/spot_memory_202611.md).
+HALF_LIFE_DAYS = 10.0
 
 # The controller's wait for spot before it buys on demand (bootstrap/controller/phases.py); refusals end it earlier.
 FALLBACK_AFTER_HOURS = DEFAULT_GANG_WINDOW_MINUTES / 60
@@ -126,15 +132,25 @@ def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_
     return Hazard(rate_per_node_hour=rate, wait_hours=measured.wait_hours, source=source)
 
 
-def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool]) -> Hazard:
-    """Update a pool's hazard with the events that the user's own stacks saw in it.
+def event_weight(events: PoolEvents, now: datetime) -> float:
+    """Return what is left at ``now`` of the weight of a pool's events, spread evenly from the first to the last."""
+    first, last = (
+        max((now - at).total_seconds(), 0.0) / 86400 / HALF_LIFE_DAYS for at in (events.first_at, events.last_at)
+    )
+    if first - last < 1e-6:
+        return float(0.5**last)
+    return float(0.5**last - 0.5**first) / ((first - last) * math.log(2))
+
+
+def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool], now: datetime) -> Hazard:
+    """Update a pool's hazard with the events that the user's own stacks saw in it, each by its age.
 
     A gang's reclaims and waits are counted together, so each is compared with those that the prior expects of a gang.
     """
     reclaims = returns = 0
-    hours = empty_hours = expected_reclaims = expected_returns = 0.0
+    hours = empty_hours = kept_reclaims = kept_returns = expected_reclaims = expected_returns = 0.0
     for pool in pools:
-        seen = pool.events
+        seen, weight = pool.events, event_weight(pool.events, now)
         # A drought that lasts has been seen up to its last refusal.
         lasting = (
             (seen.empty_at - seen.empty_since).total_seconds() / 3600 if seen.empty_at and seen.empty_since else 0.0
@@ -144,15 +160,17 @@ def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool]) -> Hazard:
         gang_wait_hours = prior.wait_hours * gang_waits(nodes)[1] / waiting
         reclaims, returns = reclaims + seen.reclaims, returns + seen.returns
         hours, empty_hours = hours + seen.hours, empty_hours + seen.empty_hours + lasting
-        expected_reclaims += prior.rate_per_node_hour * float(running) * seen.hours
-        expected_returns += (seen.empty_hours + lasting) / float(gang_wait_hours)
+        kept_reclaims, kept_returns = kept_reclaims + weight * seen.reclaims, kept_returns + weight * seen.returns
+        expected_reclaims += weight * prior.rate_per_node_hour * float(running) * seen.hours
+        expected_returns += weight * (seen.empty_hours + lasting) / float(gang_wait_hours)
     if not hours and not empty_hours:
         return prior
     stacks = ", ".join(dict.fromkeys(pool.stack for pool in pools))
     first, last = min(pool.events.first_at for pool in pools), max(pool.events.last_at for pool in pools)
     seen_text = f"{reclaims} reclaims in {hours:.0f} h, {returns} returns in {empty_hours:.1f} h without capacity"
     return Hazard(
-        rate_per_node_hour=prior.rate_per_node_hour * float(learned_factor(reclaims, expected_reclaims)),
-        wait_hours=prior.wait_hours / float(learned_factor(returns, expected_returns)),
-        source=f"{prior.source}; learned from stack {stacks}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}",
+        rate_per_node_hour=prior.rate_per_node_hour * float(learned_factor(kept_reclaims, expected_reclaims)),
+        wait_hours=prior.wait_hours / float(learned_factor(kept_returns, expected_returns)),
+        source=f"{prior.source}; learned from stack {stacks}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}, "
+        f"halved every {HALF_LIFE_DAYS:g} days",
     )

@@ -73,7 +73,7 @@ def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
     prior = spot_hazard(
         offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=str(offer.interruption_as_of)
     )
-    return learn_hazard(prior, offer.learned_in(zone_id))
+    return learn_hazard(prior, offer.learned_in(zone_id), datetime.now(UTC))
 
 
 def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = False) -> list[PricedPurchase]:

@@ -13,12 +13,13 @@ from bootstrap.contract.adaptive import LEARNED_FROM
 from optimizer.catalog.snapshot import SHIPPED, learned_file
 from optimizer.economics.interruption import GANG_RECLAIMS, GANG_WAITS
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import DeployedStack, controller_state
+from tests.unit.optimizer.deployed import DeployedStack, ago, controller_state
 
 POOL = "us-east-1/use1-az1/p4d.24xlarge/spot"
+FIRST, LAST = ago(days=23), ago(days=2)
 EVENTS: dict[str, Any] = {
-    "first_at": "2026-11-01T00:00:00Z",
-    "last_at": "2026-11-22T00:00:00Z",
+    "first_at": FIRST,
+    "last_at": LAST,
     "asked": 4,
     "launched": 40,
     "refused": 25,
@@ -41,7 +42,7 @@ def state(tmp_path: Path) -> Path:
     """A copy of a stack's state."""
     path = tmp_path / "state.json"
     other = {**EVENTS, "reclaims": 0, "returns": 0, "node_hours": 0.0, "hours": 0.0, "empty_hours": 0.0}
-    other |= {"empty_since": "2026-11-21T00:00:00Z", "empty_at": "2026-11-21T06:00:00Z"}
+    other |= {"empty_since": ago(hours=72), "empty_at": ago(hours=66)}
     capacity = {POOL: EVENTS, POOL.replace("az1", "az2"): other, POOL.replace("spot", "on-demand"): EVENTS}
     path.write_text(json.dumps(controller_state() | {"capacity": capacity}))
     return path
@@ -65,16 +66,19 @@ def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpuflee
     code, out, err = gpufleet("catalog", "learn", "--from", str(state), "--format", "json")
     assert code == 0 and "written to" in err
     rows = {row["pool"]: row for row in json.loads(out)}
-    # The prior expects so many events of a gang of four, and weighs ten.
+    # The prior expects so many events of a gang of four, and weighs ten; events of two to 23 days weigh 0.46.
     band = -math.log1p(-0.15) / 730
     expected = band * 120 * 4 ** GANG_RECLAIMS[0]
-    own = rows[POOL]
+    own, kept = rows[POOL], rows[POOL]["weight"]
+    assert kept == pytest.approx((2**-0.2 - 2**-2.3) / (2.1 * math.log(2)), abs=1e-3)
     assert own["reclaims_per_node_hour"] == pytest.approx(
-        band * (LEARNED_FROM + 6) / (LEARNED_FROM + expected), rel=2e-3
+        band * (LEARNED_FROM + kept * 6) / (LEARNED_FROM + kept * expected), rel=2e-3
     )
     wait = hazard(prior)["wait_hours"]
     expected = 40 / (wait * 4 ** (GANG_WAITS[0] - GANG_RECLAIMS[0]))
-    assert own["wait_hours"] == pytest.approx(wait * (LEARNED_FROM + expected) / (LEARNED_FROM + 5), rel=1e-3)
+    assert own["wait_hours"] == pytest.approx(
+        wait * (LEARNED_FROM + kept * expected) / (LEARNED_FROM + kept * 5), rel=1e-3
+    )
     assert rows[POOL.replace("spot", "on-demand")]["wait_hours"] is None
     # A drought that lasts counts up to its last refusal.
     assert rows[POOL.replace("az1", "az2")]["wait_hours"] > wait
@@ -82,10 +86,10 @@ def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpuflee
     learned = hazard(answer)
     assert learned["wait_hours"] == pytest.approx(own["wait_hours"], rel=1e-4)
     assert learned["rate"] > hazard(prior)["rate"]
-    seen = f"learned from stack {state}, 2026-11-01 to 2026-11-22: 6 reclaims in 120 h, 5 returns in 40.0 h without"
+    seen = f"learned from stack {state}, {FIRST[:10]} to {LAST[:10]}: 6 reclaims in 120 h, 5 returns in 40.0 h without"
     assert seen in learned["source"] and "Spot Advisor band 10%-15% a month, 2025-07-28" in learned["source"]
     source = answer["catalog"]["sources"][-1]
-    assert (source["name"], source["newest"], source["rows"]) == ("capacity events", "2026-11-22", 3)
+    assert (source["name"], source["newest"], source["rows"]) == ("capacity events", LAST[:10], 3)
     assert answer["plans"][0]["hours"]["expected"] > prior["plans"][0]["hours"]["expected"]
     # The audit works the learned wait out again; a plan with another one disagrees with itself.
     path = tmp_path / "plan.json"

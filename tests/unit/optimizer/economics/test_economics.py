@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootstrap.contract.capacity import PoolEvents
 from optimizer.economics import interruption
 from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, stall_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
 from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
-from tests.benchmarks import spot_gangs
+from tests.benchmarks import spot_gangs, spot_memory
 from tests.benchmarks.spot_zones import RESULTS
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
@@ -151,6 +153,28 @@ def test_a_gang_that_cannot_recover_never_ends() -> None:
     run = predict_outcome(candidates(nodes=64.0, spot_nodes=64.0, spot_rate=4.0, spot_wait_hours=1.0))
     assert np.isinf(run.hours_expected[0])
     assert np.isinf(run.hours_p95[0])
+
+
+def test_events_of_a_pool_weigh_half_after_the_half_life_that_predicts_best() -> None:
+    with (RESULTS / "spot_memory_202611.csv").open(encoding="utf-8") as file:
+        best = {row["events"]: float(row["best_days"]) for row in csv.DictReader(file) if row["family"] == "all"}
+    assert best == {"losses": interruption.HALF_LIFE_DAYS, "returns": interruption.HALF_LIFE_DAYS}
+    # A pool whose events halve their say every ten days, by construction, is found.
+    weights = enumerate(0.5 ** ((np.arange(25) + 1.5) / 10))
+    cases = [(lag, 50.0, 1.0, float((10 + 50 * kept) / (10 + kept)), 1.0) for lag, kept in weights]
+    gains = spot_memory.score(cases * spot_memory.LEAST_CASES)
+    assert max(gains, key=lambda days: gains[days]) == 10
+
+    now = datetime(2026, 11, 24, tzinfo=UTC)
+
+    def weight(first: float, last: float) -> float:
+        begin, end = (now - timedelta(days=days) for days in (first, last))
+        return interruption.event_weight(PoolEvents(first_at=begin, last_at=end, asked=1), now)
+
+    assert weight(10, 10) == pytest.approx(0.5) and weight(365, 365) < 1e-10
+    assert weight(0, -1) == 1, "clocks differ"
+    # Spread evenly: the mean over many moments.
+    assert weight(30, 4) == pytest.approx(np.mean([weight(age, age) for age in np.linspace(4, 30, 2001)]), rel=1e-3)
 
 
 def test_a_gang_breaks_as_the_measured_pools_say() -> None:
