@@ -34,6 +34,8 @@ CODES = {
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
     # The bucket exists, the object does not.
     "no object": "NoSuchKey",
+    # https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_PutParameter.html
+    "exists already": "ParameterAlreadyExists",
     # A conditional write lost: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     "written by another": "PreconditionFailed ConditionalRequestConflict",
 }
@@ -66,6 +68,7 @@ is_not_permitted = _has_code("not permitted")
 is_region_disabled = _has_code("region disabled")
 is_not_found = _has_code("not found")
 is_no_object = _has_code("no object")
+exists_already = _has_code("exists already")
 is_written_by_another = _has_code("written by another")
 _has_fault_code = _has_code("server fault")
 # No request was sent: this machine has no credentials, or its AWS configuration cannot be used.

@@ -180,6 +180,7 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     from optimizer.commands.resume import let_run
 
     state = _settle(names)
+    _carry_parameters(names, target, again)
     carried = find_carried(names)
     if carried.step is None:
         click.echo("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
@@ -217,6 +218,41 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
         f"{source.stack} in {names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
         f"gpufleet down --stack {source.stack}; its checkpoints stay"
     )
+
+
+def _carry_parameters(names: Names, target: Names, again: str) -> None:
+    """Write what the training command may read of the old stack's SSM parameters below the new stack's path.
+
+    Nothing of the run itself is there: its state, counters and images are in the bucket and the configuration.
+    """
+    from optimizer.aws import clients, errors, parameters
+
+    try:
+        found = parameters.read_parameters(clients.ssm(names.region), names.parameter_path)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        click.echo(
+            f"note: parameters below {names.parameter_path} are not carried, {errors.reason(error)}; where the "
+            f"training command reads any, make them below {target.parameter_path} in {target.region}",
+            err=True,
+        )
+        return
+    kept = [one for one in found if one.data_type != parameters.IMAGE_TYPE]
+    for one in found:
+        if one not in kept:
+            click.echo(f"note: parameter {one.name} is left behind: an image is of region {names.region}", err=True)
+    with errors.explained(
+        f"the parameters below {target.parameter_path} in {target.region} cannot be written",
+        why="the training command may read them, so that no node is started without them",
+        next_step=again,
+    ):
+        ssm = clients.ssm(target.region)
+        written = parameters.write_parameters(ssm, target.parameter_path, kept, key_id=target.key_alias)
+    if kept:
+        click.echo(
+            f"parameters below {target.parameter_path}: {len(written)} written, {len(kept) - len(written)} were there"
+        )
 
 
 def _settle(names: Names) -> ControllerState | None:

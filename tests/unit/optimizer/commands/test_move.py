@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from optimizer.commands import deploying, down, handover, move, stop
@@ -56,6 +57,12 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     ((name, old),) = regions.stacks.items()
     began = regions.tick(name).run_started_at
     before, spent = checkpoints(old), old.get("control/state.json")["spent_usd"]
+    here, there = (boto3.client("ssm", region_name=region) for region in (REGION, EUROPE))
+    path = old.names.parameter_path
+    for parameter, kind in (("token", "SecureString"), ("deep/run", "String"), ("own", "String")):
+        here.put_parameter(Name=f"{path}/{parameter}", Value=f"old {parameter}", Type=kind)
+    here.put_parameter(Name=f"{path}-other/token", Value="another stack's", Type="String")
+    there.put_parameter(Name=f"{path}-{EUROPE}/own", Value="set by hand", Type="String")
     assert 61 < spent < 80
     code, out, err = regions.move(EUROPE, name)
     assert code == 0, err
@@ -65,6 +72,15 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     new = regions.stacks[f"{name}-{EUROPE}"]
     assert old.group.nodes == () and checkpoints(old) == before, "nothing of the old side is lost"
     arrived = checkpoints(new)
+    told = there.get_parameters_by_path(Path=new.names.parameter_path, Recursive=True, WithDecryption=True)[
+        "Parameters"
+    ]
+    values = {one["Name"].removeprefix(f"{path}-{EUROPE}/"): (one["Value"], one["Type"]) for one in told}
+    assert values == {
+        "token": ("old token", "SecureString"), "deep/run": ("old deep/run", "String"),
+        "own": ("set by hand", "String"),
+    }  # fmt: skip
+    assert "2 written, 1 were there" in out and "old token" not in out + err
     assert arrived == {key: body for key, body in before.items() if "step-00000500" not in key}
     assert old.get("control/request.json")["moved_to"] == new.names.stack
     state = regions.tick(new.names.stack)
