@@ -19,7 +19,7 @@ from bootstrap.contract.timings import BOOT
 from bootstrap.controller.ends import over_budget
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
-from bootstrap.controller.spot_policy import left_hours, make_policy, view_run
+from bootstrap.controller.spot_policy import buying, left_hours, make_policy, view_run
 
 # No nodes that work are given up for a place that refused less long ago: about a gang's boot.
 _EMPTY = timedelta(minutes=30)
@@ -70,8 +70,8 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
         if not _has_just_refused(state, name) and _is_payable(tick, state, name)
     }
     own = tick.settings.own_place
-    spot = {name: place for name, place in places.items() if place.purchase == "spot"}
-    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
+    spot = buying(places, "spot")
+    demand = buying(ready, "on-demand")
     view = view_run(tick, replace(state, phase="waiting"))
     if tick.settings.adaptive and demand and not may_launch(view):
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
@@ -90,7 +90,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     reason = _why_on_demand(tick, state, view, in_time, worthless=worthless, waited=waited)
     if demand and reason:
         return ChosenPlace(name=_cheapest(tick, state, demand), why=reason)
-    if not any(place.purchase == "on-demand" for place in places.values()):
+    if not buying(places, "on-demand"):
         late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
         if late:
             return ChosenPlace(name=late[0], why="no place is sure to meet the deadline, and this one is the fastest")
@@ -107,16 +107,16 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
         for name, place in places.items()
         if not _is_empty(tick, state, name) and _is_payable(tick, state, name)
     }
-    demand = {name: place for name, place in ready.items() if place.purchase == "on-demand"}
+    demand = buying(ready, "on-demand")
     if view.mode is Mode.SPOT:
         if not (demand and must_buy(view)):
             return None
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
     # On-demand nodes that AWS has refused in this run may not come back.
-    records = [state.pools.get(name) for name, place in places.items() if place.purchase == "on-demand"]
+    records = [state.pools.get(name) for name in buying(places, "on-demand")]
     if any(record and (record.returns or record.empty_at_s) for record in records):
         return None
-    spot = {name: place for name, place in ready.items() if place.purchase == "spot"}
+    spot = buying(ready, "spot")
     leaves = make_policy(tick, state, spot).next_try(view) is not None
     return _best_spot(tick, state, view, spot) if leaves else None
 
@@ -208,7 +208,7 @@ def _best_spot(
         if len(equal) > 1 and state.scores:
             why += f"; {_why_scored(tick, state, best.name)}"
         return ChosenPlace(name=best.name, why=why)
-    if ready and not any(place.purchase == "on-demand" for place in tick.settings.places.values()):
+    if ready and not buying(tick.settings.places, "on-demand"):
         name = min(ready, key=view.prices.__getitem__)
         return ChosenPlace(name=name, why=f"the cheapest spot place that has not just refused, of {len(ready)}")
     return None
@@ -225,8 +225,7 @@ def _why_on_demand(
 ) -> str:
     """Return why on-demand nodes are bought now; empty where waiting for spot is allowed."""
     settings = tick.settings
-    demand = any(place.purchase == "on-demand" for place in settings.places.values())
-    if not demand or settings.places[settings.own_place].purchase == "on-demand":
+    if not buying(settings.places, "on-demand") or settings.places[settings.own_place].purchase == "on-demand":
         return "the cheapest on-demand place that has not just refused"
     if worthless:
         return "on demand, as no spot place is worth its restarts"

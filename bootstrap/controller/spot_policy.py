@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bootstrap.contract.pool_policy import Adaptive, Mode, RunView, one_group_delays
 from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ControllerState
 from bootstrap.contract.timings import TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
 
+def buying(places: Mapping[str, Place], purchase: Lifecycle) -> dict[str, Place]:
+    """Return the places whose nodes are bought so."""
+    return {name: place for name, place in places.items() if place.purchase == purchase}
+
+
 def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     """Build the policy's view; prices are shares of the cheapest on-demand place's, or of the dearest place's."""
     settings, now = tick.settings, tick.now
     places = settings.places
-    demand = [place for place in places.values() if place.purchase == "on-demand"]
+    demand = buying(places, "on-demand").values()
     reference = min((place.usd_per_work_hour for place in demand), default=0.0)
     reference = reference or max(place.usd_per_work_hour for place in places.values()) or 1.0
     elapsed = hours(now - state.run_started_at)

@@ -14,7 +14,7 @@ from bootstrap.contract.measured import FOLDER
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) 
     from optimizer.catalog.snapshot import load
     from optimizer.performance.stack_runs import newest_by_layout, table_text
 
-    name = stack or only_stack(directory)
-    rows = newest_by_layout(_read_rows(name, directory))
+    file = read_stack(stack, directory)
+    name = file.stack
+    rows = newest_by_layout(_read_rows(file))
     instance_types = {instance.name: instance for instance in load().instance_types}
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs.csv"
@@ -147,14 +148,14 @@ def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) 
         return _calibrate(runs, without_shipped, origin=origin, arguments=f"--from-stack --stack {name}")
 
 
-def _read_rows(stack: str, directory: Path) -> list[MeasuredRow]:
+def _read_rows(file: StackFile) -> list[MeasuredRow]:
     """Read all rows of a stack; DataMissingError without one."""
     from optimizer.aws import clients, errors
     from optimizer.aws.measured import read_measured
 
-    names, _ = resolve_names(read_stack(stack, directory))
+    names, _ = resolve_names(file)
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
-    hint = f"gpufleet status --stack {stack} tells what the credentials may read"
+    hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):
         runs = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
     for reason in runs.unread.values():
@@ -163,7 +164,7 @@ def _read_rows(stack: str, directory: Path) -> list[MeasuredRow]:
         raise DataMissingError(
             f"{place} holds no measured run",
             why="the reference trainer writes one after its first steps; code of your own writes none",
-            next_step=f"gpufleet status --stack {stack}; for code of your own: gpufleet calibrate --template",
+            next_step=f"gpufleet status --stack {file.stack}; for code of your own: gpufleet calibrate --template",
         )
     return runs.rows
 

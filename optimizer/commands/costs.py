@@ -13,7 +13,7 @@ import click
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
@@ -74,8 +74,8 @@ def command(stack: str | None, directory: Path, since: datetime | None, untagged
     each further page. Its data are hours to days old; the controller's meter, which enforces the ceiling, is a minute
     old, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
-    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
+    stack = file.stack
     names, _ = resolve_names(file)
     with patience("asking Cost Explorer"):
         bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))

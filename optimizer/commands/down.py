@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.asking import confirm, require_terminal
-from optimizer.commands.handover import others_of_job
+from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
-from optimizer.commands.stack.file import StackFile, only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     --everywhere ends all stacks of gpufleet up --regions, or of a run that moved.
     """
     require_pulumi()
-    file = read_stack(stack or only_stack(directory), directory)
+    file = read_stack(stack, directory)
     running = {one.stack: _running(one) for one in (file, *(others_of_job(file, directory) if everywhere else []))}
     # The stack with the nodes comes last: its meter counts the others until they end.
     files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
@@ -149,17 +149,9 @@ def _save(file: StackFile) -> None:
 
 def _follow_moves(file: StackFile, directory: Path) -> Names | None:
     """Return the stack that counts this one's cost: where its run goes on after moves."""
-    from optimizer.aws import clients, control, errors
-
     found, seen = None, {file.stack}
     while True:
-        names, _ = resolve_names(file)
-        try:
-            request = control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
-        except Exception as error:
-            if not (errors.is_aws_error(error) and errors.is_not_found(error)):
-                raise
-            return found  # never up
+        request = read_asked_if_up(resolve_names(file)[0])
         if request is None or not request.moved_to or request.moved_to in seen:
             return found
         seen.add(request.moved_to)

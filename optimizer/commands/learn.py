@@ -15,7 +15,7 @@ from optimizer.catalog.learned import Learned, LearnedStack, read_learned
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, write_notes, write_rows
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
     if state_file:
         name, place, state = str(state_file), str(state_file.resolve()), _read_file(state_file)
     else:
-        name = stack or only_stack(directory)
-        place, state = _read_stack(name, directory)
+        file = read_stack(stack, directory)
+        name = file.stack
+        place, state = _read_state(file)
     if state is None or not state.capacity:
         raise DataMissingError(
             f"{place} is missing" if state is None else f"{place} holds no capacity events",
@@ -166,13 +167,13 @@ def _read_file(path: Path) -> ControllerState:
         ) from error
 
 
-def _read_stack(stack: str, directory: Path) -> tuple[str, ControllerState | None]:
+def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
     """Read a stack's state, with its place."""
     from optimizer.aws import clients, control, errors
 
-    names, _ = resolve_names(read_stack(stack, directory))
+    names, _ = resolve_names(file)
     place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
-    hint = f"gpufleet status --stack {stack} tells what the credentials may read"
+    hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):
         return place, control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 

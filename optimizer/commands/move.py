@@ -36,7 +36,6 @@ from optimizer.commands.stack.file import (
     StackFile,
     check_name,
     follow_policy,
-    only_stack,
     read_stack,
     resolve_names,
 )
@@ -104,7 +103,7 @@ def command(
     down ends what it costs. Nothing of the old bucket changes. A call that was interrupted goes on when repeated.
     """
     require_pulumi()
-    source = read_stack(stack or only_stack(directory), directory)
+    source = read_stack(stack, directory)
     _check_movable(source, region)
     name = to or _find_target(source, region, directory)
     check_name(name)

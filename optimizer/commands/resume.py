@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import one_stack_options
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.errors import DataMissingError, GpufleetError
 
@@ -32,8 +32,9 @@ def command(stack: str | None, directory: Path) -> None:
     """
     from optimizer.aws import clients, control, errors
 
-    stack = stack or only_stack(directory)
-    names, caller = resolve_names(read_stack(stack, directory))
+    file = read_stack(stack, directory)
+    stack = file.stack
+    names, caller = resolve_names(file)
     s3 = clients.s3(names.region)
     with errors.explained(f"stack {stack} cannot be resumed"):
         request = control.read_request(s3, names.bucket, names.control_prefix)

@@ -11,7 +11,7 @@ import click
 
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.progress import relayed
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.units import parse_hours
 
@@ -74,8 +74,8 @@ def command(stack: str | None, directory: Path, wait: bool, timeout: str | None)
         save = timedelta(hours=parse_hours(timeout)) if timeout else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--timeout") from error
-    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
+    stack = file.stack
     names, caller = resolve_names(file)
     ask(names, caller, "stop")
     if not wait:

@@ -13,7 +13,7 @@ import click
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.units import parse_hours
 
@@ -56,7 +56,7 @@ def command(stack: str | None, directory: Path, rank: int, steps: int, out: Path
         wait = timedelta(hours=parse_hours(timeout))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--timeout") from error
-    file = read_stack(stack or only_stack(directory), directory)
+    file = read_stack(stack, directory)
     ranks = file.plan.node_count * file.plan.node.ranks
     if rank >= ranks:
         raise InvalidInputError(f"rank {rank}", limit=f"0 to {ranks - 1}: the GPUs of the stack's plan")

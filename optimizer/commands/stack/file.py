@@ -50,8 +50,12 @@ def check_name(stack: str, next_step: str = "choose another --stack NAME") -> No
         raise InvalidInputError(str(error), next_step=next_step) from error
 
 
-def read_stack(stack: str, directory: Path) -> StackFile:
-    """Read the configuration that ``gpufleet stack set`` wrote for a stack. Raises as ``read_stack_file``."""
+def read_stack(stack: str | None, directory: Path) -> StackFile:
+    """Read the configuration that ``gpufleet stack set`` wrote for a stack; None: the folder's only one.
+
+    Raises as ``read_stack_file`` and ``only_stack``.
+    """
+    stack = stack or only_stack(directory)
     return read_stack_file(stack_path(directory, stack), stack=stack)
 
 

@@ -17,7 +17,7 @@ from bootstrap.contract.codec import to_json
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import IMAGE_KEY, StackFile, follow_policy, only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import IMAGE_KEY, StackFile, follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
@@ -72,8 +72,8 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     be read is named with the reason, and the rest is shown. CSV has predicted against actual.
     Exit status 4: the stack is not deployed.
     """
-    stack = stack or only_stack(directory)
     file = read_stack(stack, directory)
+    stack = file.stack
     names, _ = resolve_names(file)
     plan = follow_policy(file.plan, file.config)
     if watch_s is not None and output_format == "table":

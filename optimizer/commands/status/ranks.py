@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.commands.stack.file import only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import DataMissingError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def stack_names(stack: str | None, directory: Path) -> Names:
     """Return the names of a stack, by default of the folder's only one."""
-    names, _ = resolve_names(read_stack(stack or only_stack(directory), directory))
+    names, _ = resolve_names(read_stack(stack, directory))
     return names
 
 

@@ -21,8 +21,8 @@ OLD, NEW = (
 @pytest.fixture
 def ssm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stubber]:
     """A stub of each region's client."""
-    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "s"}
-    stubs = {names.region: Stubber(boto3.client("ssm", region_name=names.region, **keys)) for names in (OLD, NEW)}
+    session = boto3.Session(aws_access_key_id="a", aws_secret_access_key="s")
+    stubs = {names.region: Stubber(session.client("ssm", region_name=names.region)) for names in (OLD, NEW)}
     for stub in stubs.values():
         stub.activate()
     monkeypatch.setattr(clients, "ssm", lambda region: stubs[region].client)
