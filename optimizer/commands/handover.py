@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.deploying import deploy, run_recommend
-from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, find_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan
@@ -36,13 +35,12 @@ def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
     """Return the folder's stacks of other regions that train the job of ``file``."""
     from infra.control_settings import job_id
 
-    others = []
-    for name in list_stacks(directory):
-        with suppress(InvalidInputError):  # no plan, so no fleet
-            other = read_stack(name, directory)
-            if other.plan.region != file.plan.region and job_id(other.plan) == job_id(file.plan):
-                others.append(other)
-    return others
+    known = (find_stack(name, directory) for name in list_stacks(directory))
+    return [
+        other
+        for other in known
+        if other and other.plan.region != file.plan.region and job_id(other.plan) == job_id(file.plan)
+    ]
 
 
 def locate_data(config: Mapping[str, Any], region: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -293,9 +293,8 @@ def _show(
     ceiling = float(config.get("gpufleet:ceilingUsd") or 0) or plan.job.budget_usd
     left_hours = None
     if state and plan.job.deadline_hours:
-        # Without a tick since, the state's time is the newest that is known of the run.
-        spent_hours = (state.updated_at - state.run_started_at) / timedelta(hours=1)
-        left_hours = plan.job.deadline_hours - spent_hours - cost.hours
+        ran_hours = (datetime.now(UTC) - state.run_started_at) / timedelta(hours=1)
+        left_hours = plan.job.deadline_hours - ran_hours - cost.hours
     hours_left, usd_left = forecast_rest(plan, left, left_hours=left_hours)
     rest = usd_left.expected
     click.echo(

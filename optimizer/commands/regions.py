@@ -21,7 +21,7 @@ from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import write_table
-from optimizer.commands.stack.file import StackFile, check_name, follow_policy, read_stack, resolve_names
+from optimizer.commands.stack.file import check_name, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.plan import FleetPlan, PolicyOutlook
@@ -268,7 +268,7 @@ def choose_plans(
     for region in regions:
         catalog.check_region(region)
         check_name(f"{base}-{region}")
-    kept = {region: file for region in regions if (file := _kept(f"{base}-{region}", directory))}
+    kept = {region: file for region in regions if (file := find_stack(f"{base}-{region}", directory))}
     plans = {region: file.plan for region, file in kept.items()}
     if not plans:
         flags = [word for region in regions for word in ("--region", region)]
@@ -313,15 +313,6 @@ def choose_plans(
         own = follow_policy(plan, settings)
         sides.append(Side(stack=f"{base}-{region}", plan=plan, own=own, idle_usd_per_hour=idle))
     return sorted(sides, key=lambda side: side.planned.cost_usd.expected)
-
-
-def _kept(stack: str, directory: Path) -> StackFile | None:
-    if not stack_path(directory, stack).exists():
-        return None
-    try:
-        return read_stack(stack, directory)
-    except InvalidInputError:
-        return None  # `stack set` says what is wrong with the file
 
 
 def show(sides: Sequence[Side]) -> None:

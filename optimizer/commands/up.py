@@ -15,7 +15,7 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
 from optimizer.commands.stack.engine import require_pulumi
-from optimizer.commands.stack.file import check_name, follow_policy, only_stack, read_stack, resolve_names
+from optimizer.commands.stack.file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
@@ -104,7 +104,8 @@ def command(
     plan = read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
-        _ask(follow_policy(plan, config_given), name, again)
+        kept = find_stack(name, directory)
+        _ask(follow_policy(plan, {**(kept.config if kept else {}), **config_given}), name, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     if follow:

@@ -198,22 +198,9 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
 
 
 def price_rest(
-    plan: FleetPlan,
-    share: float,
-    *,
-    left_hours: float | None = None,
-    slower: float | None = None,
-    mode: Mode = Mode.IDLE,
+    plan: FleetPlan, share: float, left_hours: float | None, slower: float | None, mode: Mode
 ) -> tuple[Spread, Spread]:
-    """Return hours and USD of the rest of a run under adaptive, from 40 simulated runs.
-
-    Args:
-        plan: spot with a fallback and a deadline.
-        share: of the steps.
-        left_hours: until the deadline; the whole deadline by default.
-        slower: measured step time over the plan's; without it the estimate's error stays.
-        mode: nodes that work now.
-    """
+    """Return hours and USD of the rest of a run under adaptive, as ``rest.forecast_rest`` describes it."""
     prices = _prices(plan)
     assert prices is not None
     policy = ZONE_POLICIES["adaptive_one_group"]
@@ -272,7 +259,7 @@ def play_runs(
     slower: float | None = None,
     mode: Mode = Mode.IDLE,
 ) -> list[ExponentialRun]:
-    """Play a policy in RUNS runs of a plan, or of its rest as in ``price_rest``.
+    """Play a policy in RUNS runs of a plan, or of its rest as ``rest.forecast_rest`` describes it.
 
     ``prices`` are of a spot and of an on-demand node. A deadline without time for a launch is moved until it has.
     """

@@ -23,7 +23,7 @@ def forecast_rest(
         plan: its ``spot_policy`` is what the stack carries out; without one, its own numbers hold.
         share: of the steps.
         left_hours: until the deadline; the whole deadline by default.
-        slower: measured step time over the plan's.
+        slower: measured step time over the plan's; without it the estimate's error stays.
         mode: nodes that work now.
     """
     planned = plan.spot_policy or plan
@@ -33,7 +33,7 @@ def forecast_rest(
         return _scale(planned.hours, factor), _scale(planned.cost_usd, factor)
     from optimizer.economics.policy_outlook import price_rest
 
-    return price_rest(plan, share, left_hours=left_hours, slower=slower, mode=mode)
+    return price_rest(plan, share, left_hours, slower, mode)
 
 
 def _scale(spread: Spread, factor: float) -> Spread:

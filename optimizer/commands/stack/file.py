@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,13 @@ def read_stack(stack: str | None, directory: Path) -> StackFile:
     """
     stack = stack or only_stack(directory)
     return read_stack_file(stack_path(directory, stack), stack=stack)
+
+
+def find_stack(stack: str, directory: Path) -> StackFile | None:
+    """Read a stack's configuration; None where it is missing or cannot be used, which ``stack set`` mends."""
+    with suppress(InvalidInputError):
+        return read_stack(stack, directory)
+    return None
 
 
 def only_stack(directory: Path) -> str:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.contract.state import ControllerState
+from infra.control_settings import NAT_USD_PER_HOUR
 from optimizer.commands import deploying, down, handover, regions, stop, up
 from optimizer.commands.status import follow
 from optimizer.economics.moving import MoveCost, Rest, choose_region
@@ -128,6 +129,35 @@ def test_a_run_begins_in_the_cheapest_region_and_goes_on_where_capacity_comes(wo
     assert code == 0, err
     for stack in (first, third):
         assert f"the meter of stack {second.names.stack} counts nothing more of {stack.names.stack}" in out
+
+
+def test_regions_are_ranked_by_what_the_stacks_spot_policy_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oregon is dearer with fallback and cheaper with adaptive; a NAT gateway costs without nodes, too."""
+    answers = {}
+    for region, fallback_usd, adaptive_usd in ((REGION, 100.0, 90.0), (OREGON, 110.0, 50.0)):
+        spread = {"expected": adaptive_usd, "p50": adaptive_usd, "p95": adaptive_usd + 100}
+        outlook = {"policy": "adaptive", "hours": {"expected": 9.0, "p50": 8.0, "p95": 20.0}, "cost_usd": spread}
+        outlook |= {"expected_usd": {"fallback": fallback_usd, "adaptive": adaptive_usd}, "source": "test"}
+        cost = sample_plan().cost_usd.model_dump()
+        cost["breakdown"]["compute"] += fallback_usd - 100
+        cost |= {part: cost[part] + fallback_usd - 100 for part in ("expected", "p50", "p95")}
+        answers[region] = tmp_path / f"{region}.json"
+        answers[region].write_text(plan_in(region, cost_usd=cost, spot_policy=outlook).to_json())
+    monkeypatch.setattr(regions, "run_recommend", lambda *_: str(answers[REGION]))
+    monkeypatch.setattr(regions, "recommend_in", lambda region, *_: str(answers[region]))
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"model": "llama-2-7b"}))
+
+    def choose(config: dict[str, str]) -> list[regions.Side]:
+        return regions.choose_plans(str(request), [REGION, OREGON], "dev", tmp_path, config, refresh=False)
+
+    fallback, adaptive = choose({}), choose({"gpufleet:spotPolicy": "adaptive", "gpufleet:nat": "true"})
+    assert [side.plan.region for side in fallback] == [REGION, OREGON]
+    assert [(side.plan.region, side.planned.cost_usd.expected) for side in adaptive] == [(OREGON, 50.0), (REGION, 90.0)]
+    assert fallback[0].idle_usd_per_hour == pytest.approx(3 / 4.5)
+    assert adaptive[1].idle_usd_per_hour - fallback[0].idle_usd_per_hour == pytest.approx(NAT_USD_PER_HOUR)
 
 
 def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
