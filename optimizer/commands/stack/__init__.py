@@ -21,7 +21,6 @@ from optimizer.commands.stack.file import (
     write_stack_file,
 )
 from optimizer.commands.stack_paths import stack_path
-from optimizer.economics.policy_outlook import price_policies
 from optimizer.errors import DataStaleError, InvalidInputError
 from optimizer.plan import FleetPlan, PolicyOutlook
 from optimizer.training_code import describe_demands
@@ -138,6 +137,8 @@ def put_plan(
 
 def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook | None:
     """Return what the cheaper spot policy costs; None where the stack has no choice, or made one."""
+    from optimizer.economics.policy_outlook import price_policies  # numpy takes a fifth of a second
+
     alone = before.get("gpufleet:mode") == "workers" or before.get("gpufleet:platform") == "eks"
     return None if alone or POLICY_KEY in before else price_policies(plan)
 
