@@ -52,6 +52,14 @@ def build(config: TrainerConfig) -> nn.Module:
             "Check --architecture against the model's config.json"
         ) from error
     has_kernel = getattr(model, "_supports_sdpa", False)  # Gemma 2's soft caps have none
+    if config.family == "seq2seq" and not has_kernel:
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} computes the attention of {config.kind} without a fused kernel, "
+            "which takes up to 1.8 times the memory of the plan; install transformers 5.18 or newer"
+        )
+    if config.family == "speech":
+        # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
+        model.get_encoder().layers[0].register_forward_pre_hook(_in_order)
     if has_kernel and not _has_window(settings, config.seq_len) and config.kind != "mpt":
         # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
         # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
@@ -66,6 +74,10 @@ def build(config: TrainerConfig) -> nn.Module:
             "give a shorter sequence or another max_position_embeddings"
         )
     return model
+
+
+def _in_order(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return inputs[0].contiguous(), *inputs[1:]
 
 
 def _has_window(settings: Any, seq_len: int) -> bool:

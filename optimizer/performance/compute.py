@@ -144,7 +144,7 @@ def _never_repeated(x: Inputs) -> Number:
     in a step instead of 787, h200_fp8_202611.md).
     """
     last = x.hidden * x.ffn / np.maximum(x.layer_matrix, 1.0)
-    stops = x.written_out * x.llama_like * (1.0 - x.compiled) * (x.fp8_cast_bytes == 0) * (x.experts == 0)
+    stops = x.written_out * (x.dropout == 0) * (1.0 - x.compiled) * (x.fp8_cast_bytes == 0) * (x.experts == 0)
     return stops * last
 
 
@@ -285,6 +285,9 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
         widened = np.where(residual > element, 2.0 * (element + residual), 0.0)
         gate = np.where(llama & by_hand, kernels.WRITTEN_GELU[index], 0.0)
         inner = inner + x.t5_like * (dropout * element + widened + gate)
+    if np.any(x.copies_heads > 0):
+        copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
+        stream = stream + x.copies_heads * by_hand * element * copied / np.maximum(x.hidden, 1.0)
     wide = x.shared_ffn + x.routed_ffn
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)

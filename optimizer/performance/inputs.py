@@ -70,6 +70,7 @@ class Inputs:
     embedding_parameters: Number
     vocab: Number
     causal: Number
+    copies_heads: Number  # Whisper: queries, keys and values are copied to the kernel's order, queries scaled apart
     t5_like: Number  # norms written out, a learned bias a score, dropout within the feed-forward block
     tokens: Number  # of a sample in one layer
     keys: Number  # that a token attends to, before a causal mask

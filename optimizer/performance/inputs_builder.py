@@ -114,6 +114,7 @@ def build_inputs(
         embedding_parameters=float(model.embedding_parameters),
         vocab=float(model.vocab_size),
         causal=1.0 if model.architecture == "decoder" else 0.0,
+        copies_heads=0.0,
         t5_like=0.0,
         tokens=float(recipe.seq_len),
         keys=float(recipe.seq_len),

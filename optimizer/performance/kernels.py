@@ -37,6 +37,10 @@ RESIDUAL = (3.0, 3.0)
 COMPILED_RESIDUAL = (1.5, 1.5)
 # Gradient of T5's bias, bytes a score a byte of the element: written for each sample, and read by their sum (counted).
 BIAS_GRADIENT = 2.0
+# Whisper's copy of queries, keys and values to the attention kernel's order, by strides (transformers 5.23,
+# modeling_whisper.py): 10.2 to 10.5 bytes an element and pass; its scaling of the queries, counted (H100, torch 2.11,
+# encoders_h100_202611.md).
+COPIED_HEADS, SCALED_QUERIES = 5.15, 2.0
 # Dropout alone; fused with bias and residual, only its mask and its gradient add bytes.
 DROPOUT = (3.4, 2.5)
 FUSED_DROPOUT = (0.5, 1.5)

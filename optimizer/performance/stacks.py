@@ -70,5 +70,6 @@ def with_stacks(x: Inputs, model: ModelSpec, recipe: Recipe) -> Inputs:
         sublayers=USUAL_SUBLAYERS + decoder / model.layers,
         # A decoder's own scores, which a mask halves, are counted in the keys.
         causal=0.0,
+        copies_heads=float(model.architecture == "speech"),
         t5_like=float(model.architecture == "seq2seq"),
     )

@@ -10,7 +10,7 @@ from bootstrap.contract.measured import Measured, MeasuredRow, Predicted
 
 ROW = MeasuredRow(
     run_id="0123456789ab", at=datetime(2026, 11, 22, 12, tzinfo=UTC), stack="dev", instance_type="p5.48xlarge", nodes=1,
-    optimizer="adamw", versions={"torch": "2.11.0", "transformers": "5.17.0"},
+    optimizer="adamw", versions={"torch": "2.11.0", "transformers": "5.23.0"},
     measured=Measured(
         steps=40, step_time_s=2.2, step_time_p95_s=2.3, tokens_per_second=59578.0, data_wait_share=0.01,
         peak_allocated_gib=62.0, peak_reserved_gib=66.0,
