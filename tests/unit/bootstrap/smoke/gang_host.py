@@ -1,7 +1,8 @@
 """Ranks of the gang test, each on its own host: ``gang_host.py FOLDER NAMESPACE,... SCENARIO...``.
 
-A scenario begins with a file ``SCENARIO.go`` of faults (one a line, ``RANK FAULT``); every rank writes
-``SCENARIO.RANK.json``. As in sabotaged.py, faults replace functions of the product in this process alone.
+A scenario begins with a file ``SCENARIO.go`` of faults (one a line, ``RANK FAULT``), or ``SCENARIO.skip`` leaves it
+out; every rank writes ``SCENARIO.RANK.json``. As in sabotaged.py, faults replace functions of the product in this
+process alone.
 """
 
 from __future__ import annotations
@@ -93,8 +94,11 @@ def run_rank(scenarios: list[str]) -> int:
     code = 0
     torch.set_num_threads(1)
     for number, scenario in enumerate(scenarios):
-        while not (file := FOLDER / f"{scenario}.go").exists():
+        skip = FOLDER / f"{scenario}.skip"
+        while not (file := FOLDER / f"{scenario}.go").exists() and not skip.exists():
             time.sleep(0.02)
+        if skip.exists():
+            continue
         originals = [(owner, name, getattr(owner, name)) for owner, name in REPLACED]
         for line in file.read_text().splitlines():
             rank, fault = line.split()
