@@ -59,7 +59,8 @@ def build(config: TrainerConfig) -> nn.Module:
         )
     if config.family == "speech":
         # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
-        model.get_encoder().layers[0].register_forward_pre_hook(_in_order)
+        speech: Any = model
+        speech.get_encoder().layers[0].register_forward_pre_hook(_in_order)
     if has_kernel and not _has_window(settings, config.seq_len) and config.kind != "mpt":
         # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
         # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
