@@ -68,7 +68,8 @@ _BUCKET = (
     "PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning "
     "PutEncryptionConfiguration PutLifecycleConfiguration"
 )
-_OBJECTS = "DeleteObject DeleteObjectVersion GetObject GetObjectTagging PutObject PutObjectTagging"
+# AbortMultipartUpload: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
+_OBJECTS = "AbortMultipartUpload DeleteObject DeleteObjectVersion GetObject GetObjectTagging PutObject PutObjectTagging"
 _LOGS = "CreateLogGroup DeleteLogGroup FilterLogEvents ListTagsForResource PutRetentionPolicy TagResource UntagResource"
 _FUNCTION = (
     "AddPermission CreateFunction DeleteFunction DeleteFunctionEventInvokeConfig GetFunction "
@@ -115,6 +116,8 @@ _REASONS = {
     "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy "
     "kms:GenerateDataKeyWithoutPlaintext",
     "gpufleet up follows the run where it has nodes, and gpufleet logs": "logs:FilterLogEvents",
+    "gpufleet move and up --regions copy a checkpoint in parts, and carry parameters": "s3:AbortMultipartUpload "
+    "ssm:GetParametersByPath ssm:PutParameter",
     "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",
 }
 WITHOUT_A_CALL = {action: reason for reason, actions in _REASONS.items() for action in actions.split()}
@@ -204,6 +207,11 @@ def deployer_policy(
         allow("Alias", _actions("kms", "CreateAlias DeleteAlias"), here("kms", names.key_alias)),
         allow("Bucket", _actions("s3", _BUCKET), names.bucket_arn),
         allow("Objects", _actions("s3", _OBJECTS), f"{names.bucket_arn}/*"),
+        allow(
+            "Parameters",
+            _actions("ssm", "GetParametersByPath PutParameter"),
+            [here("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
+        ),
         allow(
             "Logs",
             _actions("logs", _LOGS),

@@ -92,6 +92,21 @@ def test_another_stacks_resources_are_out_of_reach() -> None:
         assert not allows(policy, Question(call.action, call.resource.replace("123456789012", "210987654321")))
 
 
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        ("s3:AbortMultipartUpload", f"{NAMES.bucket_arn}/checkpoints/step-1"),
+        ("ssm:GetParametersByPath", NAMES.arn("ssm", "parameter/gpufleet/dev")),
+        ("ssm:PutParameter", NAMES.arn("ssm", "parameter/gpufleet/dev/wandb-key")),
+    ],
+)
+def test_a_move_may_carry_the_run_s_own_objects_and_parameters(action: str, resource: str) -> None:
+    """The engine stories move nothing, so no recorded call shows it."""
+    policy = deployer_policy(NAMES)
+    assert allows(policy, Question(action, resource))
+    assert not allows(policy, Question(action, resource.replace("dev", "prod")))
+
+
 def test_a_boundary_is_demanded_of_each_role() -> None:
     boundary = "arn:aws:iam::123456789012:policy/limits"
     statements = {one["Sid"]: one for one in deployer_policy(NAMES, boundary=boundary, iam_path="/ml/")["Statement"]}
