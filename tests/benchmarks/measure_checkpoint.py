@@ -32,7 +32,7 @@ from bootstrap.training.notices import Notice
 from bootstrap.training.resume import Resume
 
 BLOCK_BYTES = 16 * 2**20
-WARM_UP = 5
+WARM_UP = 25
 
 
 class Bench:

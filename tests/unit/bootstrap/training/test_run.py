@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import logging
 import os
@@ -309,6 +310,14 @@ def test_rebalance_saves_now_and_goes_on(tmp_path: Path) -> None:
     training.train(at_step=lambda step: training.watcher.rebalance() if step == 10 else None)
     assert len(training.losses) == STEPS
     assert [path.name.split("-")[1] for path in sorted(tmp_path.glob("step-*"))] == ["00000011", "00000030"]
+
+
+def test_objects_of_the_first_step_are_walked_by_no_later_collection_of_garbage(tmp_path: Path) -> None:
+    frozen: list[int] = []
+    gc.unfreeze()
+    Training(str(tmp_path)).train(3, at_step=lambda step: frozen.append(gc.get_freeze_count()))
+    assert frozen[0] == 0 and 1000 < frozen[2] <= frozen[1]
+    assert gc.get_freeze_count() == 0
 
 
 def test_interval_in_seconds(tmp_path: Path) -> None:
