@@ -65,8 +65,8 @@ def step_s(x: Inputs) -> Floats:
 
 def needed_gib(x: Inputs) -> tuple[Floats, Floats]:
     """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
-    peak, nccl = needed_bytes(x)
-    return np.asarray(to_gib(peak * (1.0 + margin(x)))), np.asarray(to_gib(nccl), dtype=np.float64)
+    peak, streams, nccl = needed_bytes(x)
+    return np.asarray(to_gib(peak * (1.0 + margin(x)) + streams)), np.asarray(to_gib(nccl), dtype=np.float64)
 
 
 def room_gib(x: Inputs) -> tuple[Floats, Floats]:
@@ -101,7 +101,7 @@ def _estimate(x: Inputs, shape: tuple[int, ...]) -> Estimates:
         tokens_per_second=full(samples * x.seq_len / total_s),
         mfu=full(mfu),
         peak_memory_gib=full(peak_gib),
-        p95_memory_gib=full(peak_gib * (1.0 + margin(x))),
+        p95_memory_gib=full(peak_gib * (1.0 + margin(x)) + to_gib(held.streams)),
         limit_gib=full(allowed_gib),
         nccl_gib=full(nccl_gib),
         fits=full(peak_gib <= allowed_gib),

@@ -45,9 +45,10 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes by part at the peak, and NCCL's buffers."""
+    """Bytes by part at the peak, those that only other streams can use (``streams``), and NCCL's buffers."""
 
     peak: dict[str, Number]
+    streams: Number
     nccl: Number
 
 
@@ -66,9 +67,22 @@ class _Moments:
     last: Number
     unsharded: Number  # parameters at the end of the backward pass
 
+    reduced: Number  # gradients that FSDP2 makes anew on its own stream
+
     @property
     def at_end(self) -> Number:
         return self.all_gradients + self.last + self.unsharded
+
+    @property
+    def streams(self) -> Number:
+        """Bytes that the allocator holds beyond the peak.
+
+        A block belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
+        management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the backward
+        pass frees of activations. Where no room is left, the allocator returns all free blocks to the driver in each
+        step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
+        """
+        return np.maximum(self.at_loss + self.reduced - np.maximum(self.at_loss, self.at_end), 0.0)
 
 
 def memory(x: Inputs) -> MemoryParts:
@@ -85,15 +99,16 @@ def memory(x: Inputs) -> MemoryParts:
             "communication": m.buckets,
             "workspace": WORKSPACE_BYTES + widened_bytes(x),
         },
+        streams=m.streams,
         nccl=_nccl_bytes(x),
     )
 
 
-def needed_bytes(x: Inputs) -> tuple[Number, Number]:
-    """Sum of ``MemoryParts.peak``, and ``nccl``: for a search that needs no breakdown."""
+def needed_bytes(x: Inputs) -> tuple[Number, Number, Number]:
+    """Sum of ``MemoryParts.peak``, ``streams`` and ``nccl``: for a search that needs no breakdown."""
     m = _moments(x)
     peak = m.weights + m.state + m.buckets + np.maximum(m.at_loss, m.at_end)
-    return peak + WORKSPACE_BYTES + widened_bytes(x), _nccl_bytes(x)
+    return peak + WORKSPACE_BYTES + widened_bytes(x), m.streams, _nccl_bytes(x)
 
 
 def _moments(x: Inputs) -> _Moments:
@@ -143,6 +158,7 @@ def _moments(x: Inputs) -> _Moments:
     early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
     all_gradients, last_activations, unsharded = gradients + reducing, layer_activations, np.zeros(())
     fsdp2 = in_fsdp2(x)
+    reduced = np.where((x.fsdp2 > 0) & zero2 & several & (x.grad_accum <= 1), sharded * x.gradient_bytes, 0.0)
     if np.any(fsdp2):
         cast = np.where(fsdp2, loss_parameters_bytes(x) + kept_reduction_bytes(x), cast)
         moment = backward_bytes(x, early=early, saved=most_saved, working=working)
@@ -163,6 +179,7 @@ def _moments(x: Inputs) -> _Moments:
         all_gradients=all_gradients,
         last=last_activations,
         unsharded=unsharded,
+        reduced=reduced,
     )
 
 
