@@ -137,7 +137,7 @@ def control_settings(
         places=found,
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
-        checkpoint_interval_s=plan.interruption.checkpoint_interval_s,
+        checkpoint_interval_s=plan.interruption.most_lost_s,
         owned=_owned_nodes(plan),
         waits=settings.waits,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),

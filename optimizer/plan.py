@@ -352,7 +352,17 @@ class Interruption(_Model):
     )
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive
+    checkpoint_stall_s: NonNegative | None = Field(None, description="What one checkpoint stops the training for.")
+    checkpoint_save_s: NonNegative | None = Field(
+        None, description="From a checkpoint's step until it is stored and counts, beside the training."
+    )
+    checkpoint_usd: NonNegative | None = Field(None, description="S3's price of one checkpoint that is pruned later.")
     lost_hours: NonNegative = Field(description="Expected hours lost to recomputation, restarts and copies of data.")
+
+    @property
+    def most_lost_s(self) -> float:
+        """Most work that one interruption undoes, s: an interval, and what was not stored yet."""
+        return self.checkpoint_interval_s + (self.checkpoint_save_s or 0.0)
 
 
 # Markets that nodes are bought in, with their words in a price's ``item``. Saved plans have these words: do not reword.

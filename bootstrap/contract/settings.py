@@ -102,7 +102,7 @@ class ControllerSettings:
     zones: dict[str, str] = field(default_factory=dict)  # zone id by subnet id
     spot_policy: SpotPolicy = "fallback"
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
-    checkpoint_interval_s: float = 0.0
+    checkpoint_interval_s: float = 0.0  # with the time until a checkpoint is stored
     reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
     owned: OwnedNodes | None = None
     waits: bool = False  # starts no node before a person's first request

@@ -28,6 +28,8 @@ LEASE_ACTS = timedelta(minutes=10)
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-design-patterns.html
 # https://boto3.amazonaws.com/v1/documentation/api/latest/guide/s3.html#concurrent-transfer-operations
 SAVE_GIB_PER_S = 0.5 * 10 * 85e6 / 2**30
+# Days that a deleted checkpoint can be brought back, where the stack's undoDays says nothing else.
+UNDO_DAYS = 1
 # A retried upload or a step that hangs takes minutes.
 SHORTEST_SAVE_LIMIT_S = 240
 # After the save: 5 s until the node sees that it must leave, 30 s until torchrun has ended, and the hook's call.
@@ -42,9 +44,14 @@ _ENDING_S = int((ENDING + TICK).total_seconds())
 BLOCK_TAIL = timedelta(minutes=30)
 
 
+def seconds_to_store(checkpoint_gib: float, writers: int) -> float:
+    """Seconds until a checkpoint that ``writers`` nodes write together is in S3."""
+    return checkpoint_gib / (SAVE_GIB_PER_S * writers)
+
+
 def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
     """Time limit of the last checkpoint, s: the running step, the next, after which all stop, and the nodes' upload."""
-    needed = math.ceil(2 * step_time_s + checkpoint_gib / (SAVE_GIB_PER_S * writers))
+    needed = math.ceil(2 * step_time_s + seconds_to_store(checkpoint_gib, writers))
     return min(max(needed, SHORTEST_SAVE_LIMIT_S), HOOK_LIMIT_S - LEAVING_S)
 
 

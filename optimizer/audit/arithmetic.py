@@ -15,10 +15,11 @@ from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
+from optimizer.economics.checkpoint import interval_s
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, topped_up_usd_per_hour, with_fallback
 from optimizer.economics.outcome import Outcome, predict_outcome
-from optimizer.economics.planned import column, fleets_of
+from optimizer.economics.planned import column, fleets_of, planned_checkpoints
 from optimizer.economics.running_costs import running_costs
 from optimizer.economics.staging import NodeCopy, disk_gib, node_copy
 from optimizer.plan import FleetPlan, Market
@@ -54,7 +55,9 @@ def check_arithmetic(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
         )
         return
     node_usd, on_demand_usd = prices
-    cost = _cost(plan, catalog, outcome, node_usd, on_demand_usd)
+    rates = _rates(plan, catalog, node_usd, on_demand_usd)
+    yield from _check_checkpoints(plan, rates)
+    cost = _cost(plan, outcome, rates, on_demand_usd)
     yield from _check_dollars(plan, cost, outcome, node_usd, on_demand_usd)
     yield from _check_staging_dollars(plan, catalog, outcome)
     yield from _check_lustre_dollars(plan, catalog)
@@ -122,12 +125,6 @@ def _check_hours(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
         ("hours.p95", hours.p95, outcome.hours_p95, run),
         ("interruption.rate", interruption.rate, outcome.rate / plan.node_count, "GPU failures, and reclaims of spot"),
         ("interruption.expected_count", interruption.expected_count, outcome.expected_count, f"its rate, {fleet}"),
-        (
-            "interruption.checkpoint_interval_s",
-            interruption.checkpoint_interval_s,
-            outcome.checkpoint_interval_s,
-            f"the interval that loses least at its rate, {fleet}",
-        ),
         ("interruption.lost_hours", interruption.lost_hours, outcome.lost_hours, f"restarts and work redone, {fleet}"),
     )
     for field, value, expected, why in rows:
@@ -153,8 +150,25 @@ def _is_own(plan: FleetPlan, instance_type: str) -> bool:
     return instance_type == plan.instance_type
 
 
-def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, on_demand_usd: float) -> FleetCost:
-    """The run's dollars at the given prices of a node and the plan's unit prices."""
+def _check_checkpoints(plan: FleetPlan, rates: HourlyRates) -> Iterator[Fault]:
+    interruption = plan.interruption
+    saves = planned_checkpoints(plan, float(np.asarray(rates.checkpoint_usd).flat[0]))
+    rate = column(interruption.rate * plan.node_count)
+    fleet = f"{plan.node_count} nodes and checkpoints of {plan.job.checkpoint_gib:g} GiB"
+    rows = (
+        ("interval_s", interval_s(saves, rate, rates.nodes_usd_per_hour), "the interval that loses least at its rate"),
+        ("stall_s", saves.stall_s, "the copy's time"),
+        ("save_s", saves.save_s, "the upload's time"),
+        ("usd", saves.usd, "S3's requests and storage at the plan's prices"),
+    )
+    for field, expected, why in rows:
+        value = getattr(interruption, f"checkpoint_{field}")
+        if value is not None and _differs(value, float(expected[0])):
+            yield _unequal(f"interruption.checkpoint_{field}", value, float(expected[0]), f"{why}, {fleet}")
+
+
+def _rates(plan: FleetPlan, catalog: Catalog, node_usd: float, on_demand_usd: float) -> HourlyRates:
+    """The fleet's rates at the given prices of a node and the plan's unit prices."""
     purchase, nodes, split = plan.purchase, plan.node_count, plan.parallelism
     markets = {node.market for node in plan.node_prices_usd_per_hour if _is_own(plan, node.instance_type)}
     spot = purchase.option == "spot"
@@ -172,7 +186,7 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
     )
     copy = _node_copy(plan)
     writers = 1 if split.sharding == "ddp" else nodes
-    rates = HourlyRates(
+    return HourlyRates(
         base_nodes=column(base),
         base_usd_per_hour=column(on_demand_usd)
         if spot
@@ -190,10 +204,15 @@ def _cost(plan: FleetPlan, catalog: Catalog, outcome: Outcome, node_usd: float, 
         reserve_hours=reserve_hours(plan.step_time_s, plan.job.checkpoint_gib, writers).reshape(1),
         copy_usd=column(copy.requests * usd.read_request_usd if copy else 0.0),
         carry_usd=column(_carry_usd(plan)),
+        checkpoint_usd=column(usd.checkpoint_usd),
     )
-    falls_back = np.array([purchase.fallback == "on-demand"])
+
+
+def _cost(plan: FleetPlan, outcome: Outcome, rates: HourlyRates, on_demand_usd: float) -> FleetCost:
+    """The run's dollars, without those of a fallback that comes."""
+    falls_back = np.array([plan.purchase.fallback == "on-demand"])
     cost = fleet_cost(outcome, with_fallback(rates, outcome, falls_back, column(on_demand_usd)))
-    if purchase.fallback == "on-demand":
+    if plan.purchase.fallback == "on-demand":
         dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=column(on_demand_usd)))
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
     return cost

@@ -31,6 +31,16 @@ class HourlyRates:
     reserve_hours: Floats
     copy_usd: Floats | float = 0.0  # requests of one node's copy of the data
     carry_usd: Floats | float = 0.0  # for one node's copy out of the data's region
+    checkpoint_usd: Floats | float = 0.0  # of one checkpoint
+
+    @property
+    def nodes_usd_per_hour(self) -> Floats:
+        """Price of all nodes by the hour."""
+        return (
+            self.base_nodes * self.base_usd_per_hour
+            + self.spot_nodes * self.spot_usd_per_hour
+            + self.committed_nodes * self.committed_usd_per_hour
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +103,8 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         requests, carried = (
             np.where(np.asarray(usd) > 0, copies * usd, 0.0) for usd in (rates.copy_usd, rates.carry_usd)
         )
-        storage = rates.storage_usd_per_month * months + requests
+        saved = np.where(np.asarray(rates.checkpoint_usd) > 0, outcome.checkpoints * rates.checkpoint_usd, 0.0)
+        storage = rates.storage_usd_per_month * months + requests + saved
         transfer = rates.endpoints_usd_per_hour * outcome.hours_expected + carried
         head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node

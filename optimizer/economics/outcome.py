@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.economics.checkpoint import interval_s, stall_s
+from optimizer.economics.checkpoint import Checkpoints, interval_s
 from optimizer.economics.interruption import (
     FAILURES_PER_GPU_HOUR,
     KEPT_NODE_SHARE,
@@ -30,7 +30,9 @@ class Fleets:
         log_error: standard deviation of the estimator's log error.
         fallback: on-demand nodes replace spot nodes that do not come.
         spot_rate, spot_wait_hours: reclaims an hour of one spot node, and its mean wait for capacity after one.
+        usd_per_hour: of all nodes, which the interval of checkpoints weighs against their dollars.
         staging_hours: of one node's copy of the data; all nodes copy together at the start.
+        checkpoint_interval_s: None for the one that loses least.
     """
 
     train_hours: Floats
@@ -40,10 +42,11 @@ class Fleets:
     gpus_per_node: Floats
     spot_rate: Floats
     spot_wait_hours: Floats
-    checkpoint_gib: Floats
-    checkpoint_writers: Floats
+    checkpoints: Checkpoints
+    usd_per_hour: Floats
     fallback: Bools
     staging_hours: Floats | float = 0.0
+    checkpoint_interval_s: Floats | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,7 @@ class Outcome:
         spot_share: share of the running hours before on-demand nodes replace the spot nodes; 1 without a fallback.
         new_nodes: expected nodes that replace another.
         staging_hours: expected wall hours that the fleet waits for copies of the data.
+        checkpoints: expected number.
     """
 
     hours_expected: Floats
@@ -74,6 +78,7 @@ class Outcome:
     spot_share: Floats
     new_nodes: Floats
     staging_hours: Floats
+    checkpoints: Floats
 
 
 def predict_outcome(fleets: Fleets) -> Outcome:
@@ -84,9 +89,12 @@ def predict_outcome(fleets: Fleets) -> Outcome:
     # A restart on a node that stays finds its data; a new node copies it.
     kept = KEPT_NODE_SHARE * failures
     staging = np.broadcast_to(np.asarray(fleets.staging_hours, dtype=float), rate.shape)
-    stall = stall_s(fleets.checkpoint_gib, fleets.checkpoint_writers)
-    interval = interval_s(stall, rate)
-    redo_hours = interval / 3600 / 2
+    saves = fleets.checkpoints
+    stall, interval = saves.stall_s, fleets.checkpoint_interval_s
+    if interval is None:
+        interval = interval_s(saves, rate, fleets.usd_per_hour)
+    # An interruption strikes anywhere between two checkpoints, and the newest counts only once it is stored.
+    redo_hours = (interval / 2 + saves.save_s) / 3600
     mean_factor = np.exp(fleets.log_error**2 / 2)
     useful = fleets.train_hours * mean_factor * (1 + stall / interval)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,7 +126,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         copies = np.where(staging > 0, staging * new_nodes, 0.0)
         restart_hours = RESTART_HOURS + np.where(staging > 0, copies / count, 0.0)
         # E[L^2] of one loss: a restart plus a uniform part of an interval; E[W^2] of an exponential wait.
-        loss_square = (restart_hours + redo_hours) ** 2 + (2 * redo_hours) ** 2 / 12
+        loss_square = (restart_hours + redo_hours) ** 2 + (interval / 3600) ** 2 / 12
         # Spread of reclaims and waits from pool to pool, as one standard deviation of the hours.
         worse = sum(
             run(
@@ -152,6 +160,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         spot_share=spot_share,
         new_nodes=new_nodes,
         staging_hours=staging + copies,
+        checkpoints=running * 3600 / interval,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from optimizer.economics.checkpoint import Checkpoints, checkpoints
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
 from optimizer.economics.outcome import Fleets
 from optimizer.performance.types import Floats
@@ -32,8 +33,21 @@ def fleets_of(plan: FleetPlan) -> Fleets:
         gpus_per_node=column(gpus),
         spot_rate=column(max(0.0, reclaims / gang) if spot_nodes else 0.0),
         spot_wait_hours=column(wait_hours if spot_nodes else 0),
-        checkpoint_gib=column(plan.job.checkpoint_gib),
-        checkpoint_writers=column(plan.checkpoint_writers),
+        checkpoints=planned_checkpoints(plan),
+        usd_per_hour=column(0.0),  # for an interval that is chosen
+        checkpoint_interval_s=column(plan.interruption.checkpoint_interval_s),
         fallback=np.array([purchase.fallback == "on-demand"]),
         staging_hours=column(plan.staging.node_hours if plan.staging else 0.0),
+    )
+
+
+def planned_checkpoints(plan: FleetPlan, usd: float = 0.0) -> Checkpoints:
+    """Return the checkpoints of a plan's fleet, ``usd`` each, without their interval."""
+    return checkpoints(
+        plan.job.checkpoint_gib,
+        plan.job.framework,
+        nodes=column(plan.node_count),
+        gpus_per_node=column(plan.node.ranks),
+        writers=column(plan.checkpoint_writers),
+        usd=column(usd),
     )

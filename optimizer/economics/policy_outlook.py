@@ -274,12 +274,12 @@ def play_runs(
     deadline_hours = plan.job.deadline_hours if left_hours is None else left_hours
     assert deadline_hours is not None
     believed_hours = least - restart_hours
-    interval_hours = plan.interruption.checkpoint_interval_s / 3600
+    lost_hours = plan.interruption.most_lost_s / 3600
     staging_s = limit_s(plan.staging.node_hours * 3600) if plan.staging else 0
     delays = one_group_delays(
         drain_s=plan.terminate_timeout_s,
         gang_window_s=60 * DEFAULT_GANG_WINDOW_MINUTES + staging_s,
-        lost_bound_hours=interval_hours,
+        lost_bound_hours=lost_hours,
     )
     base, spot_price = plan.purchase.on_demand_base, prices[0] / prices[1]
     price = (base + (nodes - base) * spot_price) / nodes
@@ -288,7 +288,7 @@ def play_runs(
         deadline_hours=max(deadline_hours, least),
         price_ratio=1 / price,
         restart_hours=restart_hours,
-        checkpoint_hours=interval_hours,
+        checkpoint_hours=lost_hours,
     )
     # A measured speed has no error.
     log_error = float(fleets.log_error[0]) if slower is None else 0.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
 from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.economics.checkpoint import checkpoint_usd
 from optimizer.economics.controller import controller_usd_per_hour
 from optimizer.plan import INTERFACE_ENDPOINTS, Job, Volumes
 
@@ -24,6 +25,7 @@ class RunningCosts:
     controller_usd_per_hour: float
     read_request_usd: float  # 0 without data
     carry_usd: float  # for one copy of the data out of its bucket's region; 0 in the same region
+    checkpoint_usd: float  # of one checkpoint that is pruned later
 
 
 def running_costs(
@@ -55,4 +57,5 @@ def running_costs(
         controller_usd_per_hour=controller_usd_per_hour(catalog, region),
         read_request_usd=catalog.unit_price("s3-read-request", region).usd if data_gib else 0.0,
         carry_usd=transfer_usd(data_gib, data_region, region),
+        checkpoint_usd=checkpoint_usd(catalog, region, checkpoint_gib),
     )

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.economics.checkpoint import checkpoints
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost
 from optimizer.economics.interruption import gang_reclaims, gang_waits
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
@@ -158,25 +159,34 @@ class NodeGroups:
         all_nodes = nodes.sum(axis=1).astype(float)
         price = self.usd_per_hour[pair]
         copies = [self.problem.node_copy(purchase.offer.instance.name) for purchase in self.purchases]
+        costs = [self.problem.running_costs(self.purchases[a].offer.region) for a in pair[:, 0].tolist()]
+        checkpoint_usd = np.array([c.checkpoint_usd for c in costs])
+        gpus_per_node = (nodes * self.ranks[pair]).sum(axis=1) / all_nodes
         hours = predict_outcome(
             Fleets(
                 train_hours=train_hours,
                 log_error=self.relative_error[pair].max(axis=1) if relative_error is None else relative_error,
                 nodes=all_nodes,
                 spot_nodes=spot,
-                gpus_per_node=(nodes * self.ranks[pair]).sum(axis=1) / all_nodes,
+                gpus_per_node=gpus_per_node,
                 spot_rate=spot_rate,
                 spot_wait_hours=np.divide(
                     waits, spot_rate * gang_waits(spot), out=np.zeros(rate.shape), where=spot_rate > 0
                 ),
-                checkpoint_gib=np.full(all_nodes.size, self.problem.checkpoint_gib),
-                checkpoint_writers=checkpoint_writers,
+                checkpoints=checkpoints(
+                    self.problem.checkpoint_gib,
+                    self.problem.recipe.framework,
+                    nodes=all_nodes,
+                    gpus_per_node=gpus_per_node,
+                    writers=checkpoint_writers,
+                    usd=checkpoint_usd,
+                ),
+                usd_per_hour=(price * nodes).sum(axis=1),
                 fallback=np.zeros(all_nodes.size, dtype=bool),
                 # The slower group's: both are needed to train.
                 staging_hours=np.array([copy.hours if copy else 0.0 for copy in copies])[pair].max(axis=1),
             )
         )
-        costs = [self.problem.running_costs(self.purchases[a].offer.region) for a in pair[:, 0].tolist()]
         copy_usd = np.array([copy.requests if copy else 0 for copy in copies])[pair].max(axis=1) * np.array(
             [c.read_request_usd for c in costs]
         )
@@ -199,6 +209,7 @@ class NodeGroups:
                 reserve_hours=drain_reserve_hours,
                 copy_usd=copy_usd,
                 carry_usd=np.array([c.carry_usd for c in costs]),
+                checkpoint_usd=checkpoint_usd,
             ),
         )
         return hours, cost

@@ -188,7 +188,7 @@ def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, 
     x = _axis("minutes", domain, "checkpoint interval", _MINUTES_LABEL, sizes[0] // 48)
     x["axis"]["values"] = [minutes for minutes in _ROUND_MINUTES if domain[0] <= minutes <= domain[1]]
     scale = {"type": "linear", "domainMin": 0}
-    y = {"field": "total", "type": "quantitative", "scale": scale, "title": "% of the time"}
+    y = {"field": "total", "type": "quantitative", "scale": scale, "title": "% of the cost"}
     y["axis"] = {"tickCount": 4, "labelExpr": "format(datum.value, '.2~r') + '%'"}
     thin = {"type": "line", "strokeWidth": 1.5, "strokeDash": [4, 3]}
     total = sum(lost_percent(plan, interval_s).values())

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.economics.checkpoint import stall_s
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.plan import FleetPlan, Spread
 from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
@@ -127,7 +126,7 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     """Split the expected hours; the parts add up to them (docs/economics.md)."""
     training = plan.job.steps * plan.step_time_s / 3600
     useful = plan.hours.expected - plan.interruption.lost_hours
-    stalls = useful * checkpoint_stall_s(plan) / plan.interruption.checkpoint_interval_s
+    stalls = useful * _stall_s(plan) / plan.interruption.checkpoint_interval_s
     staging = plan.staging.hours if plan.staging else 0.0
     interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls - staging
     return {
@@ -140,24 +139,26 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     }
 
 
-def checkpoint_stall_s(plan: FleetPlan) -> float:
-    """Stall of one checkpoint, s."""
-    return float(stall_s(plan.job.checkpoint_gib, plan.checkpoint_writers))
+def _stall_s(plan: FleetPlan) -> float:
+    return plan.interruption.checkpoint_stall_s or 0.0  # none in a plan of before it was written
 
 
 def lost_percent(plan: FleetPlan, interval_s: float) -> dict[str, float]:
-    """Percent of the time that checkpoints and interruptions take at a checkpoint interval."""
-    rate_per_hour = plan.interruption.rate * plan.node_count
+    """Percent of the fleet's dollars that checkpoints and interruptions take at a checkpoint interval."""
+    meeting = plan.interruption
+    usd_per_s = plan.compute_usd_per_hour / 3600
+    paid_s = (meeting.checkpoint_usd or 0.0) / usd_per_s if usd_per_s else 0.0
+    redo_hours = (interval_s / 2 + (meeting.checkpoint_save_s or 0.0)) / 3600
     return {
-        "checkpoints": 100 * checkpoint_stall_s(plan) / interval_s,
-        "interruptions": 100 * rate_per_hour * (RESTART_HOURS + interval_s / 3600 / 2),
+        "checkpoints": 100 * (_stall_s(plan) + paid_s) / interval_s,
+        "interruptions": 100 * meeting.rate * plan.node_count * (RESTART_HOURS + redo_hours),
     }
 
 
 def checkpoint_curve(plan: FleetPlan) -> list[dict[str, Any]]:
     """Percent lost at intervals around the plan's."""
     middle = plan.interruption.checkpoint_interval_s
-    least = max(2 * checkpoint_stall_s(plan), middle / 8)
+    least = max(2 * _stall_s(plan), middle / 8)
     rows = []
     for interval_s in np.geomspace(least, middle * 8, 60):
         parts = lost_percent(plan, float(interval_s))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.economics.checkpoint import Checkpoints, checkpoints
 from optimizer.economics.fleet_cost import (
     FleetCost,
     HourlyRates,
@@ -46,6 +47,7 @@ class CandidateTable:
     outcome: Outcome
     cost: FleetCost
     reserve_hours: Floats
+    checkpoints: Checkpoints
 
     def feasible(self, limits: Constraints) -> Bools:
         """Mask of the candidates that keep the limits and the quotas and end before their capacity does."""
@@ -169,21 +171,6 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     committed = by_purchase([p.committed for p in purchases])
     fallback = by_purchase([p.fallback for p in purchases]) > 0
     copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
-    outcome = predict_outcome(
-        Fleets(
-            train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
-            log_error=by_configuration([fastest.relative_error for fastest in configurations]),
-            nodes=nodes,
-            spot_nodes=spot * (nodes - base),
-            gpus_per_node=by_purchase([p.offer.instance.ranks for p in purchases]),
-            spot_rate=by_purchase([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
-            spot_wait_hours=by_purchase([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
-            checkpoint_gib=np.full(nodes.size, problem.checkpoint_gib),
-            checkpoint_writers=by_configuration([fastest.checkpoint_writers for fastest in configurations]),
-            fallback=fallback,
-            staging_hours=by_purchase([copy.hours if copy else 0.0 for copy in copies]),
-        )
-    )
     price = by_purchase([p.price.usd_per_hour for p in purchases])
     on_demand = by_purchase([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases])
     running = [problem.running_costs(p.offer.region) for p in purchases]
@@ -204,6 +191,31 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             [copy.requests * usd.read_request_usd if copy else 0.0 for copy, usd in zip(copies, running, strict=True)]
         ),
         carry_usd=by_purchase([usd.carry_usd for usd in running]),
+        checkpoint_usd=by_purchase([usd.checkpoint_usd for usd in running]),
+    )
+    gpus_per_node = by_purchase([p.offer.instance.ranks for p in purchases])
+    saves = checkpoints(
+        problem.checkpoint_gib,
+        problem.recipe.framework,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        writers=by_configuration([fastest.checkpoint_writers for fastest in configurations]),
+        usd=rates.checkpoint_usd,
+    )
+    outcome = predict_outcome(
+        Fleets(
+            train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
+            log_error=by_configuration([fastest.relative_error for fastest in configurations]),
+            nodes=nodes,
+            spot_nodes=spot * (nodes - base),
+            gpus_per_node=gpus_per_node,
+            spot_rate=by_purchase([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
+            spot_wait_hours=by_purchase([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
+            checkpoints=saves,
+            usd_per_hour=rates.nodes_usd_per_hour,
+            fallback=fallback,
+            staging_hours=by_purchase([copy.hours if copy else 0.0 for copy in copies]),
+        )
     )
     cost = fleet_cost(outcome, with_fallback(rates, outcome, fallback, on_demand))
     p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])
@@ -227,6 +239,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
                 outcome=take_rows(outcome, rows),
                 cost=take_rows(cost, rows),
                 reserve_hours=reserve_hours[rows],
+                checkpoints=take_rows(saves, rows),
             )
         )
     return tables

@@ -190,13 +190,16 @@ def describe_cost(table: CandidateTable, row: int) -> Cost:
 
 def describe_interruption(table: CandidateTable, row: int) -> Interruption:
     """Interruptions of a candidate."""
-    outcome, hazard = table.outcome, table.purchases[table.purchase[row]].hazard
+    outcome, saves, hazard = table.outcome, table.checkpoints, table.purchases[table.purchase[row]].hazard
     return Interruption(
         rate=rounded(float(outcome.rate[row]) / int(table.fastest.nodes[table.configuration[row]])),
         source=f"{hazard.source}; {FAILURE_SOURCE}" if hazard else FAILURE_SOURCE,
         wait_hours=rounded(hazard.wait_hours) if hazard else None,
         expected_count=rounded(outcome.expected_count[row]),
         checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
+        checkpoint_stall_s=rounded(saves.stall_s[row]),
+        checkpoint_save_s=rounded(saves.save_s[row]),
+        checkpoint_usd=rounded(saves.usd[row]),
         lost_hours=rounded(outcome.lost_hours[row]),
     )
 
@@ -328,7 +331,7 @@ def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[Plan
         items.append("gp3-iops")
     if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
         items.append("gp3-throughput")
-    items += ["s3-standard-storage", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
+    items += ["s3-standard-storage", "s3-write-request", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
     if work.lustre_gib is not None:
         items.append("lustre-storage")
     elif work.data_gib is not None:

@@ -171,7 +171,7 @@ def test_places_are_told_the_plans_own_first() -> None:
     assert list(adaptive.places) == ["spot p4d.24xlarge use1-az2", "on-demand p4d.24xlarge use1-az2"]
     plan = sample_plan()
     assert (adaptive.adaptive, adaptive.steps) == (True, plan.job.steps)
-    assert adaptive.checkpoint_interval_s == plan.interruption.checkpoint_interval_s
+    assert adaptive.checkpoint_interval_s == plan.interruption.most_lost_s
     changes["alternates"] = [ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4", "tokens_per_second": 18204.45}]
     settings = told(deploy(changes))
     own = Place(

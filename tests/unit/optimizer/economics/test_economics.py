@@ -14,8 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.contract.capacity import PoolEvents
+from optimizer.catalog import load
 from optimizer.economics import interruption
-from optimizer.economics.checkpoint import MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, stall_s
+from optimizer.economics.checkpoint import (
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    Checkpoints,
+    checkpoint_usd,
+    checkpoints,
+    interval_s,
+)
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
 from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
 from tests.benchmarks import spot_gangs, spot_memory
@@ -24,7 +32,8 @@ from tests.benchmarks.spot_zones import RESULTS
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
 
-def candidates(*, fallback: bool = False, **changes: float) -> Fleets:
+def candidates(*, fallback: bool = False, saves: Checkpoints | None = None, **changes: float) -> Fleets:
+    saves = saves or SYNC
     values = {
         "train_hours": 10.0,
         "log_error": 0.0,
@@ -33,11 +42,17 @@ def candidates(*, fallback: bool = False, **changes: float) -> Fleets:
         "gpus_per_node": 8.0,
         "spot_rate": 0.0,
         "spot_wait_hours": 0.0,
-        "checkpoint_gib": 15.0,
-        "checkpoint_writers": 1.0,
+        "usd_per_hour": 0.0,
     } | changes
     columns = {name: np.array([value]) for name, value in values.items()}
-    return Fleets(**columns, fallback=np.array([fallback]))
+    return Fleets(**columns, checkpoints=saves, fallback=np.array([fallback]))
+
+
+def a_checkpoint(stall_s: float, save_s: float = 0.0, usd: float = 0.0) -> Checkpoints:
+    return Checkpoints(stall_s=np.array([stall_s]), save_s=np.array([save_s]), usd=np.array([usd]))
+
+
+SYNC = a_checkpoint(7.4)
 
 
 def test_closed_band_is_read_at_its_upper_end() -> None:
@@ -74,26 +89,49 @@ def test_trace_summary_agrees_with_the_raw_traces() -> None:
         assert int(row["interruptions"]) == sum(a and not b for a, b in itertools.pairwise(up))
 
 
-def test_interval_loses_least() -> None:
-    """The interval minimises stall per interval plus half an interval per interruption."""
-    stall, rate = 10.0, 0.5
-    best = float(interval_s(stall, rate))
+@pytest.mark.parametrize("usd", [0.0, 0.1])
+def test_interval_loses_least(usd: float) -> None:
+    """The interval minimises stall and dollars per interval plus half an interval per interruption."""
+    stall, rate, usd_per_hour = 10.0, 0.5, 30.0
+    best = float(interval_s(a_checkpoint(stall, usd=usd), rate, np.array([usd_per_hour]))[0])
 
-    def loss(interval: float) -> float:
-        return stall / interval + rate / 3600 * interval / 2
+    def loss_usd_per_s(interval: float) -> float:
+        usd_per_s = usd_per_hour / 3600
+        return (stall * usd_per_s + usd) / interval + rate / 3600 * interval / 2 * usd_per_s
 
     assert MIN_INTERVAL_S < best < MAX_INTERVAL_S
-    assert loss(best) < min(loss(best * 0.9), loss(best * 1.1))
+    assert loss_usd_per_s(best) < min(loss_usd_per_s(best * 0.9), loss_usd_per_s(best * 1.1))
 
 
 def test_interval_leaves_time_to_finish_a_save() -> None:
-    assert float(interval_s(5000.0, 1.0)) >= 10_000
-    assert float(interval_s(0.0, 1.0)) == MIN_INTERVAL_S
+    free = np.array([0.0])
+    assert interval_s(a_checkpoint(5000.0), 1.0, free)[0] >= 10_000
+    assert interval_s(a_checkpoint(0.1, save_s=9000.0), 1.0, free)[0] == 9000
+    assert interval_s(a_checkpoint(0.0), 1.0, free)[0] == MIN_INTERVAL_S
+    # Hours that cost nothing are not spared for dollars.
+    assert interval_s(a_checkpoint(0.0, usd=1.0), 1.0, free)[0] == MIN_INTERVAL_S
 
 
-def test_stall_shrinks_with_writers() -> None:
-    assert float(stall_s(15, 1)) == pytest.approx(7.4)
-    assert float(stall_s(15, 2)) == pytest.approx(3.7)
+def test_engines_that_save_in_sync_stall_for_the_write_and_shrink_with_writers() -> None:
+    one, two = (checkpoints(15, "megatron", nodes=2, gpus_per_node=4, writers=n, usd=0) for n in (1, 2))
+    assert one.stall_s == pytest.approx(7.4) and two.stall_s == pytest.approx(3.7)
+    assert float(one.save_s) == 0
+
+
+def test_own_stall_covers_what_was_measured() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "checkpoint_2xh100_202611.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["phase"] == "ours"]
+    assert {row["mode"] for row in rows} == {"ddp", "fsdp"}
+    for row in rows:
+        saves = checkpoints(row["state_gib"], "gpufleet", nodes=1, gpus_per_node=row["world_size"], writers=1, usd=0)
+        assert max(row["extra_s"]) < float(saves.stall_s) < 10 * max(row["extra_s"])
+
+
+def test_a_pruned_checkpoint_is_billed_for_its_requests_and_a_day_and_a_half() -> None:
+    catalog = load()
+    gib = 14.0
+    requests = 14 * 1024 / 16
+    assert checkpoint_usd(catalog, "us-east-1", gib) == pytest.approx(gib * 0.023 * 36 / 730 + requests * 0.005 / 1000)
 
 
 def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
@@ -107,9 +145,11 @@ def test_quiet_run_takes_the_training_time_and_a_launch() -> None:
 def test_interruptions_cost_what_a_simulation_says() -> None:
     """Against a simulation of the run, second by second of its events, not against the formula again."""
     rate, wait, hours = 0.4, 0.5, 20.0
-    run = predict_outcome(candidates(train_hours=hours, spot_nodes=1.0, spot_rate=rate, spot_wait_hours=wait))
+    saves = a_checkpoint(7.4, save_s=120.0)
+    pool = {"spot_nodes": 1.0, "spot_rate": rate, "spot_wait_hours": wait}
+    run = predict_outcome(candidates(train_hours=hours, saves=saves, **pool))
     interval = run.checkpoint_interval_s[0] / 3600
-    stall = 7.4 / 3600
+    stall, save = 7.4 / 3600, 120 / 3600
     total_rate = rate + FAILURES_PER_GPU_HOUR * 16
     random = np.random.default_rng(0)
     walls = []
@@ -121,7 +161,7 @@ def test_interruptions_cost_what_a_simulation_says() -> None:
             if until >= need:
                 wall += need
                 break
-            saved += interval * np.floor(until / (interval + stall))
+            saved += interval * np.floor(max(0.0, until - save) / (interval + stall))
             # The model lets an interruption strike during the restart too; so does the rate of the next one here.
             wall += until + RESTART_HOURS + (random.exponential(wait) if random.random() < rate / total_rate else 0)
         walls.append(wall)

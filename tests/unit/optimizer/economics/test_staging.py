@@ -13,6 +13,7 @@ from bootstrap.contract.staging import CONNECTIONS, LIMIT_S, PART_BYTES, limit_s
 from optimizer.audit import audit
 from optimizer.catalog import load
 from optimizer.economics import staging
+from optimizer.economics.checkpoint import checkpoints
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, KEPT_NODE_SHARE, RESTART_HOURS, gang_reclaims
 from optimizer.economics.outcome import Fleets, predict_outcome
 from optimizer.economics.staging import node_copy
@@ -76,10 +77,11 @@ def test_rates_are_of_known_types_and_an_unlisted_one_gets_the_least() -> None:
 def outcome(**changes: float) -> Any:
     values = {
         "train_hours": 100.0, "log_error": 0.0, "nodes": 2.0, "spot_nodes": 0.0, "gpus_per_node": 8.0, "spot_rate": 0.0,
-        "spot_wait_hours": 0.0, "checkpoint_gib": 15.0, "checkpoint_writers": 1.0,
+        "spot_wait_hours": 0.0, "usd_per_hour": 0.0,
     } | changes  # fmt: skip
     columns = {name: np.array([value]) for name, value in values.items()}
-    return predict_outcome(Fleets(**columns, fallback=np.array([False])))
+    saves = checkpoints(15.0, "megatron", nodes=[2], gpus_per_node=8, writers=[1], usd=[0.0])
+    return predict_outcome(Fleets(**columns, checkpoints=saves, fallback=np.array([False])))
 
 
 def test_a_new_node_copies_and_a_restarted_process_does_not() -> None:

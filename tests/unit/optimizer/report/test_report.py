@@ -8,10 +8,13 @@ import shlex
 from datetime import UTC, date, datetime
 from html import unescape
 
+import numpy as np
 import pytest
 
 from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
+from optimizer.economics.checkpoint import Checkpoints
+from optimizer.economics.checkpoint import interval_s as checkpoint_interval_s
 from optimizer.plan import PlanError
 from optimizer.report import charts, facts
 from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
@@ -215,9 +218,13 @@ def test_parts_add_up() -> None:
 
 
 def test_the_plans_checkpoint_interval_loses_least() -> None:
-    # Where neither end of docs/economics.md's range binds, Young's interval is the curve's minimum.
-    interval_s = (2 * facts.checkpoint_stall_s(PLAN) * 3600 / (0.02 * PLAN.node_count)) ** 0.5
-    plan = sample_plan(interruption={"rate": 0.02, "checkpoint_interval_s": interval_s})
+    # Where neither end of docs/economics.md's range binds, the interval is the curve's minimum.
+    saves = Checkpoints(stall_s=np.array([2.0]), save_s=np.array([60.0]), usd=np.array([0.2]))
+    price = np.array([PLAN.compute_usd_per_hour])
+    interval_s = float(checkpoint_interval_s(saves, 0.02 * PLAN.node_count, price)[0])
+    known = {"checkpoint_stall_s": 2.0, "checkpoint_save_s": 60.0, "checkpoint_usd": 0.2}
+    plan = sample_plan(interruption={"rate": 0.02, "checkpoint_interval_s": interval_s, **known})
+    assert 60 < interval_s < 3600
     lost = [sum(facts.lost_percent(plan, interval_s * factor).values()) for factor in (0.8, 1.0, 1.25)]
     assert lost[1] < lost[0] and lost[1] < lost[2]
 
