@@ -22,6 +22,7 @@ from optimizer.workload.model import ModelSpec
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
+FUSED = " fused"
 # Kinds of models with a residual of their own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
@@ -128,7 +129,7 @@ class Calibration(BaseModel):
         known = framework in self.elementwise_traffic
         framework = framework if known else frameworks()[framework].fitted_as or framework
         processor = gpu.die
-        factor = self.precision_efficiency.get(recipe.precision, 1.0)
+        factor = self.precision_efficiency.get(product_precision(recipe.precision, framework), 1.0)
         attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
         attention = _lookup(self.attention_efficiency, f"{processor} {framework}", processor)
         return Coefficients(
@@ -194,8 +195,13 @@ def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
     """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
     profile = frameworks()[framework_name(framework)]
-    fused = " fused" if precision == "fp8" and profile.fused_kernels else ""
+    fused = FUSED if precision == "fp8" and profile.fused_kernels else ""
     return gpu.name + width + fused + (f" {framework_name(framework)}" if profile.own_error else "")
+
+
+def product_precision(precision: str, framework: str) -> str:
+    """Key of the products' factor: 8 bits have a factor of their own in fused kernels, which cast otherwise."""
+    return precision + (FUSED if precision == "fp8" and frameworks()[framework].fused_kernels else "")
 
 
 def attention_precision(precision: str) -> str:

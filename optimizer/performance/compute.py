@@ -84,14 +84,13 @@ def compute(x: Inputs) -> Compute:
         attention = attention * (1.0 + 2.5 * live) / 3.5
         traffic, starts = traffic * (1.0 + 2.0 * live) / 3.0, starts * (1.0 + 2.0 * live) / 3.0
 
-    # A CNN or a profiled module; convolutions also read bytes again.
+    # A CNN or a profiled module.
     samples = sample_costs(x)
-    reread = kernels.CONVOLUTION_FLOP_PER_BYTE * x.memory_byte_per_s
     matmul = matmul + samples.product_flops / flop_per_s + c.matmul_traffic * samples.product_bytes / byte_per_s
-    matmul = matmul + samples.convolution_flops * (1.0 / (flop_per_s * x.convolution) + 1.0 / reread)
+    matmul = matmul + samples.convolution_flops / (flop_per_s * x.convolution)
     attention = attention + samples.attention_flops / (x.attention_flop_per_s * c.attention_efficiency)
     elementwise = (traffic + samples.traffic_bytes) * c.elementwise_traffic / byte_per_s + starts
-    elementwise = elementwise + samples.kernels * c.kernel_s
+    elementwise = elementwise + samples.cycles / x.cycle_per_s + samples.kernels * c.kernel_s
     if np.any(x.context > 1):
         joined = np.where(x.fused_kernels > 0, 0.0, kernels.RING_JOIN * (x.context - 1.0)) * x.query / x.tensor
         elementwise = elementwise + x.layers * tokens * joined * c.elementwise_traffic / byte_per_s

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibration import POOLED, attention_precision
+from optimizer.performance.calibration import POOLED, attention_precision, product_precision
 from optimizer.performance.evaluate import step_s
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.inputs import Coefficients, stack
@@ -90,7 +90,7 @@ def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
     if setup.model.layers:  # a CNN has no attention
         names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
     for name, key in (
-        ("matmul_efficiency", setup.recipe.precision),
+        ("matmul_efficiency", product_precision(setup.recipe.precision, framework)),
         ("attention_efficiency", attention_precision(setup.recipe.precision)),
     ):
         if key not in ("fp16", "bf16", "16-bit attention"):

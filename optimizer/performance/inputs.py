@@ -134,6 +134,7 @@ class Inputs:
     expert_flop_per_s: Number
     head_flop_per_s: Number
     fp32_flop_per_s: Number
+    cycle_per_s: Number  # of all multiprocessors together
     throttling: Number
     quantise_bytes: Number
     fp8_cast_bytes: Number

@@ -16,6 +16,7 @@ from optimizer.performance.frameworks import Framework, framework_name, framewor
 from optimizer.performance.inputs import Coefficients, Inputs
 from optimizer.performance.rates import (
     attention_flop_per_s,
+    cycle_per_s,
     fp32_flop_per_s,
     link_rate,
     network_rate,
@@ -175,6 +176,7 @@ def build_inputs(
         expert_flop_per_s=peak_flop_per_s(hardware.gpu, _expert_precision(recipe.precision, framework)),
         head_flop_per_s=peak_flop_per_s(hardware.gpu, outside_layers(recipe.precision)) / misaligned,
         fp32_flop_per_s=fp32_flop_per_s(hardware.gpu, recipe.precision),
+        cycle_per_s=cycle_per_s(hardware.gpu),
         throttling=kernels.throttling(hardware.gpu.architecture, recipe.precision),
         convolution=kernels.FP32_CONVOLUTION if recipe.precision == "fp32" else 1.0,
         quantise_bytes=kernels.QUANTISE_BYTES if fused_fp8 else 0.0,

@@ -92,11 +92,15 @@ HALF_LENGTH_32_BIT = 0.25
 # Head width at which the softmax costs as much as the products (0.91 of the speed at 64 as at 128).
 HALF_HEAD = 17.0
 
-# Reads and writes of convolution outputs in 16 and 32 bits, and FLOPs a convolution does a byte of bandwidth (ResNet-18
-# to 152 on H200, measured_runs.csv).
-CNN_PASSES, CNN_PASSES_32_BIT = 26.0, 19.0
-CONVOLUTION_FLOP_PER_BYTE = 139.0
-# Share of the passes left when compiled.
+# Reads and writes of convolution outputs by kernels other than convolutions, counted by a profile of ResNet-50.
+CNN_PASSES = 12.7
+# Multiprocessor cycles beyond those bytes, in any precision, from profiles of two networks (256 images on H200,
+# h200_kernels_202611.csv): of an output by batch norm's four channels-last kernels (24.1 ms of ResNet-50, 6.2 of
+# ResNet-18: 1.2 and 1.6 cycles), and of an image by a ResNet's first convolution, of three channels, and its max
+# pooling (5.4 ms of both, 0.65 of them counted).
+CNN_CYCLES = 1.4
+STEM_CYCLES = 4.9e6
+# Share of both left when compiled.
 COMPILED_CNN = 0.58
 # Speed of convolutions on CUDA cores over matrix products there.
 FP32_CONVOLUTION = 0.67

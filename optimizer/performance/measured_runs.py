@@ -23,6 +23,9 @@ from optimizer.performance.types import Estimates, Floats
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
 MANY_NODES = RUNS.with_name("many_nodes_runs.csv")
+# Published runs: the shipped calibration is fitted to suite LEARNED too, all others judge it (data/PROVENANCE.md).
+PUBLIC = RUNS.with_name("public_runs.csv")
+LEARNED = "dgxc-llama"
 
 # Columns that no estimate reads.
 DESCRIPTIVE_COLUMNS = (
@@ -72,6 +75,11 @@ def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
     if not rows:
         raise InvalidInputError(f"{path} holds no rows", limit="at least one measured run")
     return rows
+
+
+def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
+    """Read the published runs that the shipped calibration is fitted to beside RUNS."""
+    return [row for row in read_runs(PUBLIC, gpus) if row.suite == LEARNED]
 
 
 def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:

@@ -10,6 +10,13 @@ from optimizer.performance.types import Hardware
 # fp32 over the 16-bit peak where the datasheet has none: below any in the table (B300 1/30).
 LEAST_FP32_SHARE = 1 / 34
 
+# The same ratio of RTX PRO 6000 (120 of 480), whose multiprocessors RTX PRO 4500 has.
+WORKSTATION_FP32_SHARE = 1 / 4
+# FP32 lanes of a multiprocessor; one multiply-add each a cycle (docs.nvidia.com/cuda/cuda-c-programming-guide,
+# arithmetic instructions: 64 in compute capability 7.0, 7.5 and 8.0, 128 from 8.6 on).
+LANES = 128
+FEW_LANES = {"V100": 64, "V100 PCIe": 64, "T4": 64, "T4G": 64, "A100": 64, "A100 PCIe": 64}
+
 # Share of one NVLink direction (half the datasheet's) in an all-reduce: A100 230.8 of 300 GB/s on 8 GPUs
 # (https://github.com/NVIDIA/nccl/issues/527, p4d.24xlarge, 2022-07-25); H200 351 of 450 GB/s on 4 GPUs (1 GiB, NVLS
 # off, torch 2.11, 2026-11-21).
@@ -55,6 +62,12 @@ def fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
     if gpu.peak_tflop_per_s.get("fp32"):
         return peak_flop_per_s(gpu, "fp32")
     return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
+
+
+def cycle_per_s(gpu: Gpu) -> float:
+    """Cycles of all multiprocessors together, 1/s."""
+    fp32 = gpu.peak_tflop_per_s.get("fp32") or gpu.peak_tflop_per_s["bf16"] * WORKSTATION_FP32_SHARE
+    return fp32 * 1e12 / (2 * FEW_LANES.get(gpu.die, LANES))
 
 
 def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:

@@ -30,8 +30,8 @@ KERNELS_PER_LAYER = 85.0
 # Host time of a convolution with norm and activation: ResNet-152 of two images takes 29.7 ms longer than ResNet-18,
 # 0.22 ms a convolution; a layer of GPT-2 1.42 (H200, torch 2.11, h200_hosts_202611.md).
 LAYERS_PER_CONVOLUTION = 0.155
-# Passes that a profile of ResNet-50 counts; kernels.CNN_PASSES are measured.
-COUNTED_CNN_PASSES = 12.7
+# Each of a convolution's products reads or writes its input and its output.
+PASSES_PER_PRODUCT = 2.0
 # Time of a transformer's other kernels over that of their counted bytes: least error over suite h200
 # (measured_runs.csv).
 ELEMENTWISE_PASSES = 1.1
@@ -41,7 +41,8 @@ ELEMENTWISE_PASSES = 1.1
 class SampleCosts:
     """One micro-batch, forward, backward and recomputation.
 
-    ``traffic_bytes`` is of kernels other than products and attention, ``layers`` host time in transformer layers.
+    ``traffic_bytes`` and multiprocessor ``cycles`` are of kernels other than products and attention, ``layers`` host
+    time in transformer layers.
     """
 
     product_flops: Number = 0.0
@@ -49,33 +50,41 @@ class SampleCosts:
     product_bytes: Number = 0.0
     attention_flops: Number = 0.0
     traffic_bytes: Number = 0.0
+    cycles: Number = 0.0
     kernels: Number = 0.0
     layers: Number = 0.0
 
 
 def sample_costs(x: Inputs) -> SampleCosts:
     """Compute the costs of one micro-batch of samples; 0 without convolutions and profile."""
+    left = np.where(x.compiled > 0, kernels.COMPILED_CNN, 1.0)
     if x.module is None:
+        outputs = x.micro_batch * x.cnn_activations
         return SampleCosts(
             convolution_flops=3.0 * x.micro_batch * x.cnn_flops,
-            traffic_bytes=x.micro_batch * x.cnn_activations * x.element_bytes * _cnn_passes(x),
+            product_bytes=3.0 * PASSES_PER_PRODUCT * outputs * x.element_bytes,
+            traffic_bytes=outputs * x.element_bytes * kernels.CNN_PASSES * left,
+            cycles=(outputs * kernels.CNN_CYCLES + x.micro_batch * kernels.STEM_CYCLES) * left * (x.layers == 0),
             layers=x.convolutions * LAYERS_PER_CONVOLUTION * np.where(x.compiled > 0, kernels.COMPILED_HOST, 1.0),
         )
     profile = x.module
     forward = profile.forward_flops
-    passes: Number = ELEMENTWISE_PASSES
-    if 2.0 * forward.convolution > forward.total:
-        passes = _cnn_passes(x) / COUNTED_CNN_PASSES
+    convolves = 2.0 * forward.convolution > forward.total
+    traffic = left if convolves else ELEMENTWISE_PASSES
 
     def costs(one: Pass) -> dict[str, Number]:
+        products = one.flops.convolution / max(forward.convolution, 1.0)
+        outputs = profile.convolution_outputs * x.micro_batch
         elements = one.product_elements.fixed_bytes + one.product_elements.bytes_per_sample * x.micro_batch
+        elements = elements + PASSES_PER_PRODUCT * products * outputs
         return {
             "product_flops": x.micro_batch * one.flops.matmul,
             "convolution_flops": x.micro_batch * one.flops.convolution,
             "product_bytes": elements * x.element_bytes,
             "attention_flops": x.micro_batch
             * (one.flops.attention + 0.5 * forward.attention * (one.flops.attention > 0)),
-            "traffic_bytes": (one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch) * passes,
+            "traffic_bytes": (one.traffic.fixed_bytes + one.traffic.bytes_per_sample * x.micro_batch) * traffic,
+            "cycles": outputs * products / 3.0 * kernels.CNN_CYCLES * left if convolves else 0.0,
             "kernels": one.kernels,
         }
 
@@ -89,11 +98,6 @@ def sample_costs(x: Inputs) -> SampleCosts:
         layers=none.kernels / KERNELS_PER_LAYER * np.where(repeats, 2.0, 1.0)
         + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0),
     )
-
-
-def _cnn_passes(x: Inputs) -> Number:
-    passes = np.where(x.element_bytes > 2.0, kernels.CNN_PASSES_32_BIT, kernels.CNN_PASSES)
-    return passes * np.where(x.compiled > 0, kernels.COMPILED_CNN, 1.0)
 
 
 def sample_flops(x: Inputs) -> Number:

@@ -18,10 +18,13 @@ from optimizer.performance.adapt import adapt, add_framework, residuals
 from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance
 from optimizer.performance.measured_runs import (
+    LEARNED,
     MANY_NODES,
+    PUBLIC,
     RUNS,
     MeasuredRun,
     Refused,
+    learned_runs,
     log_errors,
     predict,
     read_runs,
@@ -81,15 +84,20 @@ def calibrate(
             why="a fit from nothing needs runs to tell its parts apart" if rows else "",
             next_step="gpufleet calibrate --template prints the columns and an example",
         )
+    shipped = path.resolve() == RUNS.resolve()
+    published = learned_runs(gpus) if shipped else []
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     suites = ", ".join(sorted({row.suite for row in rows} - {""}))
     count = f"{len(rows)} measured run{'s' if len(rows) > 1 else ''}"
     source = f"{count}{f' of {suites}' if suites else ''} ({origin}, sha256 {digest[:12]})"
     if alone or base is None:
-        fitted = fit(rows, source=source, as_of=as_of, command=command)
-        if path.resolve() == RUNS.resolve():
+        fitted_to = [*rows, *published]
+        if published:
+            source += f" and {len(published)} published ones ({PUBLIC.name}, {LEARNED})"
+        fitted = fit(fitted_to, source=source, as_of=as_of, command=command)
+        if shipped:
             fitted = add_framework(read_runs(MANY_NODES, gpus), fitted)
-        left_out = left_out_errors(rows, fit_rows)
+        left_out = left_out_errors(fitted_to, fit_rows)[: len(rows)]
     else:
         left_out = left_out_errors(rows, lambda train: adapt(train, base))
         update = {
