@@ -217,7 +217,10 @@ def _flash_seconds(x: Inputs, products: Number, scores: Number, full: Number, ma
     half_length = np.where(halved, kernels.CAUSAL_HALF_LENGTH, kernels.HALF_LENGTH)
     half_length = half_length * np.where(x.element_bytes > 2.0, kernels.HALF_LENGTH_32_BIT, 1.0)
     head = np.maximum(x.query, 1.0) / np.maximum(x.heads, 1.0)
-    shape = (1.0 + half_length / x.keys) * (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
+    # The kernels of a context ring see a rank's part of the sequence.
+    shape = (
+        (1.0 + half_length * x.context / x.keys) * (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
+    )
     shape = shape * np.where(masked, kernels.MASKED_ATTENTION, 1.0)
     seconds = (3.5 + full) * products * shape / (x.attention_flop_per_s * x.coefficients.attention_efficiency)
     forward, backward = kernels.ATTENTION_DROPOUT

@@ -2,7 +2,8 @@
 
 Mean absolute percentage error of predicted throughput per suite: of the fit's own rows, of left-out models (grouped
 cross-validation) and of left-out suites; beside each one constant MFU a GPU and the public estimators of ``peers``.
-Then peak memory, the gain from user runs, and the goals. Writes a page (accuracy_page.py) and the raw predictions.
+Then runs that only judge (published ones, one H100's, nanotron's), peak memory, the gain from user runs, and the goals.
+Writes a page (accuracy_page.py) and the raw predictions.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import numpy as np
@@ -22,19 +24,38 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.hardware import Gpu
 from optimizer.performance.adapt import adapt
 from optimizer.performance.calibrate import fit, fit_rows, folds, left_out_errors
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, load, model_kind
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.inputs import stack
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs, throughput_error
+from optimizer.performance.measured_runs import (
+    LEARNED,
+    PUBLIC,
+    RUNS,
+    MeasuredRun,
+    learned_runs,
+    log_errors,
+    predict,
+    read_runs,
+    read_usable_runs,
+    throughput_error,
+)
 from optimizer.performance.rows import read_row
 from optimizer.performance.types import Bools, Floats
+from tests.benchmarks.many_nodes import Judged, left_out
+from tests.benchmarks.many_nodes import runs as nanotron_runs
 from tests.benchmarks.peers import PEERS, Answer, ask
 
 RESULTS = Path(__file__).parent / "results"
 OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"
 # Own rows given to ``adapt`` in turn, and how many random choices of them are averaged.
 OWN_ROWS = (1, 2, 3, 5, 10, 20)
+NORMAL_P95 = 1.645
+# Runs of one H100 that nothing is fitted to, but for those in the default layout and those that its host, four times as
+# slow as the estimate's, set the pace of (encoders_h100_202611.md).
+H100_STEPS = RESULTS / "h100_steps_202611.csv"
+H100_NOT_COMPARED = ("h100-steps-00", "h100-steps-01", "h100-steps-09", "h100-steps-12")
 CHOICES = 8
 
 
@@ -48,6 +69,16 @@ class PeerResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgedSuite:
+    """Shipped calibration on runs it was not fitted to (but those of LEARNED): log errors, and runs within its p95."""
+
+    name: str
+    gpus: tuple[int, int]
+    log_errors: Floats
+    within_p95: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Results:
     """Contents of the page and the raw file; arrays have one entry a row.
 
@@ -55,6 +86,8 @@ class Results:
         errors: log(predicted / measured) step time by method.
         ran_out: by allocator setting, the runs out of memory: their number, and the ids predicted to fit.
         own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows.
+        judged: suites of published runs and of other machines.
+        nanotron: by model left out, its undisturbed runs and all.
     """
 
     rows: list[MeasuredRun]
@@ -64,6 +97,8 @@ class Results:
     peers: list[PeerResult]
     ran_out: dict[str, tuple[int, list[str]]]
     own_rows: dict[str, dict[int, float]]
+    judged: tuple[JudgedSuite, ...] = ()
+    nanotron: Mapping[str, tuple[Judged, Judged]] = field(default_factory=dict)
 
     @property
     def suites(self) -> list[str]:
@@ -163,6 +198,41 @@ def ran_out_of_memory(
     return counts
 
 
+def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> JudgedSuite:
+    """Judge the calibration and the error that it states on ``rows``."""
+    errors = log_errors(rows, calibration)
+    stated = [
+        calibration.residual(
+            setup.hardware.gpu, setup.recipe.precision, setup.recipe.framework, kind=model_kind(setup.model)
+        ).relative_error
+        for setup in (row.setup for row in rows)
+    ]
+    gpus = [row.setup.gpus for row in rows]
+    within = int(np.count_nonzero(-errors <= NORMAL_P95 * np.array(stated)))
+    return JudgedSuite(name=name, gpus=(min(gpus), max(gpus)), log_errors=errors, within_p95=within)
+
+
+def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[JudgedSuite, ...]:
+    """Judge the published suites by precision, with torchtitan's attention of their date too, and one H100."""
+    judged = []
+    published = read_runs(PUBLIC, gpus)
+    for suite in sorted({row.suite for row in published}, key=lambda suite: (suite != LEARNED, suite)):
+        own = [row for row in published if row.suite == suite]
+        for precision in sorted({row.setup.recipe.precision for row in own}):
+            of_precision = [row for row in own if row.setup.recipe.precision == precision]
+            name = f"{suite}, {precision}"
+            judged.append(judge(f"{name} (learned from)" if suite == LEARNED else name, of_precision, calibration))
+            if suite.startswith("torchtitan-h"):
+                earlier = frameworks()["torchtitan"].model_copy(update={"flash_kernel": "flash2"})
+                with patch.dict(frameworks(), {"torchtitan": earlier}):
+                    judged.append(judge(f"{name}, FlashAttention 2", of_precision, calibration))
+    steps = [row for row in read_usable_runs(H100_STEPS, gpus)[0] if row.row_id not in H100_NOT_COMPARED]
+    for kind, convolutional in (("decoders and BERT", False), ("ResNets", True)):
+        of_kind = [row for row in steps if row.setup.model.convolutional == convolutional]
+        judged.append(judge(f"one H100, {kind}", of_kind, calibration))
+    return tuple(judged)
+
+
 def run(rows: list[MeasuredRun]) -> Results:
     """Measure everything."""
     shipped = fit_rows(rows)
@@ -179,6 +249,8 @@ def run(rows: list[MeasuredRun]) -> Results:
         peers=peers,
         ran_out=ran_out_of_memory(OUT_OF_MEMORY, gpu_table(), shipped),
         own_rows=own_rows_curve(rows),
+        judged=judged_suites(gpu_table(), load()),
+        nanotron=left_out(nanotron_runs()),
     )
 
 
@@ -217,7 +289,8 @@ def main(runs: Path, out: Path) -> None:
     """Measure the estimator's accuracy and write it down."""
     from tests.benchmarks.accuracy_page import page
 
-    results = run(read_runs(runs, gpu_table()))
+    rows = read_runs(runs, gpu_table())
+    results = run(rows + learned_runs(gpu_table()) if runs == RUNS else rows)
     command = "python -m tests.benchmarks.accuracy" + ("" if runs == RUNS else f" --runs {runs.name}")
     text = page(results, command)
     stem = out / f"accuracy_{datetime.now(UTC):%Y%m}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from importlib.metadata import version
 
 import numpy as np
 
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, throughput_error
+from optimizer.performance.measured_runs import LEARNED, RUNS, MeasuredRun, throughput_error
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.accuracy import CHOICES, PeerResult, Results, mean_absolute_percentage
+from tests.benchmarks.many_nodes import Judged
 
 LEGEND = """\
 - *own rows*: fitted to all rows;
@@ -24,6 +26,20 @@ LEGEND = """\
 Leaving out refits the coefficients of calibration.json. It does not undo the equations and the constants of kernels.py
 and step.py, some of which were read off the h200 rows or chosen with the left-out errors of all suites in view: on a
 suite nobody here has seen, expect somewhat more."""
+
+JUDGED_NOTES = """\
+Where the goal of 5 per cent is missed, and what was tried:
+
+- **dgxc-gpt**: too slow where many data ranks reduce much in few micro-batches (Nemotron-4 15B on 2,048 GPUs -12 and
+  -20%, 340B -9 and -14%): Megatron Core hides more, and rings of 512 ranks lose less, than the equations have. No run
+  that may be learned from has more than 128 data ranks, so the rings' slowdown with nodes stays as it was.
+- **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (26.02's FSDP).
+- **torchtitan**: the H100s are of 500 W and 2.4 TB/s. Code of those dates gave attention to FlashAttention 2 on Hopper
+  (PROVENANCE.md), which the second line has; on A100 its norms were one kernel, where the profile has several.
+- **deeplearningexamples**: NVIDIA's container has faster batch norms than torch's, and fp32 convolutions by Winograd.
+  Before batch norm's cycles were counted the same runs in 16 bits were 23 to 32% too slow.
+- **Memory**: NeMo's runs keep 16-bit gradients and, in fp8, no 16-bit weights, which no profile has: 30 of the 86 that
+  ran on 80 GB are predicted not to fit (16 with 16-bit gradients). The other published runs are predicted to fit."""
 
 # Goals on rows not used for fitting, per cent: what, which rows, which errors, the goal.
 GOALS: tuple[tuple[str, Callable[[MeasuredRun], bool], str, float], ...] = (
@@ -36,8 +52,10 @@ GOALS: tuple[tuple[str, Callable[[MeasuredRun], bool], str, float], ...] = (
     ),
     ("vTrain TP x DP x PP rows", lambda row: row.suite == "vtrain", "models", 10.0),
 )
-NEW_SUITE_GOAL = 8.0
-MEMORY_GOAL = 5.0
+NEW_SUITE_GOAL = 5.0
+MEMORY_GOAL = 3.0
+# nanotron on up to 32 nodes, per cent: the fastest tenth, the preferred layout over the best, runs within p95.
+FASTEST_GOAL, PREFERRED_GOAL, WITHIN_GOAL = 15.0, 95.0, 95.0
 
 
 def page(results: Results, command: str) -> str:
@@ -46,13 +64,14 @@ def page(results: Results, command: str) -> str:
     head = (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, Python {platform.python_version()}, numpy "
         f"{version('numpy')}, gpufleet {version('gpufleet')}, {platform.machine()}; {len(results.rows)} rows "
-        f"(measured_runs.csv, SHA-256 {digest}). The fit uses no accelerator and is deterministic. Raw predictions: "
-        "the CSV beside this page."
+        f"(measured_runs.csv, SHA-256 {digest}, and suite {LEARNED} of public_runs.csv). The fit uses no accelerator "
+        "and is deterministic. Raw predictions: the CSV beside this page."
     )
     parts = [
         ["# Accuracy of step time and memory on measured runs", "", head],
         _goals(results),
         _throughput(results),
+        _judged(results),
         _peers(results),
         _memory(results),
         _own_rows(results),
@@ -76,18 +95,38 @@ def _goals(results: Results) -> list[str]:
     suites = {suite: _mape(results, "suites", _of(results, suite)) for suite in results.suites}
     lines += [_goal(f"new suite: {suite}", NEW_SUITE_GOAL, reached) for suite, reached in suites.items()]
     lines.append(_goal("new suite: mean of the suites", NEW_SUITE_GOAL, float(np.mean(list(suites.values())))))
+    lines += [
+        _goal(f"never fitted: {suite.name}", NEW_SUITE_GOAL, mean_absolute_percentage(suite.log_errors))
+        for suite in results.judged
+        if LEARNED not in suite.name
+    ]
+    lines += [line for model, (usual, _) in results.nanotron.items() for line in _nanotron_goals(model, usual)]
     gaps = _memory_gaps(results)
     if gaps.size:
         lines.append(_goal(f"peak memory ({gaps.size} rows)", MEMORY_GOAL, float(100 * np.abs(gaps).mean())))
-    refused = int((~results.fits).sum())
-    lines.append(
-        f"| ran, and predicted not to fit | 0 | {refused} of {len(results.rows)} | {_verdict(refused, 0, '')} |"
-    )
+    # The learned runs keep 16-bit gradients, which no profile has.
+    known = np.array([row.suite != LEARNED for row in results.rows])
+    refused = int((~results.fits & known).sum())
+    lines.append(f"| ran, and predicted not to fit | 0 | {refused} of {known.sum()} | {_verdict(refused, 0, '')} |")
     for allocator, (count, wrong) in results.ran_out.items():
         assumed = allocator != "default"  # limits assume expandable segments (optimizer/performance/memory.py)
         zero, verdict = ("0", _verdict(len(wrong), 0, "")) if assumed else ("-", "not the allocator assumed")
         lines.append(f"| ran out ({allocator}), and predicted to fit | {zero} | {len(wrong)} of {count} | {verdict} |")
     return lines
+
+
+def _nanotron_goals(model: str, judged: Judged) -> list[str]:
+    preferred = 100 * math.exp(np.mean(np.log(list(judged.preferred.values()))))
+    most = [(f"nanotron's {model} left out, preferred layout over the best", PREFERRED_GOAL, preferred)]
+    most.append((f"nanotron's {model} left out, undisturbed runs within p95", WITHIN_GOAL, 100 * judged.within_p95))
+    fastest = f"nanotron's {model} left out, fastest tenth"
+    return [
+        _goal(fastest, FASTEST_GOAL, 100 * judged.best_tenth_error),
+        *(
+            f"| {name} | >= {goal:g} | {reached:.1f} | {_verdict(goal - reached, 0, ' points')} |"
+            for name, goal, reached in most
+        ),
+    ]
 
 
 def _goal(name: str, goal: float, reached: float) -> str:
@@ -119,6 +158,29 @@ def _throughput(results: Results) -> list[str]:
             cells.append(f"{100 * np.abs(error).mean():.1f}{bias}")
         lines.append(f"| {suite} | {inside.sum()} | {' | '.join(cells)} |")
     return lines
+
+
+def _judged(results: Results) -> list[str]:
+    if not results.judged:
+        return []
+    lines = [
+        "## Runs that only judge",
+        "",
+        "The shipped calibration on published runs (optimizer/performance/data/PROVENANCE.md: the split was committed",
+        "before an estimate was looked at) and on one H100 that nothing is fitted to. Throughput, per cent; *within",
+        "p95*: runs not slower than the stated 95th percentile.",
+        "",
+        "| suite | runs | GPUs | error | too slow to too fast | within p95 |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for suite in results.judged:
+        error = 100 * throughput_error(suite.log_errors)
+        gpus = str(suite.gpus[0]) if suite.gpus[0] == suite.gpus[1] else f"{suite.gpus[0]} to {suite.gpus[1]:,}"
+        lines.append(
+            f"| {suite.name} | {error.size} | {gpus} | {np.abs(error).mean():.1f} ({error.mean():+.1f}) | "
+            f"{error.min():+.1f} to {error.max():+.1f} | {suite.within_p95} |"
+        )
+    return [*lines, "", JUDGED_NOTES]
 
 
 def _peers(results: Results) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import collectives, kernels, step
 from optimizer.performance.calibrate import fit_rows
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_runs, throughput_error
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, learned_runs, log_errors, read_runs, throughput_error
 
 # (module, constants with a value that removes their effect, or another plausible one).
 NEUTRAL: Mapping[str, tuple[ModuleType, dict[str, Any]]] = {
@@ -58,7 +58,7 @@ def error_when_left_out(rows: Sequence[MeasuredRun], suite: str) -> float:
 
 def main() -> None:
     """Print a table, one line a constant."""
-    rows = read_runs(RUNS, gpu_table())
+    rows = read_runs(RUNS, gpu_table()) + learned_runs(gpu_table())
     suites = sorted({row.suite for row in rows})
     print("| neutral | " + " | ".join(suites) + " |\n|---|" + "---:|" * len(suites))
     for name, (module, values) in NEUTRAL.items():
