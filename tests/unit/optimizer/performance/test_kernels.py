@@ -13,9 +13,11 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.errors import InvalidInputError
 from optimizer.performance.cells import Row
 from optimizer.performance.measured_runs import RUNS
+from optimizer.performance.rates import cycle_per_s
 from optimizer.performance.rows import read_row
 from optimizer.performance.step import step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
+from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -130,3 +132,27 @@ def test_arithmetic_alone_is_slower_at_the_power_limit_of_a_hopper() -> None:
         assert of(LLAMA_8B, gpu=gpu, micro_batch=8, recipe=how).time_s["throttling"] == 0
     idle = of(LLAMA_8B, gpu="h100-80gb", micro_batch=1, recipe=Recipe(seq_len=128, framework="torch")).time_s
     assert idle["throttling"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "multiprocessors", "ghz"),
+    [("h100-80gb", 132, 1.98), ("a100-80gb", 108, 1.41), ("v100-16gb", 80, 1.53), ("l4-24gb", 58, 2.04)],
+)
+def test_cycles_are_those_of_all_multiprocessors_at_the_boost_clock(key: str, multiprocessors: int, ghz: float) -> None:
+    assert cycle_per_s(gpu_table()[key]) == pytest.approx(multiprocessors * ghz * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "resnet18"])
+def test_a_convolutional_network_takes_its_kernels_time(model: str) -> None:
+    """256 images on H200: products and other kernels, of which half to three quarters wait for cycles, not memory."""
+    with (RESULTS / "h200_kernels_202611.csv").open(encoding="utf-8", newline="") as file:
+        own = [row for row in csv.DictReader(file) if row["model"] == model and row["kernel"].startswith("all: ")]
+    measured = {row["kernel"].removeprefix("all: "): float(row["seconds"]) for row in own}
+    hardware = node("h200-141gb")
+    endless = replace(hardware, gpu=replace(hardware.gpu, memory_bandwidth_gb_per_s=1e9))
+    step, cycles_alone = (
+        of(resolve_model(model), hardware=one, sharding=DDP, micro_batch=256).time_s for one in (hardware, endless)
+    )
+    kernels_s = measured["product"] + measured["other"]
+    assert float(step["matmul"] + step["elementwise"]) == pytest.approx(kernels_s, rel=0.1)
+    assert 0.4 < float(cycles_alone["elementwise"]) / measured["other"] < 0.8
