@@ -31,13 +31,15 @@ JUDGED_NOTES = """\
 Where the goal of 5 per cent is missed, and what was tried:
 
 - **dgxc-gpt**: too slow where many data ranks reduce much in few micro-batches (Nemotron-4 15B on 2,048 GPUs -12 and
-  -20%, 340B -9 and -14%): Megatron Core hides more, and rings of 512 ranks lose less, than the equations have. No run
-  that may be learned from has more than 128 data ranks, so the rings' slowdown with nodes stays as it was.
-- **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (26.02's FSDP).
+  -20%, 340B -9 and -14%): rings of 512 ranks seem to lose less than the equations have. No run that may be learned from
+  has more than 128 data ranks, so the rings' slowdown with nodes stays as it was.
+- **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (25.11's FSDP).
 - **torchtitan**: the H100s are of 500 W and 2.4 TB/s. Code of those dates gave attention to FlashAttention 2 on Hopper
   (PROVENANCE.md), which the second line has; on A100 its norms were one kernel, where the profile has several.
-- **deeplearningexamples**: NVIDIA's container has faster batch norms than torch's, and fp32 convolutions by Winograd.
+- **deeplearningexamples**: NVIDIA's container has batch norms and fp32 convolutions of its own (not looked into).
   Before batch norm's cycles were counted the same runs in 16 bits were 23 to 32% too slow.
+- **new suites**: with dgxc-llama in the fit, h200, llm-foundry and Megatron left out went from 7.3, 3.3 and 2.2 to 7.6,
+  4.3 and 3.5, vTrain from 7.2 to 6.7; dgxc-gpt from 7.5 (bf16) and 10.1 (fp8) to 3.1 and 4.5.
 - **Memory**: NeMo's runs keep 16-bit gradients and, in fp8, no 16-bit weights, which no profile has: 30 of the 86 that
   ran on 80 GB are predicted not to fit (16 with 16-bit gradients). The other published runs are predicted to fit."""
 
