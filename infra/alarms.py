@@ -59,26 +59,35 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
     def own(name: str, statistic: str) -> Metric:
         return Metric(name=name, namespace=names.metric_namespace, statistic=statistic)
 
-    failed_runs = Metric(
-        name="Errors", namespace="AWS/Lambda", statistic="Sum", dimensions={"FunctionName": names.controller}
-    )
+    # A tick that Lambda has no capacity for is no error, and its event is dropped after a minute (infra/controller.py):
+    # https://docs.aws.amazon.com/lambda/latest/dg/monitoring-metrics-types.html
+    failed_runs = {
+        name.lower(): Metric(
+            name=name, namespace="AWS/Lambda", statistic="Sum", dimensions={"FunctionName": names.controller}
+        )
+        for name in ("Errors", "Throttles")
+    }
     lost_events = Metric(
         name="ApproximateNumberOfMessagesVisible",
         namespace="AWS/SQS",
         statistic="Maximum",
         dimensions={"QueueName": names.dead_letter_queue},
     )
-    # EventBridge counts here what it could not deliver, be it to the queue or to the dead letters:
-    # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html
-    undelivered = {
-        event.replace("-", ""): Metric(
-            name="FailedInvocations",
-            namespace="AWS/Events",
-            statistic="Sum",
-            dimensions={"RuleName": names.rule(event)},
-        )
-        for event in EVENTS
-    }
+
+    def of_rules(name: str) -> dict[str, Metric]:
+        """A metric of EventBridge for each rule: https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html"""
+        return {
+            event.replace("-", ""): Metric(
+                name=name, namespace="AWS/Events", statistic="Sum", dimensions={"RuleName": names.rule(event)}
+            )
+            for event in EVENTS
+        }
+
+    # It could be delivered neither to the queue nor to the dead letters.
+    undelivered = of_rules("FailedInvocations")
+    # The account's rules together are over EventBridge's limit of invocations, and a notice is worth two minutes:
+    # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-quota.html
+    throttled = of_rules("ThrottledRules")
     every_alarm = [
         Alarm(
             name="missing-nodes",
@@ -103,8 +112,12 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         ),
         Alarm(
             name="controller-errors",
-            description=f"The controller failed in {CONTROLLER_ERRORS} of 5 minutes: the meter may stand still",
-            metrics={"errors": failed_runs},
+            description=(
+                f"The controller failed, or Lambda throttled it, in {CONTROLLER_ERRORS} of 5 minutes: the meter may "
+                "stand still"
+            ),
+            metrics=failed_runs,
+            expression=_sum_of(failed_runs),
             period_s=60,
             periods=5,
             rings_after=CONTROLLER_ERRORS,
@@ -135,7 +148,16 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             name="undelivered-events",
             description="EventBridge cannot deliver node events, spot notices among them; nodes see their own notices",
             metrics=undelivered,
-            expression=" + ".join(f"FILL({event}, 0)" for event in undelivered),
+            expression=_sum_of(undelivered),
+        ),
+        Alarm(
+            name="throttled-events",
+            description=(
+                "EventBridge throttles the account's rules, so node events come late; nodes see their own notices. "
+                "Ask for a higher quota of invocations"
+            ),
+            metrics=throttled,
+            expression=_sum_of(throttled),
         ),
     ]
     if settings.mode == "training":
@@ -155,6 +177,11 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             )
         )
     return every_alarm
+
+
+def _sum_of(metrics: Mapping[str, Metric]) -> str:
+    """Sum of counts, of which AWS publishes those above 0 only."""
+    return " + ".join(f"FILL({metric}, 0)" for metric in metrics)
 
 
 def _slow(plan: FleetPlan, speed: Metric) -> Alarm:

@@ -146,7 +146,12 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
         "failed-launches": ([(own, "FailedLaunches", "Sum", 300)], above, (2, 3)),
         "undelivered-events": ([("AWS/Events", "FailedInvocations", "Sum", 300)] * len(EVENTS), above, (1, 1)),
         "unfit-nodes": ([(own, "UnfitNodes", "Sum", 300)], above, (1, 1)),
-        "controller-errors": ([("AWS/Lambda", "Errors", "Sum", 60)], above, (3, 5)),
+        "throttled-events": ([("AWS/Events", "ThrottledRules", "Sum", 300)] * len(EVENTS), above, (1, 1)),
+        "controller-errors": (
+            [("AWS/Lambda", "Errors", "Sum", 60), ("AWS/Lambda", "Throttles", "Sum", 60)],
+            above,
+            (3, 5),
+        ),
         # A missing sample is bad, as the controller alone holds the ceiling.
         "controller-silent": (
             [(own, "SpentUsd", "SampleCount", 60)],
@@ -179,11 +184,22 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
     assert expressions == {
         "missing-nodes": "wanted - serving",
         "idle-gpus": "IF(serving > 0 AND FILL(gpu, 0) < 5, 1, 0)",
-        "undelivered-events": " + ".join(f"FILL({event.replace('-', '')}, 0)" for event in EVENTS),
+        "controller-errors": "FILL(errors, 0) + FILL(throttles, 0)",
+        **dict.fromkeys(
+            ("undelivered-events", "throttled-events"),
+            " + ".join(f"FILL({event.replace('-', '')}, 0)" for event in EVENTS),
+        ),
     }
     slow = stack.one("MetricAlarm", "-slow")["alarmDescription"]
     assert "h (4.5 planned)" in slow and "USD (100.00 planned)" in slow
-    assert stack.one("MetricAlarm", "-controller-errors")["dimensions"] == {"FunctionName": "gpufleet-dev-controller"}
+    for name, dimension, values in (
+        ("controller-errors", "FunctionName", ["gpufleet-dev-controller"] * 2),
+        ("throttled-events", "RuleName", [f"gpufleet-dev-{event}" for event in EVENTS]),
+    ):
+        queries = [query for query in stack.one("MetricAlarm", f"-{name}")["metricQueries"] if "metric" in query]
+        assert [query["metric"]["dimensions"] for query in queries] == [{dimension: value} for value in values]
+    # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/alarm-limits.html
+    assert all(len(read_metrics(dict(alarm.inputs))) <= 10 for alarm in stack.all("MetricAlarm"))
     assert stack.one("MetricAlarm", "-lost-events")["dimensions"] == {"QueueName": "gpufleet-dev-node-events-dead"}
 
 
