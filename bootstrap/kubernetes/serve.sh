@@ -34,12 +34,12 @@ json_field() {
   sed --silent "s/.*\"$1\" *: *\"\([^\"]*\)\".*/\1/p"
 }
 
-# write FILE SAVE_BY REASON: write outside the shared folder and move in, so that nobody reads half of the file and a
+# write FILE WORD...: write a line outside the shared folder and move in, so that nobody reads half of the file and a
 # container's link is not followed.
 write() {
   local new
   new=$(mktemp "$GPUFLEET_RUN_DIR.XXXXXX")
-  printf '%s %s\n' "$2" "$3" >"$new"
+  printf '%s\n' "${*:2}" >"$new"
   chmod 0644 "$new"
   mv --force --no-target-directory "$new" "$1"
 }
@@ -130,6 +130,8 @@ until curl --fail --silent --max-time 5 --output /dev/null "$KUBELET_URL"; do
   fi
   sleep "$NOTICE_POLL_S"
 done
+# For the pod's metrics (bootstrap/metrics).
+write "$GPUFLEET_RUN_DIR/instance-id" "$(imds instance-id || true)"
 "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" CONTINUE
 
 busy_at=$SECONDS

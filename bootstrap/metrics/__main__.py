@@ -27,6 +27,7 @@ SAMPLE_INTERVAL_S = 5.0
 WINDOW_S = 60.0
 NAMESPACE_VARIABLE = "GPUFLEET_METRIC_NAMESPACE"
 GROUP_VARIABLE = "GPUFLEET_LOG_GROUP"
+RUN_DIR_VARIABLE = "GPUFLEET_RUN_DIR"
 PROGRESS_VARIABLE = "GPUFLEET_PROGRESS_FILE"
 
 
@@ -43,12 +44,26 @@ def sample_window(
     return samples
 
 
-def minute_log(client: Any, group: str) -> MinuteLog | None:
-    """Log of this node's minutes; None without a group, and in a pod, which cannot ask for its node's id."""
+def instance_id() -> str:
+    """Id of this node's instance; a pod, which has no metadata service, reads it from the host's (kubernetes/serve.sh).
+
+    Raises:
+        ImdsError, OSError: it is not known, or not yet.
+    """
     imds = own_imds()
-    if not group or imds is None:
-        return None
-    return MinuteLog(lambda: LogStream(client, group, f"{STREAMS}{imds.get('instance-id')}"))
+    told = (
+        imds.get("instance-id")
+        if imds is not None
+        else (Path(os.environ[RUN_DIR_VARIABLE]) / "instance-id").read_text(encoding="utf-8").strip()
+    )
+    if not told:
+        raise OSError("this instance's id is not known")
+    return told
+
+
+def minute_log(client: Any, group: str) -> MinuteLog | None:
+    """Log of this node's minutes; None without a group."""
+    return MinuteLog(lambda: LogStream(client, group, f"{STREAMS}{instance_id()}")) if group else None
 
 
 def main() -> int:

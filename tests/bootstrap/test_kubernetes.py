@@ -145,6 +145,13 @@ def test_a_node_that_is_scaled_in_lets_the_container_save_and_completes_both_hoo
     assert any(f"put-object --bucket gpufleet-demo-bucket --key {own}" in call for call in node.calls)
 
 
+def test_the_pods_metrics_learn_the_nodes_id(tmp_path: Path) -> None:
+    node = KubernetesNode(tmp_path)
+    node.meta("autoscaling/target-lifecycle-state", "Terminated")
+    assert node.run("kubernetes/serve.sh", FAST).exit_code == 0
+    assert (node.run_dir / "instance-id").read_text() == f"{INSTANCE}\n"
+
+
 def test_an_idle_node_that_is_scaled_in_waits_for_nobody(tmp_path: Path) -> None:
     node = KubernetesNode(tmp_path)
     node.meta("autoscaling/target-lifecycle-state", "Terminated")

@@ -310,6 +310,25 @@ def test_minutes_reach_the_nodes_stream_also_after_a_failure(cloudwatch: Any) ->
     assert [event["timestamp"] for event in events] == [int(minute.at.timestamp() * 1000) for minute in minutes]
 
 
+def test_a_pods_minutes_are_in_its_nodes_stream(
+    cloudwatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The metadata service does not answer a pod; the host writes the id beside the notices, maybe a little later."""
+    logs = boto3.client("logs", region_name="us-east-1")
+    logs.create_log_group(logGroupName="/gpufleet/dev")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("GPUFLEET_RUN_DIR", str(tmp_path))
+    log = service.minute_log(logs, "/gpufleet/dev")
+    assert log is not None and service.minute_log(logs, "") is None
+    for text in (None, "\n", "i-0123456789abcdef0\n"):
+        if text is not None:
+            (tmp_path / "instance-id").write_text(text)
+        log.send(NodeMinute(at=NOW, gpus={}))
+    assert "not sent" in caplog.text
+    events = logs.filter_log_events(logGroupName="/gpufleet/dev")["events"]
+    assert [event["logStreamName"] for event in events] == ["gpus/i-0123456789abcdef0"] * 3
+
+
 def test_prometheus_reads_the_last_minute_in_base_units() -> None:
     exporter = Exporter(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{exporter.port}/metrics"
