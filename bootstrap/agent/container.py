@@ -62,6 +62,7 @@ def command(
             words += ["--mount", f"type=bind,source={file},target={file},readonly"]
         for key, value in (("HOME", user.pw_dir), ("USER", user.pw_name), ("LOGNAME", user.pw_name)):
             words += ["--env", f"{key}={value}"]
+    words += ["--env", "GPUFLEET_RANK_LINES=1"]  # docker's client writes all lines (training/rank_lines.py)
     for key in sorted(passed):
         words += ["--env", key]
     for folder in _folders(settings, passed, user.pw_dir if user else ""):

@@ -24,6 +24,7 @@ from subprocess import Popen
 from bootstrap.contract.fine_tuning import METHODS
 from bootstrap.training.environment import positive_number
 from bootstrap.training.ledger.writer import STARTED_VARIABLE
+from bootstrap.training.rank_lines import RankLines
 
 logger = logging.getLogger(__name__)
 
@@ -54,22 +55,23 @@ def modules_to_import(*, is_trainer: bool) -> tuple[str, ...]:
 class _Waiting:
     process: Popen[bytes]
     command: int
+    lines: RankLines | None
     is_ready: bool = False
 
 
 class Standby:
     """Waiting processes of one torchrun, as many as it has workers."""
 
-    def __init__(self, modules: Sequence[str], *, delay_s: float) -> None:
-        self._modules, self._delay_s = tuple(modules), delay_s
+    def __init__(self, modules: Sequence[str], *, delay_s: float, marks_lines: bool = False) -> None:
+        self._modules, self._delay_s, self._marks_lines = tuple(modules), delay_s, marks_lines
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._wanted, self._not_before, self._is_closed = 0, 0.0, False
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_environment(cls, arguments: Sequence[str]) -> Standby | None:
-        """Processes for a torchrun with these arguments; None where they are off.
+    def from_environment(cls, arguments: Sequence[str], *, marks_lines: bool = False) -> Standby | None:
+        """Processes for a torchrun with these arguments; None where they are off. ``marks_lines``: see rank_lines.py.
 
         The reference trainer has them. A script of one's own asks for them with ``GPUFLEET_STANDBY=1``: a variable that
         it sets before it imports torch would come too late for torch.
@@ -78,7 +80,8 @@ class Standby:
         is_trainer = any(pair == ("-m", TRAINER) for pair in itertools.pairwise(arguments))
         if asked == "0" or (asked != "1" and not is_trainer):
             return None
-        return cls(modules_to_import(is_trainer=is_trainer), delay_s=positive_number(DELAY_VARIABLE) or DEFAULT_DELAY_S)
+        delay_s = positive_number(DELAY_VARIABLE) or DEFAULT_DELAY_S
+        return cls(modules_to_import(is_trainer=is_trainer), delay_s=delay_s, marks_lines=marks_lines)
 
     def take(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> Popen[bytes] | None:
         """Give a command to a waiting process, which becomes that worker; None where none can."""
@@ -88,6 +91,8 @@ class Standby:
         with self._changed:
             for one in [one for one in self._waiting if one.is_ready]:
                 self._waiting.remove(one)
+                if one.lines is not None:
+                    one.lines.rank = environment["RANK"]
                 with os.fdopen(one.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
@@ -148,8 +153,12 @@ class Standby:
         with self._changed:
             if self._is_closed:
                 return False
-            process = Popen([*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True)
-            one = _Waiting(process=process, command=command)
+            with RankLines() if self._marks_lines else contextlib.nullcontext() as lines:
+                process = Popen(
+                    [*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True,
+                    stdout=lines, stderr=lines,
+                )  # fmt: skip
+            one = _Waiting(process=process, command=command, lines=lines)
             self._waiting.append(one)
         os.close(command_end)
         os.close(ready_end)

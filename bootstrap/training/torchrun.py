@@ -2,8 +2,8 @@
 
 A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. Processes that have
 done the imports already take a failed worker's place (standby.py). And the process of each rank is logged, so that the
-node's log stream tells their lines apart (../logs/ranks.py): torchrun's own --tee passes the output through files,
-which fill the disk and which no standby process has.
+node's log stream tells their lines apart (../logs/ranks.py), or, in a container, each line is marked (rank_lines.py):
+torchrun's own --tee passes the output through files, which fill the disk and which no standby process has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from bootstrap.contract.report import EXIT_AT_FAULT
+from bootstrap.training import rank_lines
+from bootstrap.training.rank_lines import RankLines
 from bootstrap.training.standby import Standby
 
 run: Any = importlib.import_module("torch.distributed.run")
@@ -39,18 +41,24 @@ class FleetAgent(LocalElasticAgent):
         return result
 
 
-def worker_handler(standby: Standby | None) -> type[SubprocessHandler]:
+def worker_handler(standby: Standby | None, *, marks_lines: bool = False) -> type[SubprocessHandler]:
     """Make the class that starts torchrun's workers, from the processes that stand by where one is ready."""
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
-            process = None
+            process, is_redirected = None, self._stdout is not None or self._stderr is not None
             if standby is not None:
-                if self._stdout is None and self._stderr is None:
+                if not is_redirected:
                     process = standby.take(args, env)
                 standby.started(int(env["LOCAL_WORLD_SIZE"]))
+            if process is None and marks_lines and not is_redirected:
+                with RankLines(env["RANK"]) as lines:
+                    self._stdout = self._stderr = lines
+                    process = super()._popen(args, env)
+                self._stdout = self._stderr = None
             process = process or super()._popen(args, env)
-            logger.info("rank %s is process %d", env["RANK"], process.pid)
+            if not marks_lines:  # the node has other ids for a container's processes
+                logger.info("rank %s is process %d", env["RANK"], process.pid)
             return process
 
     return Handler
@@ -64,8 +72,9 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
-    standby = Standby.from_environment(sys.argv[1:])
-    handlers.SubprocessHandler = worker_handler(standby)
+    marks_lines = rank_lines.are_wanted(sys.argv)
+    standby = Standby.from_environment(sys.argv[1:], marks_lines=marks_lines)
+    handlers.SubprocessHandler = worker_handler(standby, marks_lines=marks_lines)
     try:
         run.main()
     except ChildFailedError as error:
@@ -76,6 +85,7 @@ def main() -> None:
     finally:
         if standby is not None:
             standby.close()
+        rank_lines.flush()
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         "GPUFLEET_TERMINATE_HOOK": "",
         "GPUFLEET_RUN_DIR": RUN_DIR,
         "GPUFLEET_PROGRESS_FILE": f"{RUN_DIR}/progress.json",
+        "GPUFLEET_RANK_LINES": "1",
         "GPUFLEET_LEFT_STATUS": str(LEFT),
         # Seconds after SIGTERM, within the pod's grace period.
         "GPUFLEET_DRAIN_LIMIT_S": str(plan.save_limit_s),

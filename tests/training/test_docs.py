@@ -48,7 +48,7 @@ def test_settings_table_names_every_variable_and_no_other() -> None:
     )
     listed = set(re.findall(r"^\| `([A-Z0-9_]+)`", DOCS.read_text(), re.MULTILINE))
     internal = {
-        "GPUFLEET_DRAIN_FILE", "GPUFLEET_PROGRESS_FILE", "GPUFLEET_REGION", "GPUFLEET_STARTED_AT",
-        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        "GPUFLEET_DRAIN_FILE", "GPUFLEET_PROGRESS_FILE", "GPUFLEET_RANK_LINES", "GPUFLEET_REGION",
+        "GPUFLEET_STARTED_AT", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
     }  # fmt: skip
     assert used - internal == listed

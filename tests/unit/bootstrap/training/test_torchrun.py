@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.logs.ranks import Ranks
-from bootstrap.training import standby, torchrun
+from bootstrap.training import rank_lines, standby, torchrun
 
 # Dies without a word at its first start, and finds its settings at fault at its second, as a script of the user's own.
 WORKER = """
@@ -75,6 +76,68 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
         for message in caplog.messages:
             ranks.prefixed(f"2026-11-21 16:00:00,123 torchrun {message}", "1")
         assert ranks.prefixed("step 1", str(row["pid"])) == "[rank 0] step 1"
+
+
+SPEAKER = """
+import os, sys, time
+from pathlib import Path
+
+here, rank, restarts = Path(sys.argv[1]), os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"start {restarts} of {rank}", flush=True)
+print("to standard error", file=sys.stderr)
+while not restarts and not (here / "go").exists():
+    time.sleep(0.01)
+if not restarts:
+    sys.exit(3)
+os.write(1, b"x" * 100_000 + b"\\nthe last line has no end")
+"""
+
+
+def test_in_a_container_every_line_has_its_rank(tmp_path: Path) -> None:
+    """Two workers and, after a failure, the standby processes in their places; docker's client has one process id."""
+    (tmp_path / "work.py").write_text(SPEAKER)
+    root = Path(torchrun.__file__).parents[2]
+    environment = {
+        **os.environ, "PYTHONPATH": str(root), "GPUFLEET_RANK_LINES": "1", "GPUFLEET_STANDBY": "1",
+        "GPUFLEET_STANDBY_DELAY_S": "0.05", "TORCHELASTIC_ERROR_FILE": "",
+    }  # fmt: skip
+    arguments = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        str(tmp_path / "work.py"),
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "bootstrap.training.torchrun", *arguments]
+    lines: list[str] = []
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.removesuffix("\n"))
+            if sum(standby.READY in line for line in lines) == 2:
+                (tmp_path / "go").touch()
+    assert process.returncode == 0, lines
+    assert sum(standby.TAKES in line for line in lines) == 2, lines
+    # A host's process may have the id that one in the container has.
+    assert not any(" is process " in line for line in lines)
+    for rank in "01":
+        marked = [line.removeprefix(f"[rank {rank}] ") for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert marked[:4] == [
+            f"start 0 of {rank}", "to standard error", f"start 1 of {rank}", "to standard error",
+        ]  # fmt: skip
+        assert [len(part) for part in marked[4:7]] == [49_152, 49_152, 1_696] and "".join(marked[4:7]) == "x" * 100_000
+        assert marked[7:] == ["the last line has no end"]
+        assert Ranks(tmp_path).prefixed(f"[rank {rank}] x", "7") == f"[rank {rank}] x"
+
+
+def test_ranks_of_a_programs_own_launcher_are_not_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFLEET_RANK_LINES", "1")
+    assert rank_lines.are_wanted(["torchrun", "train.py"])
+    assert not rank_lines.are_wanted(["torchrun", "-m", "bootstrap.launchers", "mpirun", "train.py"])
+    monkeypatch.delenv("GPUFLEET_RANK_LINES")
+    assert not rank_lines.are_wanted(["torchrun", "train.py"]), "on a node the journal knows the process"
 
 
 def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
