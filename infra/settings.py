@@ -18,7 +18,6 @@ from pydantic.alias_generators import to_camel
 from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
-from bootstrap.contract.timings import UNDO_DAYS
 from optimizer.plan import FleetPlan
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
@@ -180,9 +179,9 @@ class Settings(_Model):
     budget; empty makes none."""
     tags: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
     """Tags for every resource, beside those gpufleet sets for cost allocation."""
-    undo_days: int = Field(default=UNDO_DAYS, ge=1, le=365)
-    """Days that a deleted or overwritten checkpoint can be brought back. Each checkpoint that training prunes is billed
-    as long; the plan's cost and checkpoint interval count with the default."""
+    undo_days: int = Field(default=14, ge=1, le=365)
+    """Days that a deleted or overwritten checkpoint can be brought back, and is billed. Those that training prunes, as
+    newer ones replace them, stay one day."""
     permissions_boundary: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+)?$")
     """ARN of an IAM policy that bounds every role of the stack, where your organisation demands one. It must allow what
     the roles do (docs/security.md). Auto Scaling's service-linked role takes none."""

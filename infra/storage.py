@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from infra.bundle import Bundle
 from infra.component import Component, Stack
 from infra.policies.resources import bucket_policy
 
-# S3's shortest, for what is not a checkpoint: the controller's state has a version a minute.
+# S3's shortest, for what is not a checkpoint (the controller's state has a version a minute), and for checkpoints that
+# training pruned: it writes one after the other, and all would be billed for gpufleet:undoDays.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
@@ -122,17 +124,28 @@ class Storage(Component):
             opts=self._guarded,
         )
         names = self._names
-        kept = dict.fromkeys((names.bootstrap_prefix, names.control_prefix), NONCURRENT_DAYS)
-        kept[names.checkpoint_prefix] = self._settings.undo_days
+        checkpoints = names.checkpoint_prefix
+        filters = aws.s3.BucketLifecycleConfigurationRuleFilterArgs
+        pruned = aws.s3.BucketLifecycleConfigurationRuleFilterAndArgs(
+            prefix=f"{checkpoints}/", tags={PRUNED_TAG: PRUNED}
+        )
         aws.s3.BucketLifecycleConfiguration(
             self._logical,
             bucket=self.bucket,
             rules=[
-                *(self._old_versions(prefix, days) for prefix, days in kept.items()),
+                *(
+                    _old_versions(prefix, filters(prefix=f"{prefix}/"), days)
+                    for prefix, days in (
+                        (names.bootstrap_prefix, NONCURRENT_DAYS),
+                        (names.control_prefix, NONCURRENT_DAYS),
+                        (checkpoints, self._settings.undo_days),
+                    )
+                ),
+                _old_versions("pruned", filters(and_=pruned), NONCURRENT_DAYS),
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="left-overs",
                     status="Enabled",
-                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    filter=filters(prefix=""),
                     expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True),
                     # A killed node leaves parts of an upload, billed until removed.
                     abort_incomplete_multipart_upload=(
@@ -147,18 +160,6 @@ class Storage(Component):
         )
         return versioning
 
-    def _old_versions(self, prefix: str, days: int) -> aws.s3.BucketLifecycleConfigurationRuleArgs:
-        # A rule each, as of overlapping rules the shortest wins:
-        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/lifecycle-conflicts.html
-        return aws.s3.BucketLifecycleConfigurationRuleArgs(
-            id=f"old-{prefix}",
-            status="Enabled",
-            filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{prefix}/"),
-            noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-                noncurrent_days=days
-            ),
-        )
-
     def _archive(self, name: str, key: str, archive: Bundle, opts: pulumi.ResourceOptions) -> aws.s3.BucketObjectv2:
         return self._object(
             f"{self._prefix}-{name}",
@@ -170,3 +171,18 @@ class Storage(Component):
             content_type="application/gzip",
             bucket_key_enabled=True,
         )
+
+
+def _old_versions(
+    what: str, of: aws.s3.BucketLifecycleConfigurationRuleFilterArgs, days: int
+) -> aws.s3.BucketLifecycleConfigurationRuleArgs:
+    # A rule each, as of overlapping rules the shortest wins:
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/lifecycle-conflicts.html
+    return aws.s3.BucketLifecycleConfigurationRuleArgs(
+        id=f"old-{what}",
+        status="Enabled",
+        filter=of,
+        noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
+            noncurrent_days=days
+        ),
+    )

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MANIFEST_NAME = "manifest.json"
+# Tag of what training deletes because newer checkpoints replace it: S3 keeps it for a day, and what is deleted without
+# the tag for gpufleet:undoDays (infra/storage.py).
+PRUNED_TAG, PRUNED = "gpufleet-pruned", "true"
 STEP_PREFIX = re.compile(r"^step-(\d{8,})-[0-9a-f]+\.\d+$")
 ENGINE_PREFIX = re.compile(r"^engine-(\d{8,})-[0-9a-f]+\.\d+$")
 

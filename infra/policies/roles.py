@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bootstrap.contract import report
+from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.start_reservation import STACK_TAG, START_TAG
 from infra.naming import Names
@@ -18,7 +19,7 @@ from infra.s3_uri import read_s3_prefix
 EKS_STATEMENTS = {
     "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
     "PublishMetrics SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
-    "training": "ReadBootstrap KeepCheckpoints ListCheckpoints ReadData ListData "
+    "training": "ReadBootstrap KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData "
     "ReadBaseWeights ListBaseWeights UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
 }
@@ -26,8 +27,8 @@ EKS_STATEMENTS = {
 
 # Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
 TRAINING_STATEMENTS = (
-    "KeepCheckpoints ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights UseKeyThroughServices "
-    "ReadParameters"
+    "KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights "
+    "UseKeyThroughServices ReadParameters"
 )
 
 
@@ -106,6 +107,16 @@ def node_policy(
             "KeepCheckpoints",
             ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             f"{bucket}/{names.checkpoint_prefix}/*",
+        ),
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/tagging-and-policies.html
+        allow(
+            "MarkPruned",
+            "s3:PutObjectTagging",
+            f"{bucket}/{names.checkpoint_prefix}/*",
+            condition={
+                "StringEquals": {f"s3:RequestObjectTag/{PRUNED_TAG}": PRUNED},
+                "ForAllValues:StringEquals": {"s3:RequestObjectTagKeys": [PRUNED_TAG]},
+            },
         ),
         _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
         *(statement for what, uri in read_prefixes.items() for statement in _read_prefix(names, what, uri)),

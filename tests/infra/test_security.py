@@ -67,6 +67,11 @@ def test_a_node_reaches_its_stack_alone() -> None:
         "StringEquals": {"kms:ViaService": ["s3.us-east-1.amazonaws.com", "ssm.us-east-1.amazonaws.com"]}
     }
     assert statements["KeepCheckpoints"]["Resource"] == f"{BUCKET}/checkpoints/*"
+    assert statements["MarkPruned"]["Resource"] == f"{BUCKET}/checkpoints/*"
+    assert statements["MarkPruned"]["Condition"] == {
+        "StringEquals": {"s3:RequestObjectTag/gpufleet-pruned": "true"},
+        "ForAllValues:StringEquals": {"s3:RequestObjectTagKeys": ["gpufleet-pruned"]},
+    }
     assert statements["ActInOwnGroup"]["Resource"] == (
         "arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpufleet-dev-nodes"
     )
@@ -128,6 +133,7 @@ PYTHON_CALLS = {
     "s3:GetObject",
     "s3:ListBucket",
     "s3:DeleteObject",
+    "s3:PutObjectTagging",
     "cloudwatch:PutMetricData",
 }
 # Training code reads its secrets, and Session Manager's agent is part of the image.

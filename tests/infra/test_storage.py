@@ -56,14 +56,19 @@ def test_the_bucket_refuses_plain_http_and_other_keys(stack: Deployed) -> None:
     assert (own_key["Action"], own_key["Resource"]) == ("s3:PutObject", f"{bucket}/*")
 
 
-def test_old_versions_are_billed_for_a_day_and_checkpoints_as_long_as_asked(stack: Deployed) -> None:
-    for given, days in ((stack, 1), (deploy(config={"gpufleet:undoDays": "14"}), 14)):
-        *old, rest = given.one("BucketLifecycleConfiguration")["rules"]
+def test_old_versions_and_pruned_checkpoints_are_billed_for_a_day_and_other_checkpoints_as_long_as_asked(
+    stack: Deployed,
+) -> None:
+    for given, days in ((stack, 14), (deploy(config={"gpufleet:undoDays": "30"}), 30)):
+        *old, pruned, rest = given.one("BucketLifecycleConfiguration")["rules"]
         assert {rule["filter"]["prefix"]: rule["noncurrentVersionExpiration"]["noncurrentDays"] for rule in old} == {
             "bootstrap/": 1,
             "control/": 1,  # the controller writes its state every minute, and each is a version
             "checkpoints/": days,
         }
+        assert pruned["filter"] == {"and": {"prefix": "checkpoints/", "tags": {"gpufleet-pruned": "true"}}}
+        assert pruned["noncurrentVersionExpiration"] == {"noncurrentDays": 1}, "training writes one after the other"
+        old.append(pruned)
         assert "noncurrentVersionExpiration" not in rest, "of overlapping rules the shortest wins"
         assert rest["filter"] == {"prefix": ""}
         assert rest["abortIncompleteMultipartUpload"] == {"daysAfterInitiation": 1}

@@ -37,7 +37,7 @@ class Store(Protocol):
         """Names that begin with ``prefix``, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove an object; a missing name is no error."""
+        """Remove an object that newer ones replace; a missing name is no error."""
 
 
 def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:

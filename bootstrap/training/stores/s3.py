@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores.base import Buffer, byte_views
 from bootstrap.training.stores.transfers import (
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # Local NVMe for training data staged from S3 (staging.py); default: the system's temporary folder.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
@@ -37,7 +40,7 @@ class S3Store:
     """``Store`` under a prefix of a bucket; without a key the bucket's default encrypts.
 
     Needs s3:PutObject, s3:GetObject, s3:DeleteObject, s3:AbortMultipartUpload on the prefix, s3:ListBucket on the
-    bucket, and kms:GenerateDataKey, kms:Decrypt on the key.
+    bucket, and kms:GenerateDataKey, kms:Decrypt on the key; s3:PutObjectTagging for the tag of deleted objects.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class S3Store:
         self._kms_key_id = kms_key_id
         self._connections = connections
         self._client = client or _s3_client()
+        self._tags_deleted = True
 
     @cached_property
     def _transfers(self) -> CrtTransfers | Boto3Transfers:
@@ -111,8 +115,24 @@ class S3Store:
         return self._call("list", prefix, keys)
 
     def delete(self, name: str) -> None:
-        """See ``Store.delete``."""
+        """See ``Store.delete``; with a tag by which the bucket drops it sooner than what others delete."""
+        if self._tags_deleted:
+            self._tag(name)
         self._call("delete", name, lambda key: self._client.delete_object(Bucket=self._bucket, Key=key))
+
+    def _tag(self, name: str) -> None:
+        def tag(key: str) -> object:
+            tags = [{"Key": PRUNED_TAG, "Value": PRUNED}]
+            return self._client.put_object_tagging(Bucket=self._bucket, Key=key, Tagging={"TagSet": tags})  # type: ignore[typeddict-item]
+
+        try:
+            self._call("mark", name, tag)
+        except FileNotFoundError:
+            pass
+        except CheckpointError as error:
+            # A role or a bucket of one's own.
+            self._tags_deleted = False
+            logger.warning("pruned checkpoints stay as long as other deleted objects: %s", error)
 
     def _call(self, verb: str, name: str, request: Callable[[str], T]) -> T:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -122,7 +142,7 @@ class S3Store:
                 return request(self._prefix + name)
             except (BotoCoreError, ClientError, OSError) as error:
                 response = error.response if isinstance(error, ClientError) else {}
-                if verb == "read" and response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                if response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
                     raise FileNotFoundError(name) from None
                 status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
                 if pause_s is None or status < 500:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import jmespath
 import pytest
+from botocore.exceptions import ClientError
 
+from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
 from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
@@ -253,6 +257,51 @@ def test_s3_small_requests_are_tried_again(proxy: Proxy, monkeypatch: pytest.Mon
     proxy.loses_answer = lambda method, path: True
     with pytest.raises(CheckpointError, match="cannot list s3://"):
         store.names("")
+
+
+def test_s3_tells_what_training_prunes_from_what_others_delete(aws: str) -> None:
+    """The stack's bucket drops tagged versions after a day (infra/storage.py)."""
+    store, client = open_store(f"s3://{BUCKET}/run"), boto3.client("s3")
+    client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    for name in ("pruned", "deleted"):
+        store.write(name, [b"x"])
+    store.delete("pruned")
+    client.delete_object(Bucket=BUCKET, Key="run/deleted")
+    tags = {
+        version["Key"]: client.get_object_tagging(Bucket=BUCKET, Key=version["Key"], VersionId=version["VersionId"])[
+            "TagSet"
+        ]
+        for version in client.list_object_versions(Bucket=BUCKET)["Versions"]
+    }
+    assert tags == {"run/pruned": [{"Key": PRUNED_TAG, "Value": PRUNED}], "run/deleted": []}
+    # What docs/operations.md says to undo a deletion.
+    page = (Path(__file__).parents[4] / "docs/operations.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r"list-object-versions .*?--query '(.+?)'", page, re.DOTALL)
+    listed = client.list_object_versions(Bucket=BUCKET, Prefix="run/deleted")
+    client.delete_objects(Bucket=BUCKET, Delete=jmespath.search(query, listed))
+    assert store.names("") == ["deleted"] and store.read("deleted") == b"x"
+    # The fixture empties a bucket without versions.
+    listed = client.list_object_versions(Bucket=BUCKET)
+    for version in [*listed["Versions"], *listed["DeleteMarkers"]]:
+        client.delete_object(Bucket=BUCKET, Key=version["Key"], VersionId=version["VersionId"])
+
+
+def test_s3_deletes_also_where_it_may_not_tag(
+    aws: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = boto3.client("s3")
+
+    def refuse(**_: object) -> None:
+        answer: Any = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        raise ClientError(answer, "PutObjectTagging")
+
+    monkeypatch.setattr(client, "put_object_tagging", refuse)
+    store = S3Store(BUCKET, "run", client=client)
+    for name in ("a", "b"):
+        store.write(name, [b"x"])
+        store.delete(name)
+    assert store.names("") == []
+    assert [record.message for record in caplog.records if "pruned" in record.message] == [caplog.messages[-1]]
 
 
 def test_s3_encrypts_with_the_key_it_is_given(aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
