@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from bootstrap.smoke import cli
 from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 PROGRAM = Path(__file__).with_name("gang_host.py")
@@ -184,6 +185,50 @@ def test_a_rank_that_computes_wrongly_is_found_though_all_sums_are_wrong() -> No
     assert miscomputing([{"a": 1.0}, {"a": 1.0}, {"a": 1.01}], 1e-4) == [2]
     assert miscomputing([{"a": 1.0}, {"a": float("nan")}, {"a": 1.0}], 1e-4) == [1]
     assert miscomputing([{"a": 0.0}, {"a": 0.0}], 1e-4) == []
+
+
+class Planted(SimpleNamespace):
+    """Ranks that answer what a test planted."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def barrier(self, _: str) -> None:
+        """Nobody is late."""
+
+    def gather(self, _: str, own: dict[str, Any]) -> list[dict[str, Any]]:
+        assert own == self.answers[0]
+        return list(self.answers)
+
+
+def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock falls with its rate; at its power limit alone a GPU is healthy."""
+    from bootstrap.contract.expected import Band
+    from bootstrap.smoke import straggler
+
+    properties = SimpleNamespace(uuid="0a1b")
+    monkeypatch.setattr(straggler.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    tool = tmp_path / "nvidia-smi"
+    looks = []
+    for line in ("61, 1500, 694.0, 0x0000000000000004", "84, 990, 310.5, 0x0000000000000048"):
+        tool.write_text(f'#!/bin/sh\n[ "$1" = --id=GPU-0a1b ] && echo "{line}"\n')
+        tool.chmod(0o755)
+        looks.append(straggler._read_gpu(torch.device("cuda", 0)))
+    capped, hot = looks
+    answers = [
+        {"tflop_per_s": rate, "gpu": gpu} for rate, gpu in ((670, capped), (660, capped), (440, hot), (665, capped))
+    ]
+    monkeypatch.setattr(straggler, "_measure", lambda *_: answers[0])
+    ranks: Any = Planted(answers=answers)
+    hosts = ("host-0", "host-1", "host-2", "host-3")
+    band = Band(value=673, warn_below=600, fail_below=500)
+    tests = {result.name: result for result in straggler.check(ranks, hosts, band, budget_s=1)}
+    assert {name: (result.verdict, result.hosts) for name, result in tests.items()} == {
+        "slowest_rank_products": ("fail", ("host-2",)),
+        "median_rank_products": ("pass", ()),
+        "throttled_gpus": ("warn", ("host-2",)),
+    }
+    assert tests["throttled_gpus"].note == "rank 2 of host-2: hardware slowdown, hardware thermal"
 
 
 def test_what_slows_a_gpu_is_read_from_nvidia_smi() -> None:
