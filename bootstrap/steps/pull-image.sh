@@ -39,9 +39,10 @@ else
   export DOCKER_CONFIG
   trap 'rm -rf "$DOCKER_CONFIG"' EXIT
   retry 5 log_in || die "no access to ${image%%/*}: the node's role and the VPC's endpoints ecr.api and ecr.dkr must admit it"
+  began=$SECONDS
   retry 3 docker pull --quiet "$image" >/dev/null || die "$image cannot be pulled; its layers come through the VPC's" \
     "endpoint for S3, and go to the root volume, which has $(df --output=avail --human-readable "$ROOT/" | tail -n 1) free"
-  log "$image pulled"
+  log "$image pulled in $((SECONDS - began)) s"
 fi
 
 # The modules that start the training: they take torchrun's inner parts, and Python 3.11.
