@@ -28,27 +28,24 @@ def are_wanted(arguments: Sequence[str]) -> bool:
 
 
 class RankLines:
-    """Pipe for a process's output, as an argument of Popen; leave the ``with`` block once the process has it.
+    """Pipe whose ``end`` is for a process's output; leave the ``with`` block once the process has it.
 
     A thread copies each line to standard error, after ``[rank N] `` where ``rank`` is set.
     """
 
     def __init__(self, rank: str = "") -> None:
         self.rank = rank
-        read_end, self._write_end = os.pipe()
+        read_end, write_end = os.pipe()
+        self.end = os.fdopen(write_end, "w")
         thread = threading.Thread(target=self._copy, args=(read_end,), name="rank-lines", daemon=True)
         thread.start()
         _threads[:] = [one for one in _threads if one.is_alive()] + [thread]
-
-    def fileno(self) -> int:
-        """End that the process writes to."""
-        return self._write_end
 
     def __enter__(self) -> RankLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._write_end)
+        self.end.close()
 
     def _copy(self, read_end: int) -> None:
         with os.fdopen(read_end, "rb") as pipe:

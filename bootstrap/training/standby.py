@@ -153,10 +153,12 @@ class Standby:
         with self._changed:
             if self._is_closed:
                 return False
-            with RankLines() if self._marks_lines else contextlib.nullcontext() as lines:
+            lines = RankLines() if self._marks_lines else None
+            with lines or contextlib.nullcontext():
+                output = lines.end if lines is not None else None
                 process = Popen(
                     [*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True,
-                    stdout=lines, stderr=lines,
+                    stdout=output, stderr=output,
                 )  # fmt: skip
             one = _Waiting(process=process, command=command, lines=lines)
             self._waiting.append(one)

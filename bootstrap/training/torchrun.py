@@ -53,7 +53,7 @@ def worker_handler(standby: Standby | None, *, marks_lines: bool = False) -> typ
                 standby.started(int(env["LOCAL_WORLD_SIZE"]))
             if process is None and marks_lines and not is_redirected:
                 with RankLines(env["RANK"]) as lines:
-                    self._stdout = self._stderr = lines
+                    self._stdout = self._stderr = lines.end
                     process = super()._popen(args, env)
                 self._stdout = self._stderr = None
             process = process or super()._popen(args, env)

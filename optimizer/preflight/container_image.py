@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bootstrap.contract.ecr import read_ecr_image
 from optimizer.aws.registry import find_image
-from optimizer.economics.staging import IMAGE_GIB
+from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 from optimizer.preflight.model import Context, Finding, failure, passed
 
 _CHECK = "container image"
@@ -41,9 +41,10 @@ def check_container_image(context: Context) -> Iterator[Finding]:
             next_step="raise volumes.root_gib in the plan, or build a smaller image",
         )
         return
+    pull_s = least_pull_s(context.plan.node, context.plan.volumes, compressed_gib=size_gib)
     yield passed(
         _CHECK,
         f"{uri} is there; {size_gib:.1f} GiB of compressed layers for {room_gib} GiB of root volume beside the machine "
-        "image; its Python and torch are checked on the nodes",
+        f"image; each new node takes at least {pull_s / 60:.1f} min to pull it, and then checks its Python and torch",
         value=uri,
     )

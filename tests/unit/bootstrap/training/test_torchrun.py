@@ -110,7 +110,9 @@ def test_in_a_container_every_line_has_its_rank(tmp_path: Path) -> None:
         str(tmp_path / "work.py"),
         str(tmp_path),
     ]
-    command = [sys.executable, "-m", "bootstrap.training.torchrun", *arguments]
+    # Imports of a standby process are most of a minute of a processor.
+    program = "from bootstrap.training import standby, torchrun; standby.MODULES = ('json',); torchrun.main()"
+    command = [sys.executable, "-c", program, *arguments]
     lines: list[str] = []
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
