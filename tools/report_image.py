@@ -1,6 +1,7 @@
 """``python -m tools.report_image`` takes the pictures of docs/images: the example request's report, light and dark.
 
-Needs Chromium (make browser). A picture holds the digest of the page's code and its title; tests/pages compares them.
+Needs Chromium (make browser). A picture holds the digest of the page's code and its first words; tests/pages compares
+them.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tempfile
 from datetime import UTC, datetime
+from html import unescape
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
@@ -28,7 +31,7 @@ FOLDER = ROOT / "docs" / "images"
 PICTURES: dict[Scheme, Path] = {"light": FOLDER / "report.png", "dark": FOLDER / "report-dark.png"}
 WIDTH, HEIGHT = 1100, 1600
 # A picture holds these of its page.
-CODE_KEY, TITLE_KEY = "page-code", "page-title"
+CODE_KEY, WORDS_KEY = "page-code", "page-words"
 
 
 def code_digest() -> str:
@@ -45,9 +48,10 @@ def example_answer(**constraints: float) -> str:
     return json.dumps(recommend(request, load(), load_calibration()).to_dict())
 
 
-def page_title(page: str) -> str:
-    """Title of a page: model, fleet and dollars."""
-    return page.partition("<title>")[2].partition("</title>")[0]
+def first_words(page: str) -> str:
+    """Words of a page's answer, gauges and tiles. What is below ages with the prices from day to day."""
+    parts = re.findall(r"<h1>.*?</h1>|<div class=\"gauges\">.*?</dl>", page, re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", " ".join(parts))).split())
 
 
 def main() -> None:
@@ -57,7 +61,7 @@ def main() -> None:
     page = render(answer, now=datetime.now(UTC), commands=facts.plan_commands(answer, "plans.json"))
     about = PngImagePlugin.PngInfo()
     about.add_text(CODE_KEY, code_digest())
-    about.add_text(TITLE_KEY, page_title(page))
+    about.add_itxt(WORDS_KEY, first_words(page))
     with tempfile.TemporaryDirectory() as folder, start_browser() as browser:
         file = Path(folder) / "report.html"
         file.write_text(page, encoding="utf-8")

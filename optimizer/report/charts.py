@@ -7,7 +7,7 @@ SVG serves both colour schemes. Each chart is drawn wide and narrow, and the sty
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vl_convert import vegalite_to_svg
@@ -28,6 +28,8 @@ _VEGA_BASE_URL = "https://vega.github.io/vega-datasets/"
 
 # Candidates without a plan are drawn up to so many times beyond the plans and limits; the table has all.
 _BEYOND = 3.0
+# Least ratio of a logarithmic axis's ends: it has two round numbers.
+_LEAST_SPAN = 3.0
 
 COLOURS: dict[PurchaseOption, str] = {
     "on-demand": "var(--on-demand)",
@@ -44,7 +46,10 @@ _CONFIG = {
     | {"domain": False, "ticks": False, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     | {"labelPadding": 6, "titlePadding": 10, "gridWidth": 1},
 }
-_HOURS_LABEL = "datum.value < 1 ? format(datum.value * 60, '.2~r') + ' min' : format(datum.value, ',.3~r') + ' h'"
+_HOURS_LABEL = (
+    "datum.value < 1 / 30 ? format(datum.value * 3600, '.2~r') + ' s' : "
+    "datum.value < 1 ? format(datum.value * 60, '.2~r') + ' min' : format(datum.value, ',.3~r') + ' h'"
+)
 _USD_LABEL = "'$' + format(datum.value, ',.3~r')"
 _MINUTES_LABEL = "datum.value < 60 ? format(datum.value, ',~r') + ' min' : format(datum.value / 60, ',~r') + ' h'"
 _PLAIN_LABEL = "format(datum.value, ',~r')"
@@ -58,13 +63,16 @@ def draw(specification: dict[str, Any]) -> str:
     return svg.replace(f'xlink:href="{_VEGA_BASE_URL}#', 'href="#')
 
 
-def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Specify the chart of all candidates: dollars against hours, spreads, Pareto front and limits."""
+def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int], run: Run | None = None) -> dict[str, Any]:
+    """Specify the chart of all candidates: dollars against hours, spreads, Pareto front, limits, what a run took."""
     plan = answer.candidates[0].plan if isinstance(answer, NoPlan) else answer.plan
     limits = _limits(answer)
     rows = [_row(candidate, candidate.plan == plan) for candidate in answer.candidates]
-    hours, usd = _domains(answer)
-    x = _axis("hours", hours, "expected hours", _HOURS_LABEL, sizes[0] // 48)
+    took = [{"hours": run.hours, "usd": run.usd}] if run and run.hours and run.usd else []
+    hours, usd = _domains(answer, took)
+    # Round in seconds or minutes where the labels are.
+    unit = 1 / 3600 if hours[1] < 1 / 15 else 1 / 60 if hours[1] < 2 else 1.0
+    x = _axis("hours", hours, "expected time", _HOURS_LABEL, sizes[0] // 48, unit)
     y = _axis("usd", usd, "expected USD", _USD_LABEL, sizes[1] // 45)
     colour: dict[str, Any] = {"field": "option", "type": "nominal", "legend": None}
     colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
@@ -145,6 +153,11 @@ def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int]) -> dict[s
         }
         for look in (halo, {"fill": "var(--ink)"})
     ]
+    if took:
+        words = f"this run: {short(took[0]['hours'])} h, {took[0]['usd']:,.2f} USD"
+        cross = {"type": "point", "shape": "cross", "size": 150, "filled": True, "fill": "var(--ink)", "opacity": 1}
+        encoding = {"x": x, "y": y, "description": {"value": words}}
+        layers.append({"data": {"values": took}, "mark": cross, "encoding": encoding})
     return _chart(rows, layers, sizes)
 
 
@@ -162,18 +175,20 @@ def _limits(answer: Answer | NoPlan) -> Constraints | Job:
     return answer.request.constraints if isinstance(answer, NoPlan) else answer.plan.job
 
 
-def _domains(answer: Answer | NoPlan) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ends of the axes of hours and dollars."""
+def _domains(
+    answer: Answer | NoPlan, took: Sequence[Mapping[str, float]] = ()
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ends of the axes of hours and dollars; ``took`` has those of a run."""
     plans, limits = [candidate.plan for candidate in answer.candidates], _limits(answer)
     names = ("expected", "p50", "p95")
     return (
         _domain(
-            [getattr(plan.hours, name) for plan in plans for name in names],
+            [getattr(plan.hours, name) for plan in plans for name in names] + [one["hours"] for one in took],
             [one.hours_expected for one in answer.weighed if one.hours_expected],
             limits.deadline_hours,
         ),
         _domain(
-            [getattr(plan.cost_usd, name) for plan in plans for name in names],
+            [getattr(plan.cost_usd, name) for plan in plans for name in names] + [one["usd"] for one in took],
             [one.cost_usd_expected for one in answer.weighed if one.cost_usd_expected],
             limits.budget_usd,
         ),
@@ -186,6 +201,7 @@ def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, 
     curve = checkpoint_curve(plan)
     domain = (curve[0]["minutes"], curve[-1]["minutes"])
     x = _axis("minutes", domain, "checkpoint interval", _MINUTES_LABEL, sizes[0] // 48)
+    x["axis"]["labelOverlap"] = "greedy"
     x["axis"]["values"] = [minutes for minutes in _ROUND_MINUTES if domain[0] <= minutes <= domain[1]]
     scale = {"type": "linear", "domainMin": 0}
     y = {"field": "total", "type": "quantitative", "scale": scale, "title": "% of the cost"}
@@ -215,7 +231,7 @@ def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, 
 
 def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
-    x, y = _plain("hours", "hours since the first start", sizes[0] // 90), _plain("step", "steps done", 5)
+    x, y = _since_start(run, sizes), _plain("step", "steps done", 5)
     planned = [{"hours": 0, "step": 0}, {"hours": plan.hours.expected, "step": plan.job.steps}]
     actual_hours = max((point["hours"] for point in run.points), default=0.0)
     if actual_hours < plan.hours.expected:  # as far as the run is
@@ -227,13 +243,13 @@ def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dic
         {"data": {"values": planned}, "mark": dashed, "encoding": {"x": x, "y": y}},
         {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
     ]
-    return _chart(list(run.points), layers, sizes)
+    return _in_unit(_chart(list(run.points), layers, sizes), run)
 
 
 def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the speed, checkpoints included, beside the plan's."""
     unit = "samples/s" if plan.job.seq_len == 1 else "tokens/s"
-    x, y = _plain("hours", "hours since the first start", sizes[0] // 90), _plain("speed", unit, 5)
+    x, y = _since_start(run, sizes), _plain("speed", unit, 5)
     y["scale"] = {"domainMin": 0}
     ends = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
     dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
@@ -247,7 +263,7 @@ def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dic
         {"data": {"values": ends}, "mark": dashed, "encoding": {"x": x, "y": y}},
         {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
     ]
-    return _chart(list(run.speeds), layers, sizes)
+    return _in_unit(_chart(list(run.speeds), layers, sizes), run)
 
 
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -255,6 +271,20 @@ def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     x, y = _plain("step", "step", sizes[0] // 90), _plain("loss", "loss", 5) | {"scale": {"zero": False}}
     line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75}
     return _chart(list(run.losses), [{"mark": line, "encoding": {"x": x, "y": y}}], sizes)
+
+
+def _since_start(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
+    return _plain("time", f"{run.time_unit[0]} since the first start", sizes[0] // 90)
+
+
+def _in_unit(chart: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Give all rows of a chart the field ``time``: their hours in the run's unit of time."""
+    for part in (chart, *chart["layer"]):
+        if "data" in part:
+            part["data"] = {
+                "values": [{**row, "time": row["hours"] / run.time_unit[1]} for row in part["data"]["values"]]
+            }
+    return chart
 
 
 def _plain(field: str, title: str, ticks: int) -> dict[str, Any]:
@@ -274,6 +304,7 @@ def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
     fleet = f"{plan.node_count} × {plan.instance_type}"
     measured = plan.calibration.rows > 0
     speed = f"{plan.node.gpu} measured" if measured else f"{plan.node.gpu} not measured"
+    split = plan.parallelism
     return {
         "hours": plan.hours.expected,
         "hours_p50": plan.hours.p50,
@@ -290,7 +321,8 @@ def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
         "href": f"#{candidate.key}",
         "words": f"{fleet}, {plan.purchase.in_short} in {place} ({name}): {short(plan.hours.expected)} h, "
         f"95% within {short(plan.hours.p95)} h; {plan.cost_usd.expected:,.0f} USD, 95% within "
-        f"{plan.cost_usd.p95:,.0f} USD; {speed}",
+        f"{plan.cost_usd.p95:,.0f} USD; {split.in_short} {split.sharding}, micro-batch {split.micro_batch} × "
+        f"{split.grad_accum}; {speed}",
     }
 
 
@@ -301,17 +333,20 @@ def _domain(values: Sequence[float], others: Sequence[float], limit: float | Non
         low, high = min(low, limit), max(high, limit)
     low = min(low, max(low / _BEYOND, min(others, default=low)))
     high = max(high, min(high * _BEYOND, max(others, default=high)))
-    margin = max(1.12, (high / low) ** 0.05)
+    margin = max(1.12, (high / low) ** 0.05, math.sqrt(_LEAST_SPAN * low / high))
     return low / margin, high * margin
 
 
-def _axis(field: str, domain: tuple[float, float], title: str, label: str, ticks: int) -> dict[str, Any]:
+def _axis(
+    field: str, domain: tuple[float, float], title: str, label: str, ticks: int, unit: float = 1.0
+) -> dict[str, Any]:
+    values = [tick * unit for tick in _ticks(domain[0] / unit, domain[1] / unit, ticks)]
     return {
         "field": field,
         "type": "quantitative",
         "title": title,
         "scale": {"type": "log", "domain": list(domain), "nice": False},
-        "axis": {"values": _ticks(*domain, ticks), "labelExpr": label, "grid": True},
+        "axis": {"values": values, "labelExpr": label, "grid": True},
     }
 
 

@@ -30,12 +30,13 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """A spread against its limit, in percent of the scale's length."""
+    """A spread against its limit and what a run took, in percent of the scale's length."""
 
     start: float
     expected: float
     end: float
     limit: float | None
+    actual: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +99,11 @@ def bars(parts: Mapping[str, float], *, decimals: int | None = None) -> list[Bar
     ]
 
 
-def gauge(spread: Spread, limit: float | None) -> Gauge:
-    """Place a spread and its limit on a scale from 0; a limit far beyond the spread is off the scale."""
-    shown = limit if limit is not None and limit <= FAR * spread.p95 else None
-    length = 1.08 * max(spread.p95, shown or 0.0) or 1.0
+def gauge(spread: Spread, limit: float | None, actual: float | None = None) -> Gauge:
+    """Place a spread, its limit and what a run took on a scale from 0; a limit far beyond the others is off it."""
+    most = max(spread.p95, actual or 0.0)
+    shown = limit if limit is not None and limit <= FAR * most else None
+    length = 1.08 * max(most, shown or 0.0) or 1.0
 
     def place(value: float) -> float:
         return round(100 * value / length, 2)
@@ -111,6 +113,7 @@ def gauge(spread: Spread, limit: float | None) -> Gauge:
         expected=place(spread.expected),
         end=place(spread.p95),
         limit=None if shown is None else place(shown),
+        actual=None if actual is None else place(actual),
     )
 
 

@@ -28,7 +28,7 @@ def render(answer: Answer, *, now: datetime, commands: Sequence[tuple[str, str]]
     """Return the page as HTML; ``now`` is its date, ``commands`` are those to go on with, each with its purpose."""
     plan = answer.plan
     drawings: dict[str, Drawing] = {
-        "cost": lambda size: charts.cost_against_time(answer, size),
+        "cost": lambda size: charts.cost_against_time(answer, size, run),
         "checkpoints": lambda size: charts.lost_against_interval(plan, size),
     }
     if run is not None and len(run.points) > 1:
@@ -95,6 +95,8 @@ def _environment(today: date) -> Environment:
         "price": price,
         "hours": hours,
         "number": number,
+        "amount": amount,
+        "least": least,
         "count": count,
         "place": place,
     }
@@ -114,7 +116,9 @@ def price(value: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Hours with their unit, minutes below one hour."""
+    """Hours with their unit, minutes below one hour, seconds below two minutes."""
+    if value < 1 / 30:
+        return f"{value * 3600:.2g} s" if value * 3600 < 9.5 else f"{value * 3600:.0f} s"
     if value < 1:
         return f"{value * 60:,.2g} min" if value < 0.1 else f"{value * 60:,.0f} min"
     return f"{value:,.1f} h".replace(".0 h", " h") if value < 100 else f"{value:,.0f} h"
@@ -123,6 +127,16 @@ def hours(value: float) -> str:
 def number(value: float, digits: int = 3) -> str:
     """A number of so many significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
+
+
+def amount(value: float) -> str:
+    """A whole number with all digits, another like ``number``."""
+    return f"{value:,.0f}" if value == round(value) else number(value)
+
+
+def least(value: float, decimals: int) -> str:
+    """A number with so many decimals; one above 0 never reads as 0."""
+    return f"<{10.0**-decimals:g}" if 0 < value < 10.0**-decimals / 2 else f"{value:,.{decimals}f}"
 
 
 def count(value: float) -> str:

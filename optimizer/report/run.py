@@ -17,6 +17,13 @@ MOST_POINTS = 400
 # Stretches of a run that have a speed each.
 _SPEED_WINDOWS = 80
 
+# Rows of predicted against actual that a report reads itself: hours, and dollars of the controller's meter.
+_HOURS, _METER = "hours", "cost so far"
+# Of a ledger: dollars of the nodes while the training goes on.
+_COST_SO_FAR = "cost of the nodes so far"
+# Units of a time, the longest first: hours of one, and the least hours of a whole that is told in it.
+_TIME_UNITS = {"hours": (1.0, 5.0), "minutes": (1 / 60, 5 / 60), "seconds": (1 / 3600, 0.0)}
+
 # What a category of the ledger is, for readers.
 CATEGORY_WORDS = {
     "useful": "training that was kept",
@@ -67,6 +74,57 @@ class Run:
     breaks: tuple[Break, ...] = ()
     speeds: tuple[Mapping[str, float], ...] = ()
     losses: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Tell if the training did its last step."""
+        return self.summary is not None and self.summary.finished
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self.summary.steps if self.summary else 0
+
+    @property
+    def hours(self) -> float | None:
+        """Hours since the run began, by the controller or by the ledger; until its end where it has ended."""
+        told = self._find_actual(_HOURS)
+        return told if told is not None or self.summary is None else self.summary.wall_seconds / 3600
+
+    @property
+    def usd(self) -> float | None:
+        """USD so far, by the controller's meter or by the ledger."""
+        told = self._find_actual(_METER)
+        return told if told is not None or not (self.summary and self.summary.usd) else sum(self.summary.usd.values())
+
+    @property
+    def time_unit(self) -> tuple[str, float]:
+        """Unit that the run's times are told in, and its hours."""
+        whole = max([self.hours or 0.0, *(point["hours"] for point in self.points)])
+        return next((name, hours) for name, (hours, least) in _TIME_UNITS.items() if whole >= least)
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """Rows of predicted against actual, hours in the run's unit of time, with the difference in percent.
+
+        What grows until the run's end has a difference only then; a count has none.
+        """
+        unit, unit_hours = self.time_unit
+        rows = []
+        for row in self.measures:
+            told, predicted, actual = dict(row), row["predicted"], row["actual"]
+            if row["unit"] == "h":
+                scaled = (None if value is None else value / unit_hours for value in (predicted, actual))
+                told |= dict(zip(("predicted", "actual", "unit"), (*scaled, unit), strict=True))
+            if row["measure"] == _HOURS:
+                told["measure"] = "time"
+            grows = row["unit"] in ("", "steps") or (row["measure"] in (_HOURS, _METER) and not self.finished)
+            known = predicted and actual is not None and not grows and row["measure"] != _COST_SO_FAR
+            rows.append(told | {"percent": 100 * (actual / predicted - 1) if known else None})
+        return rows
+
+    def _find_actual(self, measure: str) -> float | None:
+        return next((row["actual"] for row in self.measures if row["measure"] == measure), None)
 
     @property
     def ledger_rows(self) -> list[tuple[str, float, float, float | None]]:
@@ -123,6 +181,7 @@ def _words(plan: FleetPlan, summary: Summary) -> str:
 def _measures(plan: FleetPlan, summary: Summary) -> list[dict[str, Any]]:
     """Predicted against actual, as far as a ledger knows."""
     job, useful_s = plan.job, summary.seconds["useful"]
+    cost = "cost of the nodes" if summary.finished else _COST_SO_FAR
     step_s = useful_s / summary.steps if summary.steps else None
     per_step = job.global_batch * job.seq_len
     spent_usd = sum(summary.usd.values()) if summary.usd else None
@@ -135,8 +194,8 @@ def _measures(plan: FleetPlan, summary: Summary) -> list[dict[str, Any]]:
             plan.tokens_per_second,
             step_s and per_step / step_s,
         ),
-        ("hours", "h", plan.hours.expected, summary.wall_seconds / 3600),
-        ("cost so far, nodes", "USD", plan.cost_usd.breakdown.compute, spent_usd),
+        (_HOURS, "h", plan.hours.expected, summary.wall_seconds / 3600),
+        (cost, "USD", plan.cost_usd.breakdown.compute, spent_usd),
         ("starts after the first", "", plan.interruption.expected_count, summary.starts - 1),
     ]
     return [dict(zip(("measure", "unit", "predicted", "actual", "note"), (*row, ""), strict=True)) for row in rows]

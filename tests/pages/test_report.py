@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -18,43 +17,19 @@ from playwright.sync_api import Browser, Page
 
 from bootstrap.contract.ledger import read_lines, summarize
 from optimizer.cli import cli
-from optimizer.plan import FleetPlan
 from optimizer.report import facts
 from optimizer.report.answer import read_answer, read_no_plan
 from optimizer.report.page import render, render_no_plan
 from optimizer.report.run import read_run
 from tests.pages.browser import Scheme, open_page, start_browser
-from tests.plans import merged, sample_plan
-from tools.report_image import CODE_KEY, PICTURES, TITLE_KEY, code_digest, example_answer, page_title
+from tests.pages.demo_run import DEMO, demo_lines, demo_plan
+from tools.report_image import CODE_KEY, PICTURES, WORDS_KEY, code_digest, example_answer, first_words
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 # WCAG 2.1, 1.4.3: https://www.w3.org/TR/WCAG21/#contrast-minimum
 LEAST_CONTRAST = 4.5
 METRIC = json.dumps({"step": 1, "loss": 2.5})
 HOSTILE = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>"
-
-
-def demo_lines(name: str) -> list[str]:
-    return (Path(__file__).with_name("demo") / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-
-
-def demo_plan(**changes: Any) -> FleetPlan:
-    """The demo's job with the speed, hours and dollars of its undisturbed run, which the interrupted one is held to."""
-    undisturbed = summarize(read_lines(demo_lines("undisturbed"))[0])
-    assert undisturbed.usd is not None
-    hours, usd = undisturbed.wall_seconds / 3600, sum(undisturbed.usd.values())
-    step_s = undisturbed.seconds["useful"] / undisturbed.steps
-    parts = dict.fromkeys(("volumes", "storage", "transfer", "head_node"), 0.0) | {"compute": usd}
-    demo = {
-        "job": {"model": "examples/tiny_gpt.py", "steps": 100, "global_batch": 16, "samples": 1600, "seq_len": 32}
-        | {"tokens": 51200, "budget_usd": 0.5, "deadline_hours": None},
-        "parallelism": {"micro_batch": 1, "grad_accum": 1},
-        "step_time_s": step_s,
-        "tokens_per_second": 16 * 32 / step_s,
-        "hours": dict.fromkeys(("expected", "p50", "p95"), hours),
-        "cost_usd": dict.fromkeys(("expected", "p50", "p95"), usd) | {"breakdown": parts},
-    }
-    return sample_plan(**merged(demo, changes))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +144,7 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
 
 def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(demo_plan().to_json(), encoding="utf-8")
-    arguments = ["report", "plan.json", "--ledger", str(Path(__file__).with_name("demo") / "interrupted.jsonl")]
+    arguments = ["report", "plan.json", "--ledger", str(DEMO / "interrupted.jsonl")]
     path = tmp_path / "run.html"
     with contextlib.chdir(tmp_path):
         done = CliRunner().invoke(cli, [*arguments, "--out", path.name])
@@ -189,7 +164,13 @@ def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_p
         breaks = page.get_by_label("Interruptions and failures").inner_text()
         for cause in ("spot/instance-action", "Connection reset by peer", "killed"):
             assert cause in breaks
+        spent = sum(told.usd.values())
+        assert page.locator("h1").inner_text().endswith(f"in {told.wall_seconds:.0f} s for {spent:.2f} USD.")
+        page.locator(".chart.narrow [aria-label^='this run']").hover()
+        assert f"{spent:.2f} USD" in page.locator("#tip").inner_text()
         measures = page.get_by_label("Predicted against actual").inner_text()
+        slower = 100 * (told.wall_seconds / 3600 / demo_plan().hours.expected - 1)
+        assert re.search(rf"time\s+\S+\s+{told.wall_seconds:.1f}\s+seconds\s+\+{slower:.0f}%", measures)
         assert re.search(r"steps\s+100\s+100", measures) and re.search(r"starts after the first\s+\S+\s+3", measures)
         assert _serious(page) == []
         assert min(_contrasts(page)) >= LEAST_CONTRAST
@@ -235,8 +216,9 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
 
 @pytest.mark.parametrize("path", PICTURES.values(), ids=PICTURES)
 def test_the_pictures_are_of_this_page_and_answer(report: Path, path: Path) -> None:
-    title = page_title(report.read_text(encoding="utf-8"))
+    words = first_words(report.read_text(encoding="utf-8"))
+    assert "H200" in words and " 580 " in words, "the tiles and the gauges are among them"
     with Image.open(path) as picture:
         assert picture.info[CODE_KEY] == code_digest(), "python -m tools.report_image takes them anew"
-        assert picture.info[TITLE_KEY] == title, "python -m tools.report_image takes them anew"
+        assert picture.info.get(WORDS_KEY) == words, "python -m tools.report_image takes them anew"
     assert path.stat().st_size < 200_000

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bootstrap.contract.ledger import LEDGER_FILE
+from optimizer.report import facts
+from optimizer.report.answer import answer_of
+from optimizer.report.page import render
 from optimizer.report.run import read_run
-from tests.plans import sample_plan
+from tests.pages.browser import open_page, start_browser
+from tests.pages.demo_run import demo_plan
 from tests.warm import Warm
 
 pytestmark = pytest.mark.training
@@ -19,21 +24,33 @@ pytestmark = pytest.mark.training
 def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) -> None:
     kept = tmp_path / "demo"
     command = ["-m", "examples.interrupted_training", "--steps", "60", "--keep", str(kept)]
-    shown = warm.run(tmp_path, command)
+    shown = warm.run(tmp_path, command, GPUFLEET_PRICE_USD_PER_HOUR="36")
     for text in (
         "sharded by FSDP2", "spot notice", "SIGKILL of worker 1", "60 of 60 steps equal", "EQUAL: interruptions",
         "recomputed",
     ):  # fmt: skip
         assert text in shown
     assert "NOT EQUAL" not in shown
-    lines = (kept / "interrupted" / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
-    run = read_run(sample_plan(), lines)
+    undisturbed, lines = (
+        (kept / name / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
+        for name in ("undisturbed", "interrupted")
+    )
+    plan = demo_plan(undisturbed, job={"steps": 60})
+    run = read_run(plan, lines)
     assert run.summary is not None and run.summary.finished and run.summary.starts == 4
     assert not run.breaks[0].repeated, "the notice left time to save"
     assert any(one.repeated for one in run.breaks[1:])
     assert "spot/instance-action" in run.breaks[0].cause and run.breaks[2].cause.startswith("killed")
     assert run.losses[-1]["step"] == 60 and run.losses[-1]["loss"] < run.losses[0]["loss"]
     assert run.speeds
+    report = tmp_path / "run.html"
+    now = datetime.now(UTC)
+    report.write_text(render(answer_of(plan), now=now, commands=facts.plan_commands(answer_of(plan), "-"), run=run))
+    with start_browser() as browser, open_page(browser, report, width=400) as opened:
+        assert opened.errors == [] and opened.requests == [report.as_uri()]
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert " trained examples/tiny_gpt.py " in opened.page.locator("h1").inner_text()
+        assert "spot/instance-action" in opened.page.get_by_label("Interruptions and failures").inner_text()
 
 
 @pytest.mark.timeout(400)

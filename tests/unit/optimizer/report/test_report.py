@@ -18,7 +18,7 @@ from optimizer.economics.checkpoint import interval_s as checkpoint_interval_s
 from optimizer.plan import PlanError
 from optimizer.report import charts, facts
 from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
-from optimizer.report.page import age, hours, number, price, render, render_no_plan, usd
+from optimizer.report.page import age, amount, hours, least, number, price, render, render_no_plan, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -242,6 +242,9 @@ def test_numbers_as_people_read_them() -> None:
     assert (usd(633.05), usd(78.15)) == ("633", "78.15")
     assert (price(113.9328), price(0.08), price(2e-07)) == ("113.9328", "0.08", "0.0000002")
     assert (hours(0.25), hours(4.13), hours(48.0), hours(123.7)) == ("15 min", "4.1 h", "48 h", "124 h")
+    assert (hours(62.2 / 3600), hours(0.1 / 3600), hours(0.05)) == ("62 s", "0.1 s", "3 min")
+    assert (amount(3.0), amount(1234.0), amount(0.002)) == ("3", "1,234", "0.00200")
+    assert (least(0.001, 2), least(0.0, 2), least(12.04, 1)) == ("<0.01", "0.00", "12.0")
     assert (number(34), number(0.0123), number(4123.4)) == ("34.0", "0.0123", "4,123")
     assert age(date(2026, 11, 22), NOW.date()) == "1 day"
     assert age(date(2020, 12, 1), NOW.date()) == "6.0 years"
@@ -282,13 +285,22 @@ def test_a_run_is_read_from_its_ledger() -> None:
     assert read_run(PLAN, lines).losses == ({"step": 29, "loss": 2.5}, {"step": 110, "loss": 1.5})
     assert run.losses == ({"step": 1, "loss": 2.0},)
     actual = {row["measure"]: row["actual"] for row in run.measures}
-    assert actual["starts after the first"] == 1 and actual["cost so far, nodes"] == pytest.approx(36.0 * 10320 / 3600)
+    assert actual["starts after the first"] == 1 and actual["cost of the nodes"] == pytest.approx(36.0 * 10320 / 3600)
+    assert run.finished and run.time_unit == ("minutes", 1 / 60)
+    percent = {row["measure"]: row["percent"] for row in run.compared}
+    assert percent["time"] == pytest.approx(100 * (10320 / 3600 / PLAN.hours.expected - 1))
+    assert percent["steps"] is None and percent["starts after the first"] is None
+    going_on = read_run(PLAN, lines[:4])
+    assert going_on.time_unit == ("minutes", 1 / 60) and not going_on.finished
+    assert {row["measure"] for row in going_on.compared if row["percent"] is not None} == {"step time", "speed"}
     page = unescape(render(answer_of(PLAN), now=NOW, commands=facts.stack_commands("dev"), run=run))
     for words in (
         *("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"),
-        *("Speed against hours", "killed: its last event has no reason"),
+        *("Speed against the time", "killed: its last event has no reason"),
+        *(" trained llama-2-7b on", "in <b>2.9 h</b> for <b>103 USD</b>.", "this run: 2.87 h, 103.20 USD"),
     ):
         assert words in page
+    assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, commands=[], run=going_on)
     assert "Loss by step" not in page, "one loss is no curve"
 
 
