@@ -125,5 +125,7 @@ def main() -> None:
 
 
 def _fail(message: object, exit_code: int) -> NoReturn:
-    click.echo(f"error: {message}", err=True)
+    from optimizer.commands.output import say  # here: only a failure waits for it
+
+    say(f"error: {message}", err=True)
     sys.exit(exit_code)

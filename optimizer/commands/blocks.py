@@ -14,7 +14,7 @@ from bootstrap.contract.codec import time_text
 from optimizer.commands import complete
 from optimizer.commands.asking import require_terminal
 from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
-from optimizer.commands.output import format_option, write_rows
+from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 
@@ -121,7 +121,7 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
             next_step="another --region, --from or --until; fewer nodes; offers change within hours",
         )
     words = ["gpufleet", "blocks", "buy", fitting[0].id, *_again(plan, plan_number, search)]
-    click.echo(f"next: {shlex.join(words)}", err=True)
+    say(f"next: {shlex.join(words)}", err=True)
 
 
 def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _offered(search: Search) -> list[Offering]:
 
     offered, unusable = _ask_aws(lambda: blocks.find(clients.ec2(search.region), search))
     if unusable:
-        click.echo(
+        say(
             f"note: {unusable} offers are left out: not in USD, of dedicated tenancy, or of several zones or times, "
             "and a fleet runs in one reservation",
             err=True,
@@ -348,7 +348,7 @@ def _dry_run(offering: Offering, search: Search, again: str) -> None:
             "nothing was bought, and these credentials may not buy it",
             next_step="allow ec2:PurchaseCapacityBlock; gpufleet policy leaves it out on purpose",
         )
-    click.echo(f"nothing was bought; to buy it: {again}")
+    say(f"nothing was bought; to buy it: {again}")
 
 
 def _parse_price(text: str) -> Decimal:

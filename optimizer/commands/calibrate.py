@@ -12,7 +12,7 @@ import click
 
 from bootstrap.contract.measured import FOLDER
 from optimizer.commands.options import directory_option
-from optimizer.commands.output import format_option, replace_file, write_csv, write_json, write_table, write_text
+from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
@@ -159,7 +159,7 @@ def _read_rows(file: StackFile) -> list[MeasuredRow]:
     with errors.explained(f"{place} cannot be read", next_step=hint):
         runs = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
     for reason in runs.unread.values():
-        click.echo(f"refused: {reason}", err=True)
+        say(f"refused: {reason}", err=True)
     if not runs.rows:
         raise DataMissingError(
             f"{place} holds no measured run",
@@ -178,7 +178,7 @@ def _shipped(*, needed: bool) -> Calibration | None:
     except DataMissingError as error:
         if needed:
             raise
-        click.echo(f"note: nothing to compare with: {error.got.splitlines()[0]}", err=True)
+        say(f"note: nothing to compare with: {error.got.splitlines()[0]}", err=True)
         return None
 
 
@@ -286,25 +286,23 @@ def _print(report: CalibrationReport) -> None:
 
 def _remarks(report: CalibrationReport, out: Path | None) -> None:
     for refused in report.refused:
-        click.echo(
-            f"line {refused.line}{refused.row_id and f' ({refused.row_id})'} refused: {refused.reason}", err=True
-        )
+        say(f"line {refused.line}{refused.row_id and f' ({refused.row_id})'} refused: {refused.reason}", err=True)
     if report.unread_columns:
-        click.echo(f"note: nothing reads the columns {', '.join(report.unread_columns)}", err=True)
+        say(f"note: nothing reads the columns {', '.join(report.unread_columns)}", err=True)
     unfit = [str(row.line) for row, fits in zip(report.rows, report.fits, strict=True) if not fits]
     if unfit:
-        click.echo(f"note: ran, and predicted not to fit: line {', '.join(unfit)}; please report it", err=True)
+        say(f"note: ran, and predicted not to fit: line {', '.join(unfit)}; please report it", err=True)
     if len(report.rows) == 1:
-        click.echo("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
+        say("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
     elif report.before is not None and not report.seen_before and sum(abs(report.left_out)) > sum(abs(report.before)):
-        click.echo("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
+        say("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
     if len(report.rows) < FEW:
-        click.echo(
+        say(
             f"note: {len(report.rows)} of the {FEW} or more rows from which a calibration is worth much "
             "(docs/calibration.md); with fewer it stays near the shipped one",
             err=True,
         )
     if out is None:
-        click.echo("nothing written: --out FILE keeps the calibration", err=True)
+        say("nothing written: --out FILE keeps the calibration", err=True)
     else:
-        click.echo(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
+        say(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)

@@ -18,7 +18,7 @@ from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import forget, learn, pool_rows
-from optimizer.commands.output import format_option, write_json, write_notes, write_rows, write_table
+from optimizer.commands.output import format_option, say, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
 from optimizer.errors import GpufleetError, InvalidInputError
 
@@ -84,11 +84,11 @@ def show(output_format: str) -> None:
         title = "Capacity events of your own stacks, and what recommend takes from them"
         write_table(pool_rows(catalog, catalog.learned), POOL_COLUMNS, title=title)
     for name, value in _summary(catalog).items():
-        click.echo(f"{name}: {value}", err=True)
+        say(f"{name}: {value}", err=True)
     for kind, types in gaps.items():
-        click.echo(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
+        say(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
     for other in others:
-        click.echo(
+        say(
             f"{CLOUDS[other['cloud']].title}, for comparing: {other['types']} types, {other['priced']} prices from "
             f"{other['as_of']} to {other['newest']}, {other['unpriced']} unpriced",
             err=True,
@@ -114,11 +114,11 @@ def verify(directory: Path | None, output_format: str) -> None:
     if directory is None:
         others = cloud_offers.load_offers()
         violations += cloud_offers.check(others, today=datetime.now(UTC).date())
-        click.echo(f"other clouds: {len(others.offers)} offers", err=True)
+        say(f"other clouds: {len(others.offers)} offers", err=True)
     if violations or output_format != "table":
         rows = [broken._asdict() for broken in violations]
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
-    click.echo(
+    say(
         f"catalog {catalog.origin}: {len(catalog.instance_types)} types, {len(catalog.offers)} offers, "
         f"{len(catalog.unit_prices)} unit prices: {len(violations) or 'no'} broken invariants",
         err=True,
@@ -195,9 +195,9 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     for answer in result.answers:
         write_notes((*answer.skipped, *answer.failures))
     write_notes(result.dropped)
-    click.echo(f"written to {result.directory}", err=True)
+    say(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):
-        click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
+        say(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
 
 
 def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None, output_format: str) -> None:
@@ -213,11 +213,11 @@ def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None,
         raise click.UsageError(f"--region is of AWS; --cloud {cloud.name} reads every region")
     from optimizer.clouds.refresh import refresh_cloud
 
-    result = refresh_cloud(cloud, endpoint, progress=lambda line: click.echo(line, err=True))
+    result = refresh_cloud(cloud, endpoint, progress=lambda line: say(line, err=True))
     rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
     write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)
     write_notes((*result.skipped, *result.failures))
-    click.echo(f"written to {result.path}", err=True)
+    say(f"written to {result.path}", err=True)
 
 
 def missing_prices(catalog: Catalog) -> dict[PricedAs, list[str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import one_stack_options
-from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
+from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
@@ -86,7 +86,7 @@ def command(stack: str | None, directory: Path, since: datetime | None, untagged
     else:
         _write_tables(file.plan, bill)
     for note in bill.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> StackBill:

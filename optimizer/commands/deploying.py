@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.commands.output import say
 from optimizer.commands.stack.engine import carry_out
 from optimizer.commands.stack.file import change_stack_file, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
@@ -49,7 +50,7 @@ def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_
     report = check(plan, stack, directory)
     write_findings([finding for finding in report.findings if finding.level != "ok"])
     counts = report.counts()
-    click.echo("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
+    say("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
     if counts["error"]:
         raise GpufleetError(
             "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
@@ -96,7 +97,7 @@ def follow_run(
         phase = follow(file, names, since=datetime.now(UTC), leaves=leaves)
     except KeyboardInterrupt:
         here = f" in {names.region} only, until {again} takes it up again" if again else ""
-        click.echo(
+        say(
             f"\nno longer followed; the fleet goes on{here}. gpufleet status --stack {stack} --watch 60 follows it, "
             f"gpufleet stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
             err=True,
@@ -104,6 +105,6 @@ def follow_run(
         return
     if phase not in ENDED:
         return
-    click.echo(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
+    say(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
     if phase not in ("done", "stopped"):
         sys.exit(GpufleetError.exit_code)

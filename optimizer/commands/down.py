@@ -12,6 +12,7 @@ import click
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
@@ -91,15 +92,11 @@ def _end_reservations(file: StackFile) -> int:
         entries = [entry for entry in starts if entry["State"] == "active"]
         for entry in entries:
             ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
-            click.echo(
-                f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True
-            )
+            say(f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True)
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
-        click.echo(
-            f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True
-        )
+        say(f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True)
         return 0
     return len(entries)
 
@@ -127,7 +124,7 @@ def _ask(files: Sequence[StackFile], running: Mapping[str, int], *, save: bool) 
         count = running[file.stack]
         nodes = f"{count} nodes{' save a checkpoint and' if save else ''} end" if count else "no node runs"
         kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
-        click.echo(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
+        say(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
     confirm(
         "Destroy it?" if len(files) == 1 else "Destroy them?",
         nothing_was="changed",
@@ -165,16 +162,16 @@ def _end_spend(stack: str, names: Names) -> None:
     with errors.explained(f"stack {names.stack} still counts the cost of {stack}: its bucket cannot be written"):
         s3, now = clients.s3(names.region), datetime.now(UTC)
         control.end_spend(s3, names.bucket, names.control_prefix, stack=stack, now=now)
-    click.echo(f"the meter of stack {names.stack} counts nothing more of {stack}")
+    say(f"the meter of stack {names.stack} counts nothing more of {stack}")
 
 
 def _write_left(left: list[Resource], stack: str) -> None:
     if not left:
-        click.echo(f"nothing of stack {stack} is left (its KMS key ends after its waiting period)")
+        say(f"nothing of stack {stack} is left (its KMS key ends after its waiting period)")
         return
     for resource in left:
-        click.echo(f"left: {resource.type} {resource.id}")
-    click.echo(
+        say(f"left: {resource.type} {resource.id}")
+    say(
         f"no hourly cost is left: checkpoints are billed by the GB, their key by the month. gpufleet up PLAN --stack "
         f"{stack} goes on from them; docs/infrastructure.md, 'Checkpoints outlive the fleet', says how to delete them"
     )

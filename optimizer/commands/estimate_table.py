@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS, estimate_rows
@@ -34,7 +35,7 @@ def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as
         except OSError as error:
             raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
     failed = [result["error"] for result in results if result["error"]]
-    click.echo(f"{len(rows) - len(failed)} of {len(rows)} rows estimated", err=True)
+    say(f"{len(rows) - len(failed)} of {len(rows)} rows estimated", err=True)
     if rows and len(failed) == len(rows):
         raise GpufleetError(f"no row of {_name(path)} could be estimated; the first: {failed[0]}")
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from optimizer.commands.deploying import deploy, run_recommend
+from optimizer.commands.output import say
 from optimizer.commands.stack.file import StackFile, find_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -124,7 +123,7 @@ def find_carried(names: Names) -> Carried:
     with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
         carried = copying.find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
     for fault in carried.faults:
-        click.echo(f"note: passed over, not valid: {fault}", err=True)
+        say(f"note: passed over, not valid: {fault}", err=True)
     return carried
 
 
@@ -181,7 +180,7 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     _carry_parameters(names, target, again)
     carried = find_carried(names)
     if carried.step is None:
-        click.echo("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
+        say("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
     with errors.explained(
         f"the copy to {target.bucket} did not end",
         why=f"stack {source.stack} has no node, and its checkpoints are as they were",
@@ -194,10 +193,10 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
             from_bucket=names.bucket,
             to_bucket=target.bucket,
             prefix=names.checkpoint_prefix,
-            say=lambda line: click.echo(line, err=True),
+            say=lambda line: say(line, err=True),
         )
     step = "no checkpoint" if carried.step is None else f"the checkpoint of step {carried.step:,}"
-    click.echo(f"{step} and {len(carried.objects):,} objects are in {target.bucket}; {copied / 2**30:,.2f} GiB copied")
+    say(f"{step} and {len(carried.objects):,} objects are in {target.bucket}; {copied / 2**30:,.2f} GiB copied")
     # The controller may not have ticked since the run came here.
     request = read_asked(names)
     elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})
@@ -211,7 +210,7 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     elsewhere.pop(target.stack, None)
     run = {"begun_at": state.run_started_at, "progress": state.progress} if state else {}
     let_run(target, caller, elsewhere=elsewhere, **run)
-    click.echo(
+    say(
         f"stack {target.stack} goes on, with {sum(one.usd for one in elsewhere.values()):,.2f} USD on its meter. Stack "
         f"{source.stack} in {names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
         f"gpufleet down --stack {source.stack}; its checkpoints stay"
@@ -230,7 +229,7 @@ def _carry_parameters(names: Names, target: Names, again: str) -> None:
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
-        click.echo(
+        say(
             f"note: parameters below {names.parameter_path} are not carried, {errors.reason(error)}; where the "
             f"training command reads any, make them below {target.parameter_path} in {target.region}",
             err=True,
@@ -239,7 +238,7 @@ def _carry_parameters(names: Names, target: Names, again: str) -> None:
     kept = [one for one in found if one.data_type != parameters.IMAGE_TYPE]
     for one in found:
         if one not in kept:
-            click.echo(f"note: parameter {one.name} is left behind: an image is of region {names.region}", err=True)
+            say(f"note: parameter {one.name} is left behind: an image is of region {names.region}", err=True)
     with errors.explained(
         f"the parameters below {target.parameter_path} in {target.region} cannot be written",
         why="the training command may read them, so that no node is started without them",
@@ -248,9 +247,7 @@ def _carry_parameters(names: Names, target: Names, again: str) -> None:
         ssm = clients.ssm(target.region)
         written = parameters.write_parameters(ssm, target.parameter_path, kept, key_id=target.key_alias)
     if kept:
-        click.echo(
-            f"parameters below {target.parameter_path}: {len(written)} written, {len(kept) - len(written)} were there"
-        )
+        say(f"parameters below {target.parameter_path}: {len(written)} written, {len(kept) - len(written)} were there")
 
 
 def _settle(names: Names) -> ControllerState | None:

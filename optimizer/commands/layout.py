@@ -68,7 +68,8 @@ def print_table(headings: Mapping[str, str], cells: Cells, numeric: Collection[s
         table.add_row(*(row[field] for field in headings))
     total = sum(widths.values()) + GAP * len(widths)
     # A name in brackets is no markup.
-    Console(width=total, highlight=False, markup=False, emoji=False).print(table)
+    # On a dumb terminal rich takes a width only with a height (rich.console.Console.size).
+    Console(width=total, height=25, highlight=False, markup=False, emoji=False).print(table)
 
 
 def print_blocks(headings: Mapping[str, str], cells: Cells, width: int) -> None:

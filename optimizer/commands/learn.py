@@ -14,7 +14,7 @@ from optimizer.catalog import Catalog, load
 from optimizer.catalog.learned import Learned, LearnedStack, read_learned
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
 from optimizer.commands.options import directory_option
-from optimizer.commands.output import format_option, replace_file, write_notes, write_rows
+from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
 
@@ -92,9 +92,9 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
     write_notes(catalog.notes)
     rows = pool_rows(catalog, [pool for pool in changed.pools() if pool.stack == name])
     write_rows(rows, COLUMNS, output_format, spare=("learned_at", "stack", "first_at", "node_hours"))
-    click.echo(f"written to {learned_file()}; gpufleet recommend uses it, gpufleet catalog forget drops it", err=True)
+    say(f"written to {learned_file()}; gpufleet recommend uses it, gpufleet catalog forget drops it", err=True)
     if fixed := os.environ.get(DIRECTORY_VARIABLE):
-        click.echo(f"note: {DIRECTORY_VARIABLE} is set: commands read {fixed} without learned events", err=True)
+        say(f"note: {DIRECTORY_VARIABLE} is set: commands read {fixed} without learned events", err=True)
 
 
 @click.command()
@@ -121,7 +121,7 @@ def forget(stack: str | None) -> None:
             f"nothing was learned from {stack}", limit=names or "no stack", next_step="gpufleet catalog show lists them"
         )
     _write(Learned(stacks=kept))
-    click.echo(f"what was learned from {stack} is dropped", err=True)
+    say(f"what was learned from {stack} is dropped", err=True)
 
 
 def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import plan_arguments, read_plan_argument
+from optimizer.commands.output import say
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def command(
             next_step="name your own, with bash, torch 2.11 and boto3: --image REPOSITORY@sha256:DIGEST",
         )
     if "@sha256:" not in image:
-        click.echo(
+        say(
             f"note: {image} is a tag, which AWS moves when it patches the image; nodes that come later may run another "
             "build. --image REPOSITORY@sha256:DIGEST pins it.",
             err=True,

@@ -27,6 +27,7 @@ from optimizer.commands.handover import (
     stand_up,
 )
 from optimizer.commands.options import config_option, one_stack_options, plan_number_option, read_plan_argument
+from optimizer.commands.output import say
 from optimizer.commands.stack.engine import require_pulumi
 from optimizer.commands.stack.file import (
     IMAGE_KEY,
@@ -123,12 +124,10 @@ def command(
     else:
         plan, config = target.plan, {**target.config, **config_given}
         if plans or request:
-            click.echo(
-                f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True
-            )
+            say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
         locate_data(config, region)
     if asked and asked.moved_to == name and target and _has_arrived(target, source.stack, asked):
-        click.echo(f"the run of stack {source.stack} is stack {name}'s already")
+        say(f"the run of stack {source.stack} is stack {name}'s already")
     else:
         if not (asked and asked.moved_to):
             state = read_controller(names)
@@ -146,7 +145,7 @@ def command(
     if follow:
         follow_run(name, directory)
     else:
-        click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
+        say(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
 
 
 def _check_movable(source: StackFile, region: str) -> None:
@@ -297,7 +296,7 @@ def _show(
         left_hours = plan.job.deadline_hours - ran_hours - cost.hours
     hours_left, usd_left = forecast_rest(plan, left, left_hours=left_hours)
     rest = usd_left.expected
-    click.echo(
+    say(
         f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {name} in {plan.region}, "
         f"{plan.fleet}\n"
         f"save    at most {cost.drain_hours * 60:,.0f} min, {cost.drain_usd:,.2f} USD of the old nodes\n"

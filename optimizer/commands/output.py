@@ -54,10 +54,22 @@ def count_old_prices(catalog: Catalog) -> list[str]:
 def write_notes(notes: Iterable[object]) -> None:
     """Print ``notes`` on standard error: wrapped on a terminal, else one line each."""
     for note in notes:
-        if sys.stderr.isatty():
-            write_text(f"note: {note}", indent="  ", err=True)
-        else:
-            click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
+
+
+def wrap_note(note: object) -> list[str]:
+    """Return the lines of a note on a terminal."""
+    return [part for line in f"note: {note}".split("\n") for part in wrap_line(line, indent="  ", err=True)]
+
+
+def say(text: object, *, err: bool = False, indent: str = "  ") -> None:
+    """Print sentences, each whole; on a terminal wrapped, further lines with the line's own indent and ``indent``."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None or not stream.isatty():
+        click.echo(text, err=err)
+        return
+    for line in str(text).split("\n"):
+        write_text(line, indent=" " * (len(line) - len(line.lstrip(" "))) + indent, err=err)
 
 
 def write_json(data: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import F
+from optimizer.commands.output import say
 from optimizer.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -46,4 +47,4 @@ def save_plot(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     except OSError as error:
         raise GpufleetError(f"--plot {path} cannot be written: {error}", next_step="name another file") from error
-    click.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}", err=True)

@@ -14,7 +14,7 @@ import click
 from bootstrap.contract.launcher import Start, split_command, start_of
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
-from optimizer.commands.output import format_option, write_csv, write_json
+from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError
@@ -80,7 +80,7 @@ def command(
     else:
         write_findings(report.findings)
     counts = report.counts()
-    click.echo(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
+    say(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
     if request_quotas:
         _request_quotas(report, chosen.region, yes=yes)
     if counts["error"]:
@@ -112,23 +112,23 @@ def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
             request = quotas.open_request(client, quota)
             if request is None:
                 wanted.append(quotas.Increase(quota, value))
-                click.echo(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} {quota.unit}", err=True)
+                say(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} {quota.unit}", err=True)
                 continue
             asked = float(request["DesiredValue"])
             less = "" if asked >= value else f", less than the {value:,} needed: AWS takes one request at a time"
-            click.echo(
+            say(
                 f"open since {request['Created']:%Y-%m-%d}: {quota.name} ({quota.code}) of {asked:,.0f} {quota.unit}, "
                 f"{request['Status']}, request {request['Id']}{less}",
                 err=True,
             )
         if not wanted:
-            click.echo("no quota is to be requested", err=True)
+            say("no quota is to be requested", err=True)
             return
         if not yes:
             _confirm(len(wanted))
         for increase in wanted:
             request = quotas.request_increase(client, increase)
-            click.echo(f"requested: {increase.quota.name}, {request['Status']}, request {request['Id']}", err=True)
+            say(f"requested: {increase.quota.name}, {request['Status']}, request {request['Id']}", err=True)
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
@@ -153,7 +153,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
     path = stack_path(directory, stack)
     if path.exists():
         return read_stack(stack, directory)
-    click.echo(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)
+    say(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)
     return None
 
 
@@ -324,9 +324,9 @@ def write_findings(findings: Sequence[Finding]) -> None:
     """Print findings; all but passed checks with reason and next step."""
     width = max((len(finding.level) for finding in findings), default=0)
     for finding in findings:
-        click.echo(f"{finding.level:<{width}}  {finding.check}: {finding.text}")
+        say(f"{finding.level:<{width}}  {finding.check}: {finding.text}", indent=" " * (width + 4))
         if finding.level != "ok":
             for word, text in (("why", finding.why), ("next", finding.next_step)):
                 if text:
-                    click.echo(f"{'':<{width}}    {word}: {text}")
+                    say(f"{'':<{width}}    {word}: {text}")
     click.echo("")

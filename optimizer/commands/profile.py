@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
+from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.errors import InvalidInputError
 from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
 from optimizer.workload.profile.records import ModuleProfile
@@ -65,7 +65,7 @@ def command(target: str, batch_size: int, out: Path | None, output_format: str) 
         )
     if out is not None:
         check_out_path(out)
-    profile = profile_function(target, batch_size=batch_size, progress=lambda line: click.echo(line, err=True))
+    profile = profile_function(target, batch_size=batch_size, progress=lambda line: say(line, err=True))
     if out is not None:
         write_profile(out, profile)
     if output_format == "json":

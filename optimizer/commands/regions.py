@@ -20,7 +20,7 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument
-from optimizer.commands.output import write_table
+from optimizer.commands.output import say, write_table
 from optimizer.commands.stack.file import check_name, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -97,7 +97,7 @@ class Regions:
             follow_run(current.stack, self.directory, leaves=watcher.leaves, again=self.again)
             if watcher.target is None:
                 return
-            click.echo(
+            say(
                 f"{current.plan.region} has refused for {wait.total_seconds() / 60:.0f} minutes: next is "
                 f"{watcher.target.plan.region}"
             )
@@ -182,7 +182,7 @@ class Regions:
         if isinstance(error.__cause__, KeyboardInterrupt) or len(self.sides) == 1:
             raise error
         self.sides.remove(side)
-        click.echo(f"note: {side.plan.region} is left out: {error}", err=True)
+        say(f"note: {side.plan.region} is left out: {error}", err=True)
 
     def _hand_over(self, current: Side, target: Side) -> None:
         file = read_stack(current.stack, self.directory)
@@ -279,7 +279,7 @@ def choose_plans(
     document, left_out = read_request_file(Path(request)), []
     for region in regions:
         if region in plans:
-            click.echo(
+            say(
                 f"note: stack {base}-{region} keeps its plan; gpufleet stack set PLAN --stack {base}-{region} changes "
                 "it",
                 err=True,
@@ -294,7 +294,7 @@ def choose_plans(
                 )
         except GpufleetError as error:
             left_out.append(error)
-            click.echo(f"note: {region} is left out: {error}", err=True)
+            say(f"note: {region} is left out: {error}", err=True)
             continue
         plans[region] = read_plan_argument(answer, 1)
     if not plans:
@@ -337,7 +337,7 @@ def ask(sides: Sequence[Side], again: str) -> None:
     """Ask whether to stand the stacks up; GpufleetError where the answer is no."""
     require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     budget = sides[0].plan.job.budget_usd
-    click.echo(
+    say(
         f"the run begins in {sides[0].plan.region}; where AWS refuses its nodes, it goes on in the next"
         + (f"; at most {budget:,.2f} USD in all regions together" if budget else "")
     )

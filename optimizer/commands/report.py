@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import directory_option, parse_plan_argument, plan_number_option
-from optimizer.commands.output import replace_file
+from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -89,7 +89,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
         replace_file(out, lambda file: file.write(page))
     except OSError as error:
         raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
-    click.echo(f"wrote {out}", err=True)
+    say(f"wrote {out}", err=True)
 
 
 def _build_run(plan: FleetPlan, ledger: Path | None, metrics: Path | None) -> Run:

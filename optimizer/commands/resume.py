@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.output import say
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.errors import DataMissingError, GpufleetError
@@ -46,23 +47,21 @@ def command(stack: str | None, directory: Path) -> None:
             next_step=f"gpufleet move {names.region} --stack {request.moved_to} brings it back",
         )
     let_run(names, caller)
-    click.echo(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
+    say(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):
         last = "never ticked" if state is None else f"last ticked {state.updated_at:%Y-%m-%d %H:%M:%SZ}"
-        click.echo(
+        say(
             f"note: the controller {last}, and nothing starts without it; `pulumi up --stack {stack}` puts it back",
             err=True,
         )
     elif state.phase == "over-budget":
-        click.echo(
+        say(
             f"note: {state.spent_usd:,.2f} USD are spent of a ceiling of {state.ceiling_usd or 0:,.2f}: no node starts "
             "until `pulumi config set gpufleet:ceilingUsd USD && pulumi up`",
             err=True,
         )
     elif state.phase == "block-ended":
-        click.echo(
-            "note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True
-        )
+        say("note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True)
 
 
 def let_run(names: Names, caller: str, **move: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError
@@ -39,7 +40,7 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
         if not errors.is_aws_error(error):
             raise
         if errors.is_not_found(error):
-            click.echo(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
+            say(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
             return
         raise GpufleetError(
             f"the request cannot be written to s3://{names.bucket}: {errors.reason(error)}",
@@ -79,7 +80,7 @@ def command(stack: str | None, directory: Path, wait: bool, timeout: str | None)
     names, caller = resolve_names(file)
     ask(names, caller, "stop")
     if not wait:
-        click.echo(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
+        say(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
     follow_drain(names, save or timedelta(seconds=file.plan.terminate_timeout_s))
     click.echo(AFTERWARDS.format(stack=stack))
@@ -112,7 +113,7 @@ def follow_drain(names: Names, save: timedelta) -> None:
             next_step=f"gpufleet status --stack {names.stack}, or gpufleet stop again",
         ) from error
     if drain.completed:
-        click.echo(
+        say(
             f"{len(drain.completed)} nodes did not complete their hooks themselves ({', '.join(drain.completed)}): "
             "steps after the last complete checkpoint are lost",
             err=True,

@@ -12,6 +12,7 @@ import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from optimizer.commands.options import one_stack_options
+from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -68,7 +69,7 @@ def command(stack: str | None, directory: Path, rank: int, steps: int, out: Path
     path = out / f"trace-{names.stack}-rank-{rank}-{name}.json.gz"
     path.write_bytes(content)
     click.echo(path)
-    click.echo("open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+    say("open it in https://ui.perfetto.dev or chrome://tracing", err=True)
 
 
 def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
@@ -82,7 +83,7 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
         next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
     ):
         traces.ask(s3, names.bucket, names.checkpoint_prefix, request)
-        click.echo(f"asked rank {request.rank} of stack {names.stack} for {request.steps} steps", err=True)
+        say(f"asked rank {request.rank} of stack {names.stack} for {request.steps} steps", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
         try:
             with patience("waiting for the trace"):

@@ -14,6 +14,7 @@ import click
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
+from optimizer.commands.output import say
 from optimizer.commands.stack.engine import require_pulumi
 from optimizer.commands.stack.file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
@@ -96,7 +97,7 @@ def command(
         if follow:
             run.follow(current, timedelta(minutes=wait_minutes))
         else:
-            click.echo(f"the run is stack {current.stack}'s; {run.again} follows it, and moves it where it must")
+            say(f"the run is stack {current.stack}'s; {run.again} follows it, and moves it where it must")
         return
     name = stack or _only_stack(directory)
     check_name(name)
@@ -111,7 +112,7 @@ def command(
     if follow:
         follow_run(name, directory)
     else:
-        click.echo(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
+        say(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
 
 
 def _run_in_regions(
@@ -165,7 +166,7 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
     require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
     planned = plan.spot_policy or plan
-    click.echo(
+    say(
         f"\nstack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "
         f"{planned.hours.expected:,.1f} h and {planned.cost_usd.expected:,.2f} USD "
         f"(95th percentile {planned.hours.p95:,.1f} h, {planned.cost_usd.p95:,.2f} USD){limit}"

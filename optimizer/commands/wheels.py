@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import stack_options
+from optimizer.commands.output import say
 from optimizer.errors import GpufleetError, InvalidInputError
 
 WHEELS_KEY = "gpufleet:wheels"
@@ -30,9 +31,9 @@ def command(stack: str, directory: Path, force: bool) -> None:
     pip, and no account. Run again after a change of gpufleet:requirements, of the instance type or of gpufleet.
     """
     if not pack_wheels(stack, directory, force=force):
-        click.echo("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
+        say("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
         return
-    click.echo(f"next: pulumi up --stack {stack}")
+    say(f"next: pulumi up --stack {stack}")
 
 
 def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
@@ -64,7 +65,7 @@ def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
         raise GpufleetError(f"the wheels cannot be packed: {error}") from error
     change_stack_file(file.path, {WHEELS_KEY: str(out.resolve())})
     torch = "the image has torch" if image_torch else "torch included"
-    click.echo(
+    say(
         f"{out}: {out.stat().st_size / 2**20:,.0f} MiB for Python {' and '.join(wanted.pythons)} on {wanted.machine}, "
         f"{torch}; {file.path} names it in {WHEELS_KEY}"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from optimizer.commands.output import say
 from optimizer.errors import GpufleetError, InvalidInputError
 
 _FILES = Path(__file__).parent / "files"
@@ -44,9 +45,9 @@ def command(directory: Path) -> None:
         raise GpufleetError(
             f"{directory} cannot be written: {error}", next_step="gpufleet init ANOTHER-FOLDER"
         ) from error
-    click.echo(f"{directory.resolve()} has {', '.join(files)}")
+    say(f"{directory.resolve()} has {', '.join(files)}")
     enter = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
-    click.echo(f"next: {enter}gpufleet recommend request.yaml --save plans.json")
+    say(f"next: {enter}gpufleet recommend request.yaml --save plans.json")
 
 
 def _contents(directory: Path) -> dict[str, str]:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from optimizer.commands.preview.difference import Change
 
 
+def _name_parts(plan: FleetPlan) -> dict[str, float]:
+    """Name the parts of the run's dollars as docs/GLOSSARY.md does."""
+    return {name.replace("head_node", "controller"): usd for name, usd in plan.cost_usd.breakdown.model_dump().items()}
+
+
 def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: Totals) -> None:
     """Print what decides: the stack, how many resources it has, the run's dollars, and those of an hour."""
     cost = plan.cost_usd
@@ -25,9 +30,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     parts = Counter(resource.parent for resource in resources if resource.parent)
     counts = ", ".join(f"{component.type.rpartition(':')[2]} {parts[component.name]}" for component in components)
     protected = sorted({resource.name for resource in resources if resource.protected})
-    dollars = ", ".join(
-        f"{name.replace('_', ' ')} {usd:,.2f}" for name, usd in cost.breakdown.model_dump().items() if usd
-    )
+    dollars = ", ".join(f"{name} {usd:,.2f}" for name, usd in _name_parts(plan).items() if usd)
     for line in (
         describe_stack(plan, stack),
         f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
@@ -74,9 +77,7 @@ def write_cost(plan: FleetPlan) -> None:
     cost = plan.cost_usd
     click.echo("")
     parts: list[dict[str, Any]] = [
-        {"cost of the run": name.replace("_", " "), "USD": f"{usd:,.2f}"}
-        for name, usd in cost.breakdown.model_dump().items()
-        if usd
+        {"cost of the run": name, "USD": f"{usd:,.2f}"} for name, usd in _name_parts(plan).items() if usd
     ]
     parts.append({"cost of the run": "expected", "USD": f"{cost.expected:,.2f}"})
     write_table(parts)

@@ -194,6 +194,7 @@ def command(
 
         with patience("estimating other clouds' types"):
             others = compared(answer)
+    notes = _list_notes(answer, output_format, brief=brief)
     text = ""
     if save or output_format == "json":
         text = json_text(answer.to_dict() | ({} if others is None else {"other_clouds": others.to_dict()}))
@@ -205,7 +206,7 @@ def command(
         if show_all:
             print_all(answer)
         else:
-            print_brief(answer, more=explain)
+            print_brief(answer, more=explain, notes=notes)
         if explain:
             print_explanation(answer)
         if others is not None:
@@ -214,7 +215,9 @@ def command(
             print_comparison(others)
     if save:
         _save(save, text)
-    _write_notes(answer, output_format, brief=brief)
+    write_notes(notes)
+    if not answer.plans:
+        _explain_nothing(answer)
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
@@ -223,7 +226,7 @@ def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetReque
     return request_from_dict(data, origin=str(request_file or "the request"))
 
 
-def _write_notes(answer: Recommendation, output_format: str, *, brief: bool) -> None:
+def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:
     notes = list(answer.notes)
     old_prices = old_price_note(answer.plans, brief=brief)
     if old_prices:
@@ -243,9 +246,7 @@ def _write_notes(answer: Recommendation, output_format: str, *, brief: bool) -> 
             f"no global batch given: all plans have {problem.amount.global_batch:,}, usual for the model's size and "
             "the run's length (docs/economics.md); ranks that do not divide it make no plan; --global-batch sets one"
         )
-    write_notes(notes)
-    if not answer.plans:
-        _explain_nothing(answer)
+    return notes
 
 
 def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

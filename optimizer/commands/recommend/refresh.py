@@ -6,11 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
-from optimizer.commands.output import write_notes
+from optimizer.commands.output import say, write_notes
 from optimizer.commands.progress import steps
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
@@ -53,7 +51,7 @@ def refresh_spot_prices(answer: Recommendation) -> Catalog:
     for region in result.answers:
         write_notes((*region.skipped, *region.failures))
     write_notes(result.dropped)
-    click.echo(f"spot prices of {len(types)} types in {len(regions)} regions are of today", err=True)
+    say(f"spot prices of {len(types)} types in {len(regions)} regions are of today", err=True)
     return load()
 
 
@@ -70,7 +68,7 @@ def old_price_note(plans: Sequence[FleetPlan], *, brief: bool = False) -> str:
         range_usd = f"{cost.expected:,.2f} to {max(cost.expected, prices.cost_usd_dearest):,.2f} USD by zone"
         return f"spot prices are {prices.age_days} days old: plan 1 is {range_usd}, none at a current price fits"
     if brief:
-        return f"spot prices are {prices.age_days} days old and head no ranking; USD is their range by zone"
+        return f"spot prices are {prices.age_days} days old (USD: by zone); none is first"
     days = f"{prices.age_days} days old (limit: {prices.limit_days})"
     place = f"in {plan.purchase.zone_id}" if plan.purchase.zone_id else f"in {plan.region}, derived"
     text = f"spot prices are {days}: plan {number} costs {cost.expected:,.2f} USD {place}"

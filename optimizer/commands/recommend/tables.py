@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from optimizer.commands.output import wrap_line, write_table, write_text
+from optimizer.commands.output import say, wrap_line, wrap_note, write_table, write_text
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import Alternate, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
@@ -79,8 +80,8 @@ GROUP_COLUMNS = {"types": "types", "binding": "binds", "nearest": "nearest to th
 _UNITS = {"memory": "GiB a GPU", "budget": "USD", "deadline": "h", "capacity-block": "h"}
 _EXAMPLES = 3
 _INDENT = " " * 8  # below the names of describe_best's lines
-# The short answer has ten lines in a terminal of 120 columns, in a narrower one so many plans beside the best all the
-# same; a front has up to so many rows more.
+# The short answer and its notes have ten lines in a terminal of 120 columns, in a narrower one so many plans beside the
+# best all the same; a front has up to so many rows more.
 _SHORT_LINES, _LEAST_SHOWN, _PARETO_SHOWN = 10, 2, 8
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
@@ -188,7 +189,7 @@ def print_explanation(answer: Recommendation) -> None:
             spare=("checkpointing", "peak_gib", "micro_batch"),
         )
     if answer.levers:
-        click.echo("\nLevers of plan 1")
+        say("\nLevers of plan 1")
         for lever in answer.levers:
             write_text(f"  {lever}", indent="    ")
     if answer.rejected:
@@ -197,12 +198,13 @@ def print_explanation(answer: Recommendation) -> None:
         write_table(rejected, REJECTED_COLUMNS, title="Rejected types and the constraint that binds")
 
 
-def print_brief(answer: Recommendation, *, more: bool) -> None:
+def print_brief(answer: Recommendation, *, more: bool, notes: Sequence[str]) -> None:
     """Print what decides: the best plan with its limits and evidence, the next ones, or the nearest without a plan.
 
     Args:
         answer: of the request.
         more: the explanation follows.
+        notes: those that follow on standard error.
     """
     if not answer.plans:
         _print_nearest(answer)
@@ -216,6 +218,8 @@ def print_brief(answer: Recommendation, *, more: bool) -> None:
         rows = rows[:_PARETO_SHOWN]
     else:
         used = sum(len(wrap_line(line, indent=_INDENT)) for line in [*facts, _describe_hidden(answer, len(rows), more)])
+        if sys.stderr.isatty():
+            used += sum(len(wrap_note(note)) for note in notes)
         rows = rows[: max(_LEAST_SHOWN, _SHORT_LINES - used - 1)]  # one for the headings
     if rows:
         _write_plans(rows, tell_left_out=False)

@@ -10,6 +10,7 @@ import click
 
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
+from optimizer.commands.output import say
 from optimizer.commands.stack.file import (
     CONTAINER_KEY,
     IMAGE_KEY,
@@ -66,7 +67,7 @@ def set_plan(
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
     put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image, image=image)
-    click.echo(f"next: pulumi stack select --create {stack} && pulumi up")
+    say(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
 def put_plan(
@@ -103,20 +104,18 @@ def put_plan(
     path = stack_path(directory, stack)
     container = _resolve(image, chosen) if image else None
     before = write_stack_file(path, chosen)
-    click.echo(
+    say(
         f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "
         f"{chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; aws:region is {chosen.region}"
     )
     zone_id = chosen.purchase.zone_id
     if zone_id and before.get("gpufleet:subnetIds"):
-        click.echo(f"the spot price is of zone {zone_id}; gpufleet:subnetIds decides where the nodes go", err=True)
+        say(f"the spot price is of zone {zone_id}; gpufleet:subnetIds decides where the nodes go", err=True)
     elif zone_id:
         was = before.get(ZONE_KEY, zone_id)
-        click.echo(
-            f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (f"; was {was}" if was != zone_id else "")
-        )
+        say(f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (f"; was {was}" if was != zone_id else ""))
     if before.get(REGION_KEY, chosen.region) != chosen.region:
-        click.echo(
+        say(
             f"aws:region was {before[REGION_KEY]}: resources do not move between regions, so where this stack is "
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
@@ -125,14 +124,14 @@ def put_plan(
     if container:
         change_stack_file(path, {CONTAINER_KEY: container})
     elif CONTAINER_KEY in before:
-        click.echo(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
+        say(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
     click.echo(describe_demands(chosen))
     if outlook := _policy_outlook(chosen, before):
-        click.echo(f"spot policy: {outlook.describe()}")
+        say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":
-            click.echo(f"once: pulumi config set {POLICY_KEY} adaptive")
+            say(f"once: pulumi config set {POLICY_KEY} adaptive")
     for line in _missing_settings(stack, chosen, before):
-        click.echo(f"once: {line}")
+        say(f"once: {line}")
 
 
 def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook | None:
@@ -209,7 +208,7 @@ def _resolve(uri: str, plan: FleetPlan) -> str:
     if isinstance(found, str):
         raise InvalidInputError(found, next_step=f"aws ecr list-images --repository-name {image.repository}")
     pinned = image.pinned(found.digest)
-    click.echo(f"container image: {pinned}, {found.size_gib:.1f} GiB compressed ({CONTAINER_KEY})")
+    say(f"container image: {pinned}, {found.size_gib:.1f} GiB compressed ({CONTAINER_KEY})")
     return pinned
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.errors import DataMissingError, GpufleetError
 
@@ -115,7 +114,7 @@ def _run(call: Callable[[], Any], again: str) -> None:
             running.result()
         except KeyboardInterrupt as error:
             message = "interrupted: Pulumi finishes the calls it has begun; Ctrl-C again ends it at once"
-            click.echo(message, err=True)
+            say(message, err=True)
             running.exception()
             raise GpufleetError("Pulumi was interrupted; what it made stays as it is", next_step=again) from error
 

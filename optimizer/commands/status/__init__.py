@@ -15,7 +15,7 @@ import click
 
 from bootstrap.contract.codec import to_json
 from optimizer.commands.options import one_stack_options
-from optimizer.commands.output import format_option, write_csv, write_json, write_table, write_text
+from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import IMAGE_KEY, StackFile, follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
@@ -95,7 +95,7 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         else:
             _write_tables(plan, reading, measures, told)
         for part, reason in reading.unread.items():
-            click.echo(f"note: {part} cannot be read: {reason}", err=True)
+            say(f"note: {part} cannot be read: {reason}", err=True)
         if watch_s is None:
             return
         try:

@@ -9,9 +9,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-import click
-
-from optimizer.commands.output import LEAST_WIDTH, output_width
+from optimizer.commands.output import LEAST_WIDTH, output_width, say
 from optimizer.commands.progress import patience
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import gpu_notices, gpu_summary
@@ -73,7 +71,7 @@ def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> N
     lines = [*changes(before, reading), *_standing(plan, reading)]
     for line in lines:
         if line not in told:
-            click.echo(f"{reading.at:%H:%M:%SZ} {line}")
+            say(f"{reading.at:%H:%M:%SZ} {line}")
 
 
 def _standing(plan: FleetPlan, reading: Reading) -> list[str]:

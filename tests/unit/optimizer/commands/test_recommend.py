@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import math
 import os
+import pty
 import shlex
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,25 @@ def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess
         timeout=120,
         env=os.environ | environment,
     )
+
+
+def on_terminal(*arguments: str, columns: int = 120) -> str:
+    """What a terminal shows of standard output and standard error."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from optimizer.cli import main; main()", *arguments],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "dumb"},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # Linux tells the end of a terminal's other side by EIO
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert started.wait(timeout=120) == 0, shown
+    return shown.decode().replace("\r\n", "\n")
 
 
 def answer(*arguments: str) -> dict[str, Any]:
@@ -155,6 +179,15 @@ def test_the_short_answer_is_what_decides() -> None:
     assert lines[-1].startswith("--all, --explain: ") and "types without one" in lines[-1]
     crowded = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "spot").stdout.splitlines()
     assert {"next", "over"} <= {line.split()[0] for line in crowded} and len(crowded) == 10
+
+
+def test_the_short_answer_has_ten_lines_on_a_terminal_with_its_notes() -> None:
+    answered = on_terminal("recommend", *ISSUE_FLAGS)
+    assert "note: spot prices are" in answered, "this day's answer has a note"
+    lines = answered.splitlines()
+    assert len(lines) == 10 and max(map(len, lines)) <= 120, answered
+    narrow = on_terminal("recommend", *ISSUE_FLAGS, columns=80).splitlines()
+    assert 10 < len(narrow) <= 16 and max(map(len, narrow)) <= 80
 
 
 def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
