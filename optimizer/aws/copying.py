@@ -138,10 +138,12 @@ class _Copy:
         # Parts of one object go through the same threads as small objects.
         small = [one for one in missing if one[1]["ContentLength"] <= PART_BYTES]
         list(threads.map(self._copy_whole, small))
+        done, total = (sum(head["ContentLength"] for _, head in some) for some in (small, missing))
         for key, head in missing:
-            if head["ContentLength"] > PART_BYTES:
-                say(f"copying {key}, {head['ContentLength'] / GIB:,.2f} GiB")
+            if (size := head["ContentLength"]) > PART_BYTES:
+                say(f"copying {key}, {size / GIB:,.2f} GiB; {done / GIB:,.2f} of {total / GIB:,.2f} GiB are there")
                 self._copy_in_parts(threads, key, head)
+                done += size
         for one, there in zip(missing, threads.map(self._is_there, missing), strict=True):
             if not there:
                 raise GpufleetError(

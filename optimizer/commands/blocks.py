@@ -184,7 +184,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     search = _search(chosen, **flags)
     offering = _current(search, offering_id)
     _check_buyable(offering, search, chosen)
-    click.echo(_describe(offering, search))
+    say(_describe(offering, search))
     again = shlex.join(["gpufleet", "blocks", "buy", offering_id, *_again(plan, plan_number, search)])
     if not buys:
         _dry_run(offering, search, f"{again} --buy")
@@ -202,7 +202,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
             next_step=again,
         )
     reservation = _purchase(offering, search)
-    click.echo(_afterwards(offering, search, reservation))
+    say(_afterwards(offering, search, reservation))
 
 
 def _search(

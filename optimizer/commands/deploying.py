@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.commands.output import say
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import carry_out
 from optimizer.commands.stack.file import change_stack_file, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
@@ -78,7 +79,8 @@ def count_declared(stack: str, directory: Path) -> int:
     from infra.offline.preview import resources
 
     file = read_stack(stack, directory)
-    return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
+    with patience("counting the stack's resources"):
+        return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
 
 
 def follow_run(

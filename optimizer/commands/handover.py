@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.commands.deploying import deploy, run_recommend
 from optimizer.commands.output import say
+from optimizer.commands.progress import patience, relayed
 from optimizer.commands.stack.file import StackFile, find_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -181,10 +182,13 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     carried = find_carried(names)
     if carried.step is None:
         say("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
-    with errors.explained(
-        f"the copy to {target.bucket} did not end",
-        why=f"stack {source.stack} has no node, and its checkpoints are as they were",
-        next_step=again,
+    with (
+        errors.explained(
+            f"the copy to {target.bucket} did not end",
+            why=f"stack {source.stack} has no node, and its checkpoints are as they were",
+            next_step=again,
+        ),
+        relayed(f"copying {carried.gib:,.2f} GiB inside S3") as show,
     ):
         copied = copying.copy(
             clients.s3(names.region),
@@ -193,7 +197,7 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
             from_bucket=names.bucket,
             to_bucket=target.bucket,
             prefix=names.checkpoint_prefix,
-            say=lambda line: say(line, err=True),
+            say=show,
         )
     step = "no checkpoint" if carried.step is None else f"the checkpoint of step {carried.step:,}"
     say(f"{step} and {len(carried.objects):,} objects are in {target.bucket}; {copied / 2**30:,.2f} GiB copied")
@@ -253,10 +257,12 @@ def _carry_parameters(names: Names, target: Names, again: str) -> None:
 def _settle(names: Names) -> ControllerState | None:
     """Return the controller's state once nodes and start reservations ended, or as it is where it does not answer."""
     last = datetime.now(UTC) + SETTLES_WITHIN
-    while True:
-        state, now = read_controller(names), datetime.now(UTC)
-        if state is None or state.is_silent(now) or now >= last:
-            return state
-        if all(instance.ended_at for instance in state.instances.values()) and not state.unused_usd_per_hour:
-            return state
-        time.sleep(POLL_S)
+    minutes = SETTLES_WITHIN / timedelta(minutes=1)
+    with patience(f"waiting for the controller to see the last node's end, {minutes:.0f} min at most"):
+        while True:
+            state, now = read_controller(names), datetime.now(UTC)
+            if state is None or state.is_silent(now) or now >= last:
+                return state
+            if all(instance.ended_at for instance in state.instances.values()) and not state.unused_usd_per_hour:
+                return state
+            time.sleep(POLL_S)

@@ -111,7 +111,7 @@ def forget(stack: str | None) -> None:
     if stack is None:
         existed = path.exists()
         path.unlink(missing_ok=True)
-        click.echo(f"{path} is deleted" if existed else "nothing was learned", err=True)
+        say(f"{path} is deleted" if existed else "nothing was learned", err=True)
         return
     known = read_learned(path)
     kept = {place: learned for place, learned in known.stacks.items() if learned.stack != stack}

@@ -15,7 +15,7 @@ from bootstrap.contract.launcher import Start, split_command, start_of
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, say, write_csv, write_json
-from optimizer.commands.progress import patience
+from optimizer.commands.progress import steps
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError
 from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
@@ -91,10 +91,10 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
     """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
     file = _read_stack_file(stack, directory)
 
-    from optimizer.preflight.run import preflight
+    from optimizer.preflight.run import CHECKS, preflight
 
-    with patience("checking the account"):
-        return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file))
+    with steps("checks of the account", len(CHECKS), is_patient=True) as told:
+        return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file), told=told)
 
 
 def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:

@@ -62,10 +62,13 @@ def relayed(
 
 
 @contextmanager
-def _bar(title: str, total: int | None, *, ticks: bool, counts: bool = True) -> Iterator[tuple[Progress, TaskID]]:
+def _bar(
+    title: str, total: int | None, *, ticks: bool, counts: bool = True, redirect: bool = True
+) -> Iterator[tuple[Progress, TaskID]]:
     """Draw a bar with the time gone and left, or a spinner with the time gone where nothing ``counts``.
 
-    Without ``ticks`` no thread redraws it, so that a fork is safe.
+    Without ``ticks`` no thread redraws it, so that a fork is safe. Lines that are printed meanwhile go above it by
+    rich's stand-ins for the streams (``redirect``), which have no file below them, as click.echo needs.
     """
     from rich.console import Console
     from rich.progress import (
@@ -80,33 +83,23 @@ def _bar(title: str, total: int | None, *, ticks: bool, counts: bool = True) -> 
 
     bar_of = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), *(bar_of if counts else (SpinnerColumn(), TimeElapsedColumn())))
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=ticks) as bar:
+    streams = {"redirect_stdout": redirect, "redirect_stderr": redirect}
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=ticks, **streams) as bar:
         yield bar, bar.add_task(title, total=total)
 
 
 @contextmanager
 def patience(title: str) -> Iterator[None]:
     """Say what is worked on where it takes longer than ``PATIENCE_S``."""
+    begun = time.monotonic()  # rich's clock too
     with ExitStack() as stack:
 
         def say() -> None:
             if not sys.stderr.isatty():
                 click.echo(f"{title} ...", err=True)
                 return
-            from rich.console import Console
-            from rich.live import Live
-            from rich.spinner import Spinner
-
-            # rich's stand-in for standard error has no file below it, which click.echo needs.
-            drawn = Live(
-                Spinner("dots", title),
-                console=Console(stderr=True),
-                refresh_per_second=12.5,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            stack.enter_context(drawn)
+            bar, task = stack.enter_context(_bar(title, None, ticks=True, counts=False, redirect=False))
+            bar.tasks[task].start_time = begun
 
         timer = threading.Timer(PATIENCE_S, say)
         timer.daemon = True

@@ -85,10 +85,16 @@ class PreflightReport:
         return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
 
 
-def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime | None = None) -> PreflightReport:
+def preflight(
+    target: Target,
+    *,
+    offline: Sequence[Finding] = (),
+    at: datetime | None = None,
+    told: Callable[[str], None] = lambda check: None,
+) -> PreflightReport:
     """Check with AWS whether ``target`` can be carried out ``at`` a time, by default now.
 
-    ``offline`` are findings made without AWS, to report with the others.
+    ``offline`` are findings made without AWS, to report with the others; ``told`` gets each check's name at its end.
 
     Raises:
         optimizer.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
@@ -111,13 +117,15 @@ def preflight(target: Target, *, offline: Sequence[Finding] = (), at: datetime |
         now=now,
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = pool.map(lambda check: run_check(check[0], check[1], context), CHECKS)
+        answers = pool.map(lambda check: run_check(check[0], check[1], context, told), CHECKS)
         findings = [*offline, first, *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return PreflightReport(account=known_account, at=now, findings=tuple(findings))
 
 
-def run_check(name: str, check: Check, context: Context) -> list[Finding]:
+def run_check(
+    name: str, check: Check, context: Context, told: Callable[[str], None] = lambda check: None
+) -> list[Finding]:
     """Return the findings of one check, the last one why AWS failed it."""
     findings: list[Finding] = []
     try:
@@ -125,4 +133,5 @@ def run_check(name: str, check: Check, context: Context) -> list[Finding]:
             findings.append(finding)
     except UNREADABLE as error:
         findings.append(explain(error).finding(name))
+    told(name)
     return findings

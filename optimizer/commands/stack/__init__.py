@@ -11,6 +11,7 @@ import click
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
 from optimizer.commands.output import say
+from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import (
     CONTAINER_KEY,
     IMAGE_KEY,
@@ -120,12 +121,14 @@ def put_plan(
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
         )
-    click.echo(_pin_image(path, chosen, before, new=new_image))
+    with patience("asking AWS for the newest image"):
+        image_words = _pin_image(path, chosen, before, new=new_image)
+    say(image_words)
     if container:
         change_stack_file(path, {CONTAINER_KEY: container})
     elif CONTAINER_KEY in before:
         say(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
-    click.echo(describe_demands(chosen))
+    say(describe_demands(chosen))
     if outlook := _policy_outlook(chosen, before):
         say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":

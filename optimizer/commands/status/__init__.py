@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,11 @@ from bootstrap.contract.codec import to_json
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import IMAGE_KEY, StackFile, follow_policy, read_stack, resolve_names
+from optimizer.commands.stack.file import StackFile, follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
-from optimizer.commands.status.reading import Reading, read
+from optimizer.commands.status.reading import Reading, read_file
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
@@ -80,11 +78,11 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         from optimizer.commands.status.live import watch
 
         with suppress(KeyboardInterrupt):
-            watch(plan, stack, lambda: read(names, datetime.now(UTC)), watch_s, live=sys.stdout.isatty())
+            watch(plan, stack, lambda: read_file(file, names), watch_s, live=sys.stdout.isatty())
         return
     while True:
         with patience("reading the stack"):
-            reading = read(names, datetime.now(UTC), image_id(file))
+            reading = read_file(file, names)
         ahead = forecast(plan, reading)
         measures = compare(plan, reading, ahead)
         told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]
@@ -103,12 +101,6 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         except KeyboardInterrupt:
             return
         click.echo("")
-
-
-def image_id(file: StackFile) -> str:
-    """Return the image that the stack's configuration names by id, or ""."""
-    pinned = file.config.get(IMAGE_KEY)
-    return str(file.config.get("gpufleet:amiId") or (pinned.get("id") if isinstance(pinned, Mapping) else "") or "")
 
 
 def image_notices(reading: Reading, file: StackFile) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from bootstrap.contract.state import ENDED
 from optimizer.commands.stack.file import StackFile, follow_policy
 from optimizer.commands.status.live import watch
-from optimizer.commands.status.reading import Reading, read
+from optimizer.commands.status.reading import Reading, read_file
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState, Phase
@@ -32,7 +32,7 @@ def follow(
     last = watch(
         follow_policy(file.plan, file.config),
         file.stack,
-        lambda: read(names, datetime.now(UTC)),
+        lambda: read_file(file, names),
         POLL_S,
         live=sys.stdout.isatty(),
         ended=ended,

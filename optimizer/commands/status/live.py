@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bootstrap.contract.state import UP
 from optimizer.commands.output import LEAST_WIDTH, output_width, say
 from optimizer.commands.progress import patience
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
@@ -82,7 +84,7 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
         lines.append("no word from the controller yet")
     if "controller" in shown:
         lines.append(f"controller {shown['controller']}")
-    if reading.state is not None and reading.state.next_attempt_at is not None:
+    if reading.state is not None and _decides_at(reading, reading.state) is not None:
         lines.append(f"next: {shown['next']}")
     if "data" in shown:
         lines.append(f"copying data: {shown['data']}")
@@ -124,8 +126,10 @@ def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str
         after = f", then {state.after}" if state.after else ""
         shown["phase"] = f"{state.phase}{after} since {utc(state.since)}"
         shown["decision"] = state.reason
-        if decision := _next_decision(state, ahead):
+        if decision := _next_decision(reading, state, ahead):
             shown["next"] = decision
+        if (until := _decides_at(reading, state)) is not None:
+            shown["left"] = f"{max(0.0, (until - reading.at) / timedelta(minutes=1)):.0f} min until then"
         if state.is_silent(reading.at):
             shown["controller"] = (
                 f"SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
@@ -133,6 +137,8 @@ def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str
     if group is not None:
         serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
         shown["nodes"] = f"{serving} of {group.wanted} wanted in service"
+        others = Counter(node.lifecycle_state for node in group.nodes if node.lifecycle_state != "InService")
+        shown["nodes"] += "".join(f", {count} {name}" for name, count in sorted(others.items()))
         kinds = sorted({f"{node.lifecycle} in {node.zone}" for node in group.nodes if node.lifecycle})
         shown["nodes"] += f" ({', '.join(kinds)})" if kinds else ""
     if copy := reading.slowest_copy():
@@ -162,11 +168,21 @@ def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str
     return shown
 
 
-def _next_decision(state: ControllerState, ahead: Forecast | None) -> str:
+def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:
+    """When the controller starts nodes again, or gives back those of a gang that is not whole."""
+    since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
+    if state.next_attempt_at is not None or since is None or reading.gang_window is None:
+        return state.next_attempt_at
+    return since + reading.gang_window
+
+
+def _next_decision(reading: Reading, state: ControllerState, ahead: Forecast | None) -> str:
     """Say what the controller will decide next, and when; empty where that hangs on what nobody knows."""
     if state.next_attempt_at is not None:
         place = f" in {state.next_place.name}" if state.next_place else ""
         return f"start{place} at {utc(state.next_attempt_at)}"
+    if state.phase in UP and (until := _decides_at(reading, state)) is not None:
+        return f"train once all nodes are in service, or give them back at {utc(until)}"
     if state.phase == "draining":
         return f"{state.after}, once the nodes have saved and left"
     if state.phase != "running" or ahead is None:
@@ -185,7 +201,8 @@ def changes(before: Reading | None, now: Reading) -> list[str]:
     ):
         events.append(f"{state.phase}: {state.reason}")
     if state is not None and old is not None and state.interruptions > old.interruptions:
-        events.append(f"{state.interruptions - old.interruptions} nodes interrupted")
+        count = state.interruptions - old.interruptions
+        events.append(f"{count} node{'s' * (count > 1)} interrupted")
     earlier = {node.instance_id for node in before.group.nodes} if before and before.group else set()
     present = {node.instance_id for node in now.group.nodes} if now.group else set()
     if before is not None and earlier != present:

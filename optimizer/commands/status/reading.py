@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from bootstrap.contract.staging import copied_gib
+from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from bootstrap.contract.staging import copied_gib, limit_s
+from optimizer.commands.stack.file import IMAGE_KEY, StackFile
 from optimizer.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Reading:
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
     copies: Mapping[str, str] = field(default_factory=dict)  # progress of staging by instance id
+    gang_window: timedelta | None = None  # limit of a gang that is not whole
     unread: dict[str, str] = field(default_factory=dict)
 
     def slowest_copy(self) -> str:
@@ -62,6 +65,18 @@ class Reading:
                 raise
             self.unread[part] = errors.reason(error)
         return otherwise
+
+
+def read_file(file: StackFile, names: Names) -> Reading:
+    """Read each part of a stack now, with what its configuration tells."""
+    pinned = file.config.get(IMAGE_KEY)
+    image_id = file.config.get("gpufleet:amiId") or (pinned.get("id") if isinstance(pinned, Mapping) else "")
+    reading = read(names, datetime.now(UTC), str(image_id or ""))
+    minutes = float(file.config.get("gpufleet:gangWindowMinutes") or DEFAULT_GANG_WINDOW_MINUTES)
+    copies = str(file.config.get("gpufleet:data") or "").startswith("s3://")
+    staging_s = limit_s(file.plan.staging.node_hours * 3600 if file.plan.staging else 0.0) if copies else 0
+    reading.gang_window = timedelta(minutes=minutes, seconds=staging_s)
+    return reading
 
 
 def read(names: Names, now: datetime, image_id: str = "") -> Reading:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import rich.progress  # noqa: F401 - takes the clock when it is imported, which a test changes
 
 from optimizer.commands import progress
 from optimizer.commands.progress import patience, relayed, steps
@@ -29,6 +30,20 @@ def test_only_long_work_says_what_it_does(capsys: pytest.CaptureFixture[str], mo
     with patience("searching"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "searching ...\n"
+
+
+def test_long_work_on_a_terminal_shows_the_time_since_its_begin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() - 65)
+    with patience("searching"):
+        time.sleep(0.4)
+    shown = capsys.readouterr().err
+    assert "searching" in shown and "0:01:05" in shown
 
 
 def test_steps_of_a_short_work_are_not_told(

@@ -19,11 +19,11 @@ from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
 from optimizer.aws.logs import read_copies
 from optimizer.aws.progress import TrainingProgress
-from optimizer.commands.stack.file import POLICY_KEY, follow_policy
+from optimizer.commands.stack.file import POLICY_KEY, follow_policy, read_stack
 from optimizer.commands.status import headline
 from optimizer.commands.status.forecast import forecast
 from optimizer.commands.status.live import changes, facts, page, print_events, watch
-from optimizer.commands.status.reading import Reading, read
+from optimizer.commands.status.reading import Reading, read, read_file
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -480,3 +480,18 @@ def test_copies_are_read_while_a_node_is_set_up(deployed: DeployedStack, monkeyp
     monkeypatch.setattr(actuals, "read_group", one_pending)
     read(deployed.names, datetime.now(UTC))
     assert asked == [deployed.names.log_group]
+
+
+def test_a_gang_that_is_not_whole_has_until_its_window_ends(
+    deployed: DeployedStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed.write_state(phase="starting", reason="1 of 2 nodes came", attempt_started_at=ago(minutes=15))
+    reading = read_file(read_stack(deployed.names.stack, deployed.directory), deployed.names)
+    assert reading.gang_window == timedelta(minutes=45)
+    shown = facts(sample_plan(), reading, None)
+    assert shown["next"].startswith("train once all nodes are in service, or give them back at ")
+    assert shown["left"] in ("29 min until then", "30 min until then")
+    print_events(sample_plan(), None, reading)
+    later = replace(reading, at=reading.at + timedelta(minutes=1))
+    print_events(sample_plan(), reading, later)
+    assert capsys.readouterr().out.count("next: train once all nodes are in service") == 1
