@@ -26,7 +26,9 @@ def install_wheel(folder: Path) -> Path:
     return site
 
 
-def run_shell(script: str, *, site: Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+def run_shell(
+    script: str, *, site: Path, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+) -> str:
     """Run a shell script of ``gpufleet`` commands in ``folder`` with the unpacked wheel; return its output."""
     python = f'gpufleet() {{ "{sys.executable}" -c "from optimizer.start import main; main()" "$@"; }}\n'
     done = subprocess.run(
@@ -36,7 +38,7 @@ def run_shell(script: str, *, site: Path, folder: Path, environment: Mapping[str
         env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -138,7 +138,7 @@ def write_table(
     width = output_width()
     headings = dict(columns or {field: field for field in rows[0]})
     cells = [{field: _cell(row.get(field)) for field in headings} for row in rows]
-    numeric = {field for field in headings if any(isinstance(row.get(field), int | float) for row in rows)}
+    numeric = {field for field in headings if any(_is_number(row.get(field)) for row in rows)}
     widths, left_out = choose_columns(headings, cells, spare, width)
     if title:
         write_text(title)
@@ -191,6 +191,10 @@ def write_rows(
         write_csv(rows, list(columns))
     else:
         write_table(rows, columns, title=title, spare=spare)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and value[:1].isdigit() and value.endswith("%"))
 
 
 def _cell(value: Any) -> str:

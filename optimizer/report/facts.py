@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import groupby
 from typing import Any
 
@@ -193,6 +195,12 @@ def group_rejections(rejected: Iterable[Rejection]) -> list[Group]:
             )
         )
     return sorted(groups, key=lambda group: -group.count)
+
+
+def fitted_on(plan: FleetPlan) -> date | None:
+    """Date of the fit that the speed comes from, which its source names."""
+    found = re.search(r"\bfitted (\d{4}-\d\d-\d\d)\b", plan.calibration.source)
+    return date.fromisoformat(found[1]) if found else None
 
 
 def count_exclusions(weighed: Iterable[Weighed]) -> list[tuple[int, str]]:

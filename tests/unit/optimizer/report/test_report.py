@@ -121,6 +121,8 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
         assert each.item in page and f">{price(each.usd)}<" in page and each.source in page
     assert "2026-01-21</td><td>306 days" in page
     assert "a catalog" in page and PLAN.calibration.source in page
+    fitted = sample_plan(calibration={"source": "9 measured runs on A100 (error 7%), fitted 2026-11-20 to 9 runs"})
+    assert "Age of the fit: 3 days." in render(answer_of(fitted), now=NOW, commands=[])
     # Each candidate has a mark in both sizes and a row.
     for key in ("plan-1", "plan-2", "front-1"):
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
