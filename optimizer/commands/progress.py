@@ -83,8 +83,14 @@ def _bar(
 
     bar_of = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), *(bar_of if counts else (SpinnerColumn(), TimeElapsedColumn())))
-    streams = {"redirect_stdout": redirect, "redirect_stderr": redirect}
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=ticks, **streams) as bar:
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=ticks,
+        redirect_stdout=redirect,
+        redirect_stderr=redirect,
+    ) as bar:
         yield bar, bar.add_task(title, total=total)
 
 

@@ -140,6 +140,11 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
         assert page.evaluate("window.open_details") == page.locator("details:not(.long)").count() > 1
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        # A4 without its margins: the wide charts, scaled.
+        page.set_viewport_size({"width": 688, "height": 960})
+        page.evaluate("document.querySelectorAll('details:not(.long)').forEach(one => { one.open = true; })")
+        assert page.locator(".chart.wide:visible").count() == 2 and page.locator(".chart.narrow:visible").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 688
 
 
 def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_path: Path) -> None:

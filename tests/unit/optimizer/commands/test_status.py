@@ -395,7 +395,7 @@ def test_changes_between_two_readings_are_events(deployed: DeployedStack) -> Non
     lost = replace(before.group, nodes=before.group.nodes[:1])
     after.group = lost
     events = changes(before, after)
-    assert "starting: a node was taken back" in events and "1 nodes interrupted" in events
+    assert "starting: a node was taken back" in events and "1 node interrupted" in events
     assert f"node {before.group.nodes[1].instance_id} left the group" in events
     assert "checkpoint of step 988 is complete" in events
 
