@@ -37,7 +37,7 @@ BAND_AGE_HOURS = 24.0
 FIRST_AGE_HOURS = 0.5
 
 # Lower ends of the age bins, h.
-_AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
+AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
 # Factors that tables are made for, and the bounds between them.
 _FACTORS = (0.1, 0.4, 1.0, 2.5)
 _BOUNDS = (0.2, 0.63, 1.58)
@@ -45,8 +45,8 @@ _BOUNDS = (0.2, 0.63, 1.58)
 _CELLS = 4000
 _SHORTEST_STEP_HOURS = 0.1
 # Decisions of a cell: modes IDLE, ON_DEMAND and SPOT with capacity, IDLE and ON_DEMAND without, by age.
-_CHOICES = 5 * len(_AGES)
-_LATE = 1e6
+_CHOICES = 5 * len(AGES)
+LATE = 1e6
 
 REASONS = (
     "spot has capacity and is the cheapest way to the deadline",
@@ -177,14 +177,14 @@ def decide(
     may_stay = where(loading, may_idle, slack >= bound + lost)
     spot_allowed = where(mode == SPOT, may_stay, may_launch) & pool.available
 
-    step = _step_hours(terms)
+    step = step_hours(terms)
     # A launch under way is still work to do; slack is rounded down and work up, against the policy.
     pending = where(loading, terms.restart_hours / 2, 0.0)
-    slack_cell = _clipped(whole((slack - pending) / step), _slack_cells(terms), arithmetic)
-    work_cell = _clipped(whole(work_hours / step + 1 - 1e-9), _work_cells(terms), arithmetic)
-    age_bin = sum(whole(pool.age_hours >= edge) for edge in _AGES[1:])
+    slack_cell = _clipped(whole((slack - pending) / step), slack_cells(terms), arithmetic)
+    work_cell = _clipped(whole(work_hours / step + 1 - 1e-9), work_cells(terms), arithmetic)
+    age_bin = sum(whole(pool.age_hours >= edge) for edge in AGES[1:])
     situation = where(pool.available, mode, where(mode == ON_DEMAND, 4, 3))
-    index = ((work_cell * (_slack_cells(terms) + 1) + slack_cell) * len(_AGES) + age_bin) * 5 + situation
+    index = ((work_cell * (slack_cells(terms) + 1) + slack_cell) * len(AGES) + age_bin) * 5 + situation
     losses = sum(whole(pool.loss_factor > bound) for bound in _BOUNDS)
     returns = sum(whole(pool.return_factor > bound) for bound in _BOUNDS)
     wanted = arithmetic.pick(lambda which: table(terms, which), losses * len(_FACTORS) + returns, index)
@@ -205,17 +205,20 @@ def _clipped(cell: Number, last: int, arithmetic: Arithmetic) -> Number:
     return arithmetic.where(cell > last, last, cell)
 
 
-def _step_hours(terms: Terms) -> float:
+def step_hours(terms: Terms) -> float:
+    """Return the length of a step of the table: the work and the slack of a cell."""
     slack = terms.deadline_hours - terms.work_hours
     return max(math.sqrt(terms.work_hours * slack / _CELLS), _SHORTEST_STEP_HOURS)
 
 
-def _slack_cells(terms: Terms) -> int:
-    return math.ceil((terms.deadline_hours - terms.work_hours) / _step_hours(terms))
+def slack_cells(terms: Terms) -> int:
+    """Return the last cell of slack."""
+    return math.ceil((terms.deadline_hours - terms.work_hours) / step_hours(terms))
 
 
-def _work_cells(terms: Terms) -> int:
-    return math.ceil(terms.work_hours / _step_hours(terms))
+def work_cells(terms: Terms) -> int:
+    """Return the last cell of work."""
+    return math.ceil(terms.work_hours / step_hours(terms))
 
 
 @lru_cache(maxsize=64)
@@ -223,24 +226,24 @@ def table(terms: Terms, which: int) -> bytes:
     """Decisions by work left, slack left, age and situation: backward induction on the expected cost.
 
     ``which`` is the pair of factors. Costs are hours of on-demand. A launch takes its mean restart at once; a step is
-    ``_step_hours`` long. It takes some tenths of a second, once a pair.
+    ``step_hours`` long. It takes some tenths of a second, once a pair.
     """
-    step, spot_price, restart = _step_hours(terms), 1 / terms.price_ratio, terms.restart_hours
+    step, spot_price, restart = step_hours(terms), 1 / terms.price_ratio, terms.restart_hours
     bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
-    loses = _chances(_FACTORS[which // len(_FACTORS)], step)
-    comes = _chances(_FACTORS[which % len(_FACTORS)], step)
-    ages = range(len(_AGES))
-    older = [min(age + 1, len(_AGES) - 1) for age in ages]
-    grows = [min(step / (end - start), 1.0) for start, end in pairwise(_AGES)] + [0.0]
+    loses = chances(_FACTORS[which // len(_FACTORS)], step)
+    comes = chances(_FACTORS[which % len(_FACTORS)], step)
+    ages = range(len(AGES))
+    older = [min(age + 1, len(AGES) - 1) for age in ages]
+    grows = [min(step / (end - start), 1.0) for start, end in pairwise(AGES)] + [0.0]
     whole_cells, part = divmod(restart / step, 1.0)
     launch_cells = int(whole_cells)
     # An interruption's mean loss of work, and the price of doing it again.
     redo = lost / 2
-    slacks = range(_slack_cells(terms) + 1)
+    slacks = range(slack_cells(terms) + 1)
     finished = [[0.0] * 5 for _ in ages]
     before: list[list[list[float]]] = [finished for _ in slacks]
-    decisions = bytearray(b"\0" * ((_slack_cells(terms) + 1) * _CHOICES))
-    for _ in range(_work_cells(terms)):
+    decisions = bytearray(b"\0" * ((slack_cells(terms) + 1) * _CHOICES))
+    for _ in range(work_cells(terms)):
         values: list[list[list[float]]] = []
         runs: list[list[tuple[float, float, float]]] = []
         for cell in slacks:
@@ -271,9 +274,9 @@ def table(terms: Terms, which: int) -> bytes:
                         one + part * (other - one) for one, other in zip(near_run, far_run, strict=True)
                     )
                 else:
-                    od_up_new, spot_up_new, od_down_new = od_up, _LATE, od_down
+                    od_up_new, spot_up_new, od_down_new = od_up, LATE, od_down
                 od_up_new, od_down_new = od_up_new + restart, od_down_new + restart
-                spot_up_new = spot_up_new + restart * spot_price if may_launch else _LATE
+                spot_up_new = spot_up_new + restart * spot_price if may_launch else LATE
                 if may_idle:
                     assert waits is not None
                     grow, next_age = grows[age], older[age]
@@ -281,8 +284,8 @@ def table(terms: Terms, which: int) -> bytes:
                     idle_up = (1 - loses[age]) * (same[0] + grow * (old[0] - same[0])) + loses[age] * waits[0][3]
                     idle_down = (1 - comes[age]) * (same[3] + grow * (old[3] - same[3])) + comes[age] * waits[0][0]
                 else:
-                    idle_up = idle_down = _LATE
-                spot_kept = spot_up if may_stay else _LATE
+                    idle_up = idle_down = LATE
+                spot_kept = spot_up if may_stay else LATE
                 options = (
                     (idle_up, od_up_new, spot_up_new),
                     (idle_up, od_up, spot_up_new),
@@ -298,11 +301,11 @@ def table(terms: Terms, which: int) -> bytes:
     return bytes(decisions)
 
 
-def _chances(factor: float, step: float) -> Sequence[float]:
+def chances(factor: float, step: float) -> Sequence[float]:
     """Chance of a change within a step, by age bin: the curve's mean over the bin."""
     scale, offset = HAZARD
     chances = []
-    for start, end in zip(_AGES, (*_AGES[1:], 3 * _AGES[-1]), strict=True):
+    for start, end in zip(AGES, (*AGES[1:], 3 * AGES[-1]), strict=True):
         rate = factor * scale * math.log((end + offset) / (start + offset)) / (end - start)
         chances.append(1 - math.exp(-rate * step))
     return chances

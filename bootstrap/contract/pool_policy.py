@@ -12,6 +12,8 @@ from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
+from bootstrap.contract import one_group
+from bootstrap.contract.adaptive import Terms
 from bootstrap.contract.pools import (
     Pool,
     PoolRecord,
@@ -25,6 +27,9 @@ from bootstrap.contract.pools import (
     refused,
 )
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
+
+# Cheapest spot, as a share of on-demand's price, that the table for one group tells from a cheaper one.
+_LEAST_PRICE = 0.01
 
 
 class Mode(Enum):
@@ -84,7 +89,7 @@ class RunView(Generic[Pool]):
         now_s: on the records' clock.
         elapsed_hours, left_hours: since the start, and until the deadline.
         step_hours: until the next tick, when the policy is asked again.
-        work_hours: work that is left.
+        work_hours, whole_hours: work that is left, and of the whole run.
         prices: an hour of spot in each pool in this tick; on-demand's is 1.
         pool: the pool of the running spot nodes, where some run.
         loading_hours: restart time left until the running nodes work.
@@ -96,6 +101,7 @@ class RunView(Generic[Pool]):
     left_hours: float
     step_hours: float
     work_hours: float
+    whole_hours: float
     prices: Prices[Pool]
     mode: Mode
     pool: Pool | None
@@ -147,10 +153,8 @@ class Adaptive(Generic[Pool]):
         """Return what runs, or on-demand where spot will not do."""
         if must_buy(view):
             return Mode.ON_DEMAND
-        if view.mode is Mode.IDLE:
-            needed_hours = view.work_hours + 2 * view.delays.restart_bound_hours
-            if self.expected_spot_hours(view) < needed_hours:
-                return Mode.ON_DEMAND
+        if view.mode is Mode.IDLE and not self._may_wait(view):
+            return Mode.ON_DEMAND
         return view.mode
 
     def next_try(self, view: RunView[Pool]) -> Pool | None:
@@ -201,6 +205,16 @@ class Adaptive(Generic[Pool]):
             try_s=view.delays.try_hours * 3600,
         )
 
+    def _may_wait(self, view: RunView[Pool]) -> bool:
+        if self.beside:
+            return self.expected_spot_hours(view) >= view.work_hours + 2 * view.delays.restart_bound_hours
+        worth = [self._records[prospect.name].empty_since_s for prospect in self.rank(view)]
+        known = [since_s for since_s in worth if since_s is not None]
+        # A pool that has not refused is asked first; without one that is worth its restart nothing is waited for.
+        if len(known) < len(worth) or not worth:
+            return bool(worth)
+        return not self._changes(view, one_group.WAITING, view.now_s - max(known))
+
     def _pays_to_leave(self, view: RunView[Pool]) -> bool:
         """Return whether on-demand nodes should end before spot is tried, one pool after another.
 
@@ -210,16 +224,28 @@ class Adaptive(Generic[Pool]):
             return False
         ranked, delays = self.rank(view), view.delays
         spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
-        if view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
+        if not ranked or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
             return False
-        gain, all_refuse = 0.0, 1.0
-        for prospect in ranked:
-            stay = min(prospect.stay_s / 3600, view.work_hours)
-            # One restart there, and one to have on-demand nodes again.
-            worth = (1 - view.prices[prospect.name]) * stay - 2 * delays.restart_hours
-            gain += all_refuse * prospect.chance * worth
-            all_refuse *= 1 - prospect.chance
-        return gain > all_refuse * delays.restart_hours
+        refused_s = [self._records[prospect.name].empty_at_s for prospect in ranked]
+        # A pool that has not refused may have had capacity since the start.
+        age_s = min(view.elapsed_hours * 3600 if at_s is None else view.now_s - at_s for at_s in refused_s)
+        return self._changes(view, one_group.ON_DEMAND, age_s)
+
+    def _changes(self, view: RunView[Pool], mode: int, age_s: float) -> bool:
+        delays = view.delays
+        # Rounded, so that all ticks of a run have the same table; work may be done faster than planned.
+        deadline_hours = max(view.elapsed_hours + view.left_hours, view.whole_hours + delays.restart_bound_hours)
+        terms = Terms(
+            work_hours=round(view.whole_hours, 3),
+            deadline_hours=round(deadline_hours, 3),
+            price_ratio=round(1 / max(min(view.prices[name] for name in self._records), _LEAST_PRICE), 3),
+            restart_hours=delays.restart_hours,
+            restart_bound_hours=delays.restart_bound_hours,
+            lost_bound_hours=delays.lost_bound_hours,
+        )
+        return one_group.changes(
+            terms, mode, work_hours=view.work_hours, left_hours=view.left_hours, age_hours=age_s / 3600
+        )
 
 
 _RECORDED = {Event.CAME: came, Event.REFUSED: refused, Event.RECLAIMED: reclaimed, Event.LEFT: left}

@@ -234,14 +234,21 @@ def _why_on_demand(
     if view.left_hours == float("inf"):
         return "on demand, as no spot place gave all nodes in time" if waited else ""
     policy = make_policy(tick, state, in_time)
+    if settings.adaptive:
+        if policy.keep(view) is not Mode.ON_DEMAND:
+            return ""
+        return (
+            f"on demand, as waiting longer for spot costs more than it can save: {view.left_hours:.1f} h are left, and "
+            f"{view.work_hours:.1f} h of work"
+        )
     spot = policy.expected_spot_hours(view)
     # A late launch, and a second one on demand.
-    margin = 2 * (view.delays.restart_bound_hours if settings.adaptive else hours(BOOT))
-    if policy.keep(view) is Mode.ON_DEMAND if settings.adaptive else spot < view.work_hours + margin:
+    margin = 2 * hours(BOOT)
+    if spot < view.work_hours + margin:
         return (
             f"on demand: {spot:.1f} h of spot can be expected until the deadline, {view.work_hours:.1f} h are needed, "
             f"and {margin:.1f} h for late launches"
         )
-    if waited and not settings.adaptive:
+    if waited:
         return "on demand, as no spot place gave all nodes in time"
     return ""

@@ -41,6 +41,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
         left_hours=left_hours(tick, state),
         step_hours=hours(TICK),
         work_hours=(1 - state.progress) * whole + unsaved,
+        whole_hours=whole,
         prices={key: place.usd_per_work_hour / reference for key, place in places.items()},
         mode=mode,
         pool=state.place.name if state.place and state.place.name in places else settings.own_place,

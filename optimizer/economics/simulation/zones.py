@@ -197,6 +197,7 @@ class ZoneRun:
             left_hours=self._job.deadline_hours - elapsed,
             step_hours=step,
             work_hours=self.work,
+            whole_hours=self._job.work_hours,
             prices=self._present,
             mode=self.mode,
             pool=self.pool,

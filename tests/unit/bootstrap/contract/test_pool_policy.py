@@ -24,6 +24,7 @@ def view(mode: Mode, left_hours: float, **changes: Any) -> RunView[str]:
         left_hours=left_hours,
         step_hours=0.1,
         work_hours=10.0,
+        whole_hours=20.0,
         prices={"a": 0.3, "b": 0.3},
         mode=mode,
         pool="a",

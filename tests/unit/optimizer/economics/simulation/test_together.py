@@ -15,7 +15,7 @@ from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound_together
 from optimizer.economics.simulation.together import NAMES, TogetherResult, replay_together
 from optimizer.economics.simulation.traces import Trace
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
+from optimizer.economics.simulation.zone_policies import ZONE_POLICIES, NewPolicy, UniformProgress
 from optimizer.economics.simulation.zones import Launching, ZoneRuns, ZoneView, simulate_together
 from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Bools
@@ -224,6 +224,41 @@ def test_adaptive_takes_cheap_pools_and_moves_to_them() -> None:
 def test_adaptive_buys_on_demand_early_where_spot_will_not_do() -> None:
     rows = costs(random_traces(2, (4.0,)), job(48, 57.6), (4.0,))
     assert rows["adaptive"].mean_normalised_cost < 0.9 * rows["greedy"].mean_normalised_cost
+
+
+class PaceInOneGroup(UniformProgress):
+    """Uniform Progress whose on-demand nodes end before spot is tried."""
+
+    beside = False
+
+
+def lomax_pools(seed: int, count: int, hours: float) -> list[Trace]:
+    """Pools that lose and get capacity at the rate 1 / (age + 0.4 h), in ticks of five minutes."""
+    random = np.random.default_rng(seed)
+    traces = []
+    for number in range(count):
+        lengths = np.ceil(np.minimum(0.4 * (1 / random.random(2000) - 1), 24) * 12).astype(np.int64)
+        nodes = np.repeat(np.arange(2000) % 2, lengths)[: int(hours * 12)]
+        traces.append(Trace(name=f"pool-{number}", gap_s=300, nodes=nodes))
+    return traces
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5])
+def test_one_group_costs_less_than_uniform_progress_and_hardly_more_than_launches_beside_nodes(factor: float) -> None:
+    asked = job(24, 24 * factor, price_ratio=3.3, restart_hours=0.2)
+    traces = lomax_pools(3, 2, 300)
+    windows = np.stack([[trace.nodes[first : first + 288 * 2] > 0 for trace in traces] for first in range(0, 2880, 96)])
+    windows = windows[:, :, : round(asked.deadline_hours * 12)]
+    prices = np.full((len(windows), 2), 1 / 3.3)
+
+    def cost(new_policy: NewPolicy) -> float:
+        played = simulate_together(windows, 1 / 12, asked, Launching(try_hours=2 / 60), prices, new_policy, seed=0)
+        assert not played.runs.late.any()
+        return float(played.runs.cost.mean())
+
+    one_group, beside = (cost(ZONE_POLICIES[name]) for name in ("adaptive_one_group", "adaptive"))
+    assert one_group < cost(PaceInOneGroup)
+    assert one_group < 1.1 * beside
 
 
 def test_traces_that_do_not_fit_together_are_refused() -> None:
