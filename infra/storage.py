@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
+from bootstrap.contract.checkpoint import PRUNED, PRUNED_DAYS, PRUNED_TAG
 from infra.bundle import Bundle
 from infra.component import Component, Stack
 from infra.policies.resources import bucket_policy
 
-# S3's shortest, for what is not a checkpoint (the controller's state has a version a minute), and for checkpoints that
-# training pruned: it writes one after the other, and all would be billed for gpufleet:undoDays.
+# S3's shortest, for what is not a checkpoint: the controller's state has a version a minute.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
 
@@ -141,7 +140,7 @@ class Storage(Component):
                         (checkpoints, self._settings.undo_days),
                     )
                 ),
-                _old_versions("pruned", filters(and_=pruned), NONCURRENT_DAYS),
+                _old_versions("pruned", filters(and_=pruned), PRUNED_DAYS),
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="left-overs",
                     status="Enabled",

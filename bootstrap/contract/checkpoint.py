@@ -20,6 +20,8 @@ MANIFEST_NAME = "manifest.json"
 # Tag of what training deletes because newer checkpoints replace it: S3 keeps it for a day, and what is deleted without
 # the tag for gpufleet:undoDays (infra/storage.py).
 PRUNED_TAG, PRUNED = "gpufleet-pruned", "true"
+# Days that they stay, S3's shortest: training writes one after the other, and all are billed.
+PRUNED_DAYS = 1
 STEP_PREFIX = re.compile(r"^step-(\d{8,})-[0-9a-f]+\.\d+$")
 ENGINE_PREFIX = re.compile(r"^engine-(\d{8,})-[0-9a-f]+\.\d+$")
 

@@ -28,8 +28,6 @@ LEASE_ACTS = timedelta(minutes=10)
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-design-patterns.html
 # https://boto3.amazonaws.com/v1/documentation/api/latest/guide/s3.html#concurrent-transfer-operations
 SAVE_GIB_PER_S = 0.5 * 10 * 85e6 / 2**30
-# Days that a deleted checkpoint can be brought back, where the stack's undoDays says nothing else.
-UNDO_DAYS = 1
 # A retried upload or a step that hangs takes minutes.
 SHORTEST_SAVE_LIMIT_S = 240
 # After the save: 5 s until the node sees that it must leave, 30 s until torchrun has ended, and the hook's call.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bootstrap.contract.checkpoint import PRUNED_DAYS
 from bootstrap.contract.fine_tuning import EIGHT_BIT
 from bootstrap.contract.staging import PART_BYTES
-from bootstrap.contract.timings import UNDO_DAYS, seconds_to_store
+from bootstrap.contract.timings import seconds_to_store
 from optimizer.catalog import Catalog
 from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.performance.types import Floats
@@ -77,7 +78,7 @@ def checkpoints(
 def checkpoint_usd(catalog: Catalog, region: str, gib: float) -> float:
     """Price of one checkpoint that is written and pruned: requests by part, and storage until it is gone for good."""
     requests = math.ceil(gib * GIB / PART_BYTES)
-    months = (UNDO_DAYS + _MIDNIGHT_DAYS) * 24 / HOURS_PER_MONTH
+    months = (PRUNED_DAYS + _MIDNIGHT_DAYS) * 24 / HOURS_PER_MONTH
     stored_usd = gib * months * catalog.unit_price("s3-standard-storage", region).usd
     return stored_usd + requests * catalog.unit_price("s3-write-request", region).usd
 
