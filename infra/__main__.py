@@ -142,9 +142,9 @@ def main(*, starts_nodes: bool = True) -> None:
             "model": plan.job.model,
             "nodes": f"{plan.node_count} x {plan.instance_type}",
             "purchase": plan.purchase.option,
-            "expected_hours": plan.hours.expected,
-            "expected_cost_usd": plan.cost_usd.expected,
-            "p95_cost_usd": plan.cost_usd.p95,
+            "expected_hours": settings.planned.hours.expected,
+            "expected_cost_usd": settings.planned.cost_usd.expected,
+            "p95_cost_usd": settings.planned.cost_usd.p95,
         },
     }
     if cluster:

@@ -10,7 +10,6 @@ from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from infra.policies.resources import EVENTS
 from infra.settings import Settings
-from optimizer.plan import FleetPlan
 
 # Longer than launching, booting and testing a replaced spot node takes.
 MISSING_NODES_MINUTES = 45
@@ -161,7 +160,7 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
         ),
     ]
     if settings.mode == "training":
-        every_alarm.append(_slow(settings.plan, own("TokensPerSecond", "Average")))
+        every_alarm.append(_slow(settings, own("TokensPerSecond", "Average")))
     if settings.ceiling_usd:
         every_alarm.append(
             Alarm(
@@ -184,17 +183,19 @@ def _sum_of(metrics: Mapping[str, Metric]) -> str:
     return " + ".join(f"FILL({metric}, 0)" for metric in metrics)
 
 
-def _slow(plan: FleetPlan, speed: Metric) -> Alarm:
+def _slow(settings: Settings, speed: Metric) -> Alarm:
     """Ring where training is slower than the 95th percentile of the plan's step time; restarts publish no speed."""
+    plan, planned = settings.plan, settings.planned
     longer = plan.step_time_p95_s / plan.step_time_s
+    hours, usd = planned.hours.expected, planned.cost_usd.expected
     threshold = plan.tokens_per_second / longer
     return Alarm(
         name="slow",
         description=(
             f"Training is slower than {threshold:,.0f} {'samples' if plan.job.seq_len == 1 else 'tokens'}/s, the "
-            f"plan's p95, for {SLOW_MINUTES} minutes: the run takes more than {plan.hours.expected * longer:,.1f} h "
-            f"({plan.hours.expected:,.1f} planned) and costs more than {plan.cost_usd.expected * longer:,.2f} USD "
-            f"({plan.cost_usd.expected:,.2f} planned); `gpufleet status` says the date and the cost"
+            f"plan's p95, for {SLOW_MINUTES} minutes: the run takes more than {hours * longer:,.1f} h "
+            f"({hours:,.1f} planned) and costs more than {usd * longer:,.2f} USD "
+            f"({usd:,.2f} planned); `gpufleet status` says the date and the cost"
         ),
         metrics={"speed": speed},
         comparison="LessThanThreshold",

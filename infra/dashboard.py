@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.naming import Names
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, PolicyOutlook
 
 Widget = dict[str, Any]
 
@@ -22,24 +22,27 @@ _PREDICTED = "#2ca02c"
 _LIMIT = "#d62728"
 
 
-def body(plan: FleetPlan, names: Names, *, ceiling_usd: float | None) -> dict[str, Any]:
-    """Body of the dashboard."""
-    hourly = plan.cost_usd.expected / plan.hours.expected
+def body(
+    plan: FleetPlan, names: Names, *, planned: FleetPlan | PolicyOutlook, ceiling_usd: float | None
+) -> dict[str, Any]:
+    """Body of the dashboard; ``planned`` are the hours and dollars under the stack's spot policy."""
     columns = COLUMNS // _WIDTH
     placed = [
         {**graph, "x": _WIDTH * (index % columns), "y": _TEXT_HEIGHT + _HEIGHT * (index // columns)}
-        for index, graph in enumerate(_graphs(plan, names, hourly, ceiling_usd))
+        for index, graph in enumerate(_graphs(plan, names, planned, ceiling_usd))
     ]
-    return {"start": "-PT12H", "periodOverride": "inherit", "widgets": [*_header(plan, names, hourly), *placed]}
+    return {"start": "-PT12H", "periodOverride": "inherit", "widgets": [*_header(plan, names, planned), *placed]}
 
 
-def _graphs(plan: FleetPlan, names: Names, hourly: float, ceiling_usd: float | None) -> list[Widget]:
-    region = names.region
+def _graphs(
+    plan: FleetPlan, names: Names, planned: FleetPlan | PolicyOutlook, ceiling_usd: float | None
+) -> list[Widget]:
+    region, hourly = names.region, _hourly(planned)
 
     def own(metric: str, statistic: str = "Average", label: str = "") -> list[Any]:
         return [names.metric_namespace, metric, {"stat": statistic, **({"label": label} if label else {})}]
 
-    memory, cost = plan.memory, plan.cost_usd
+    memory, cost = plan.memory, planned.cost_usd
     # A CNN's tokens are its samples (FleetPlan.tokens_per_second).
     unit = "Tokens" if plan.job.seq_len > 1 else "Samples"
     # The controller publishes the events since its last tick.
@@ -96,12 +99,16 @@ def _graphs(plan: FleetPlan, names: Names, hourly: float, ceiling_usd: float | N
     ]
 
 
-def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
+def _hourly(planned: FleetPlan | PolicyOutlook) -> float:
+    return planned.cost_usd.expected / planned.hours.expected
+
+
+def _header(plan: FleetPlan, names: Names, planned: FleetPlan | PolicyOutlook) -> list[Widget]:
     text = (
         f"## gpufleet {names.stack}\n"
         f"{plan.job.model} on {plan.node_count} x {plan.instance_type}, {plan.purchase.in_short}. Predicted: "
-        f"{plan.hours.expected:,.1f} h (95th percentile {plan.hours.p95:,.1f} h), "
-        f"{plan.cost_usd.expected:,.2f} USD ({plan.cost_usd.p95:,.2f}), {hourly:,.2f} USD per hour, "
+        f"{planned.hours.expected:,.1f} h (95th percentile {planned.hours.p95:,.1f} h), "
+        f"{planned.cost_usd.expected:,.2f} USD ({planned.cost_usd.p95:,.2f}), {_hourly(planned):,.2f} USD per hour, "
         f"{plan.interruption.expected_count:,.2f} interruptions.\n\n"
         f"Speed is {plan.calibration.source}, standard error {plan.calibration.relative_error:.0%}."
     )
@@ -113,7 +120,7 @@ def _header(plan: FleetPlan, names: Names, hourly: float) -> list[Widget]:
         "metrics": [
             *_share(names, "speed", "TokensPerSecond", "Average", plan.tokens_per_second),
             *_share(names, "memory", "GpuMemoryUsedGiB", "Maximum", plan.memory.peak_gib),
-            *_share(names, "dollars", "SpentUsd", "Maximum", plan.cost_usd.expected),
+            *_share(names, "dollars", "SpentUsd", "Maximum", planned.cost_usd.expected),
         ],
     }
     half = {"y": 0, "width": COLUMNS // 2, "height": _TEXT_HEIGHT}

@@ -108,7 +108,9 @@ class Observability(Component):
         aws.cloudwatch.Dashboard(
             f"{prefix}-dashboard",
             dashboard_name=names.dashboard,
-            dashboard_body=json.dumps(dashboard.body(settings.plan, names, ceiling_usd=settings.ceiling_usd)),
+            dashboard_body=json.dumps(
+                dashboard.body(settings.plan, names, planned=settings.planned, ceiling_usd=settings.ceiling_usd)
+            ),
             opts=self._claimed,
         )
         if settings.alarm_email:
@@ -204,7 +206,7 @@ class Observability(Component):
         https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html
         """
         settings = self._settings
-        limit = settings.ceiling_usd or settings.plan.cost_usd.p95
+        limit = settings.ceiling_usd or settings.planned.cost_usd.p95
         aws.budgets.Budget(
             f"{self._prefix}-budget",
             name=self._names.budget,

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
-from optimizer.plan import FleetPlan
+from optimizer.plan import FleetPlan, PolicyOutlook
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
@@ -270,6 +270,12 @@ class Settings(_Model):
         """Time that a node's set-up may take longer for the copy of data, s."""
         planned = self.plan.staging.node_hours * 3600 if self.plan.staging else 0.0
         return limit_s(planned) if self.stages_data else 0
+
+    @property
+    def planned(self) -> FleetPlan | PolicyOutlook:
+        """Hours and dollars under the stack's spot policy; the plan's own where it says nothing of that policy."""
+        outlook = self.plan.spot_policy
+        return outlook if outlook and outlook.policy == self.spot_policy == "adaptive" else self.plan
 
     @property
     def gang(self) -> bool:

@@ -13,7 +13,7 @@ import click
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack.file import follow_policy, read_stack, resolve_names
 from optimizer.errors import GpufleetError
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
@@ -75,16 +75,16 @@ def command(stack: str | None, directory: Path, since: datetime | None, untagged
     old, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
-    stack = file.stack
+    stack, plan = file.stack, follow_policy(file.plan, file.config)
     names, _ = resolve_names(file)
     with patience("asking Cost Explorer"):
         bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
     if output_format == "json":
-        write_json(as_json(names, file.plan, bill))
+        write_json(as_json(names, plan, bill))
     elif output_format == "csv":
         write_csv([_row(line) for line in bill.billed or []], DAY_COLUMNS)
     else:
-        _write_tables(file.plan, bill)
+        _write_tables(plan, bill)
     for note in bill.notes:
         say(f"note: {note}", err=True)
 
@@ -161,9 +161,19 @@ def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
     return frame.groupby(key).agg(usd=("usd", "sum"), estimated=("estimated", "any"))
 
 
+def _planned(plan: FleetPlan) -> tuple[dict[str, float], float]:
+    """Return the plan's USD by part and in all; under a spot policy of its own, all but compute goes by the hour."""
+    parts, policy = plan.cost_usd.breakdown.model_dump(), plan.spot_policy
+    if policy is None:
+        return parts, plan.cost_usd.expected
+    longer, total_usd = policy.hours.expected / plan.hours.expected, policy.cost_usd.expected
+    beside = {part: round(longer * usd, 2) for part, usd in parts.items() if part != "compute"}
+    return parts | beside | {"compute": round(total_usd - sum(beside.values()), 2)}, total_usd
+
+
 def compare(plan: FleetPlan, bill: StackBill) -> list[dict[str, Any]]:
     """Return plan and bill of each part of the cost; the meter has the total only."""
-    planned = plan.cost_usd.breakdown.model_dump()
+    planned, total_usd = _planned(plan)
     usd = {} if bill.billed is None else _sum_by("part", bill.billed)["usd"].to_dict()
     rows: list[dict[str, Any]] = [
         {
@@ -176,7 +186,7 @@ def compare(plan: FleetPlan, bill: StackBill) -> list[dict[str, Any]]:
     ]
     total = None if bill.billed is None else round(sum(line.usd for line in bill.billed), 2)
     meter = bill.state.spent_usd if bill.state else None
-    return [*rows, {"part": "total", "plan_usd": plan.cost_usd.expected, "billed_usd": total, "meter_usd": meter}]
+    return [*rows, {"part": "total", "plan_usd": total_usd, "billed_usd": total, "meter_usd": meter}]
 
 
 def as_json(names: Names, plan: FleetPlan, bill: StackBill) -> dict[str, Any]:

@@ -20,7 +20,7 @@ PLAN = sample_plan()
 
 
 def widgets(ceiling_usd: float | None = 3000.0) -> list[dict[str, Any]]:
-    return list(body(PLAN, NAMES, ceiling_usd=ceiling_usd)["widgets"])
+    return list(body(PLAN, NAMES, planned=PLAN, ceiling_usd=ceiling_usd)["widgets"])
 
 
 def graph(title: str, ceiling_usd: float | None = 3000.0) -> dict[str, Any]:
@@ -90,7 +90,9 @@ def test_the_plans_numbers_stand_beside_the_measured_ones() -> None:
 
 def test_a_network_without_tokens_shows_samples() -> None:
     cnn = sample_plan(job={"seq_len": 1})
-    titles = [widget["properties"].get("title", "") for widget in body(cnn, NAMES, ceiling_usd=None)["widgets"]]
+    titles = [
+        widget["properties"].get("title", "") for widget in body(cnn, NAMES, planned=cnn, ceiling_usd=None)["widgets"]
+    ]
     assert "Samples per second, whole fleet" in titles
 
 
@@ -110,4 +112,4 @@ def test_the_stack_deploys_it_under_its_name() -> None:
     deployed = deploy(config={"gpufleet:ceilingUsd": "500"}).one("Dashboard")
     names = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
     assert deployed["dashboardName"] == names.dashboard
-    assert json.loads(deployed["dashboardBody"]) == body(PLAN, names, ceiling_usd=500.0)
+    assert json.loads(deployed["dashboardBody"]) == body(PLAN, names, planned=PLAN, ceiling_usd=500.0)

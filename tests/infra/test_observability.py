@@ -203,6 +203,28 @@ def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
     assert stack.one("MetricAlarm", "-lost-events")["dimensions"] == {"QueueName": "gpufleet-dev-node-events-dead"}
 
 
+def test_dashboard_alarm_budget_and_outputs_have_the_numbers_of_the_stacks_own_policy() -> None:
+    outlook = {
+        "policy": "adaptive",
+        "hours": {"expected": 6.5, "p50": 6.0, "p95": 9.0},
+        "cost_usd": {"expected": 52.0, "p50": 50.0, "p95": 97.0},
+        "expected_usd": {"fallback": 100.0, "adaptive": 52.0},
+        "source": "a test",
+    }
+    changes: dict[str, Any] = {
+        "purchase": {"zone_id": "use1-az2", "fallback": "on-demand"},
+        "spot_policy": outlook,
+        "job": {"budget_usd": None},
+    }
+    for policy, hours, usd, p95 in (("adaptive", "6.5", "52.00", 97.0), ("fallback", "4.5", "100.00", 120.0)):
+        made = deploy(changes, {**ALARM, "gpufleet:spotPolicy": policy})
+        board = made.one("Dashboard")["dashboardBody"]
+        assert f"{hours} h (95th" in board and f'"expected {usd}"' in board
+        slow = made.one("MetricAlarm", "-slow")["alarmDescription"]
+        assert f"h ({hours} planned)" in slow and f"USD ({usd} planned)" in slow
+        assert float(made.one("Budget")["limitAmount"]) == p95
+
+
 def test_every_metric_of_an_alarm_is_published(stack: Deployed, repository: Path) -> None:
     source = "".join(path.read_text() for path in (repository / "bootstrap").rglob("*.py"))
     for alarm in stack.all("MetricAlarm"):

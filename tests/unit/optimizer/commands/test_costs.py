@@ -14,6 +14,9 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from optimizer.aws import clients
+from optimizer.commands.costs import StackBill, compare
+from optimizer.plan import PolicyOutlook, Spread
+from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import DeployedStack, ago
 
@@ -192,3 +195,16 @@ def test_since_begins_where_it_says_within_what_cost_explorer_keeps(
         code, out, _ = gpufleet("costs", *deployed.arguments, "--no-untagged", "--since", since)
         assert code == 0 and f"Nothing is billed with the tag since {start}" in out
     explorer.assert_no_pending_responses()
+
+
+def test_an_adaptive_stack_is_compared_with_what_its_policy_costs() -> None:
+    plan = sample_plan()
+    hours, usd = Spread(expected=2 * plan.hours.expected, p50=8.0, p95=20.0), Spread(expected=52.0, p50=50.0, p95=97.0)
+    outlook = PolicyOutlook(policy="adaptive", hours=hours, cost_usd=usd, expected_usd={"adaptive": 52.0}, source="")
+    own = plan.model_copy(update={"spot_policy": outlook})
+    bill = StackBill(start=YESTERDAY, end=TODAY)
+    *parts, total = compare(own, bill)
+    assert total["plan_usd"] == 52.0 == pytest.approx(sum(part["plan_usd"] for part in parts))
+    planned = {part["part"]: part["plan_usd"] for part in parts}
+    assert planned["volumes"] == pytest.approx(2 * plan.cost_usd.breakdown.volumes, abs=0.01)
+    assert compare(plan, bill)[-1]["plan_usd"] == plan.cost_usd.expected
