@@ -125,9 +125,8 @@ class Storage(Component):
         names = self._names
         checkpoints = names.checkpoint_prefix
         filters = aws.s3.BucketLifecycleConfigurationRuleFilterArgs
-        pruned = aws.s3.BucketLifecycleConfigurationRuleFilterAndArgs(
-            prefix=f"{checkpoints}/", tags={PRUNED_TAG: PRUNED}
-        )
+        # Only objects below checkpoints/ may get it (roles.py).
+        pruned = aws.s3.BucketLifecycleConfigurationRuleFilterTagArgs(key=PRUNED_TAG, value=PRUNED)
         aws.s3.BucketLifecycleConfiguration(
             self._logical,
             bucket=self.bucket,
@@ -140,7 +139,7 @@ class Storage(Component):
                         (checkpoints, self._settings.undo_days),
                     )
                 ),
-                _old_versions("pruned", filters(and_=pruned), PRUNED_DAYS),
+                _old_versions("pruned", filters(tag=pruned), PRUNED_DAYS),
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="left-overs",
                     status="Enabled",

@@ -66,7 +66,7 @@ def test_old_versions_and_pruned_checkpoints_are_billed_for_a_day_and_other_chec
             "control/": 1,  # the controller writes its state every minute, and each is a version
             "checkpoints/": days,
         }
-        assert pruned["filter"] == {"and": {"prefix": "checkpoints/", "tags": {"gpufleet-pruned": "true"}}}
+        assert pruned["filter"] == {"tag": {"key": "gpufleet-pruned", "value": "true"}}
         assert pruned["noncurrentVersionExpiration"] == {"noncurrentDays": 1}, "training writes one after the other"
         old.append(pruned)
         assert "noncurrentVersionExpiration" not in rest, "of overlapping rules the shortest wins"
