@@ -59,7 +59,9 @@ def on_terminal(*arguments: str, columns: int = 120) -> str:
             shown += part
     os.close(ours)
     assert started.wait(timeout=120) == 0, shown
-    return shown.decode().replace("\r\n", "\n")
+    # Progress of a slow machine, and the empty line that it leaves on a dumb terminal.
+    lines = shown.decode().replace("\r\n", "\n").splitlines()
+    return "\n".join(line for line in lines if line.strip() and "searching the plans" not in line)
 
 
 def answer(*arguments: str) -> dict[str, Any]:
