@@ -206,7 +206,7 @@ def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: 
     from bootstrap.smoke import straggler
 
     properties = SimpleNamespace(uuid="0a1b")
-    monkeypatch.setattr(straggler.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tool = tmp_path / "nvidia-smi"
     looks = []

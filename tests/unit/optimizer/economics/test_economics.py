@@ -7,6 +7,7 @@ import itertools
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def test_interruptions_cost_what_a_simulation_says() -> None:
     """Against a simulation of the run, second by second of its events, not against the formula again."""
     rate, wait, hours = 0.4, 0.5, 20.0
     saves = a_checkpoint(7.4, save_s=120.0)
-    pool = {"spot_nodes": 1.0, "spot_rate": rate, "spot_wait_hours": wait}
+    pool: dict[str, Any] = {"spot_nodes": 1.0, "spot_rate": rate, "spot_wait_hours": wait}
     run = predict_outcome(candidates(train_hours=hours, saves=saves, **pool))
     interval = run.checkpoint_interval_s[0] / 3600
     stall, save = 7.4 / 3600, 120 / 3600
@@ -182,7 +183,8 @@ def test_the_share_on_spot_before_a_fallback_is_that_of_a_simulation() -> None:
     assert float(interruption.fallback_share(*one)[0][0]) == pytest.approx(np.mean(shares), abs=0.01)
     never, _ = interruption.fallback_share(np.array([10.0, 10.0]), np.array([0.0, 1.0]), np.array([1.0, 0.0]))
     assert never.tolist() == [1.0, 1.0]
-    pool = {"train_hours": hours, "nodes": 1.0, "spot_nodes": 1.0, "spot_rate": 1.5, "spot_wait_hours": wait}
+    pool: dict[str, Any] = {"spot_nodes": 1.0, "spot_rate": 1.5, "spot_wait_hours": wait}
+    pool |= {"train_hours": hours, "nodes": 1.0}
     spot, both = (predict_outcome(candidates(**pool, fallback=fallback)) for fallback in (False, True))
     plain = predict_outcome(candidates(train_hours=hours, nodes=1.0))
     assert plain.hours_expected[0] < both.hours_expected[0] < spot.hours_expected[0]
