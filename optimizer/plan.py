@@ -235,7 +235,7 @@ class Memory(_Model):
     p95_gib: Positive | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description="95th percentile of the peak; binds the limit.",
+        description="95th percentile of the peak, with what CUDA streams keep from each other; binds the limit.",
     )
     limit_gib: Positive = Field(description="What a process can have on this GPU, GiB.")
     breakdown: dict[str, NonNegative] = Field(description="GiB by part; the parts add up to peak_gib.")

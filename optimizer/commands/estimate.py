@@ -215,7 +215,8 @@ def _fit_note(result: dict[str, Any]) -> str:
         return ""
     return (
         f"a peak of {result['peak_memory_gib']:.1f} GiB is within the limit of {result['limit_gib']:.1f}, but one run "
-        f"in twenty is measured above {result['p95_memory_gib']:.1f}: recommend takes no such plan"
+        f"in twenty needs {result['p95_memory_gib']:.1f} and more, with what CUDA streams keep from each other: it "
+        "runs out, or frees memory in every step; recommend takes no such plan"
     )
 
 
