@@ -18,7 +18,7 @@ from bootstrap.contract.shares import RankBatch, parse_shares
 from bootstrap.trainer.config import parse_config
 from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
-from optimizer.economics.checkpoint import checkpoint_gib, interval_s, stall_s
+from optimizer.economics.checkpoint import checkpoint_gib, checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.mixed import MAX_FLEETS
 from optimizer.mixed.describe import describe_mix, summarise
@@ -134,15 +134,18 @@ def test_one_mix_by_hand(catalog: Catalog, calibration: Calibration) -> None:
     steps = math.ceil(400_000 / 96)
     error = max(calibration.residual(i.gpu, "bf16").relative_error for i in (p4d, p5))
     rate = FAILURES_PER_GPU_HOUR * 24
-    stall = float(stall_s(checkpoint_gib(model.parameters, "adamw"), 1 if SHARDINGS[mix.sharding] == "ddp" else 3))
-    interval = float(interval_s(stall, rate))
-    useful = steps * step / 3600 * math.exp(error**2 / 2) * (1 + stall / interval)
-    hours = RESTART_HOURS + useful / (1 - rate * (RESTART_HOURS + interval / 7200))
-    assert float(mix.outcome.hours_expected) == pytest.approx(hours, rel=1e-9)
     price = catalog.offer("p5.48xlarge", "us-east-1")
     assert price is not None and price.on_demand is not None
-    compute = (2 * 0.5 + price.on_demand.usd_per_hour) * hours
-    assert float(mix.cost.compute) == pytest.approx(compute, rel=1e-9)
+    usd_per_hour = 2 * 0.5 + price.on_demand.usd_per_hour
+    size = checkpoint_gib(model.parameters, "adamw")
+    usd = [checkpoint_usd(catalog, "us-east-1", size)]
+    saves = checkpoints(size, recipe.framework, nodes=[3], gpus_per_node=[8], writers=[3], usd=usd)
+    interval, stall = float(interval_s(saves, rate, [usd_per_hour])[0]), float(saves.stall_s[0])
+    useful = steps * step / 3600 * math.exp(error**2 / 2) * (1 + stall / interval)
+    redo = interval / 7200 + float(saves.save_s[0]) / 3600
+    hours = RESTART_HOURS + useful / (1 - rate * (RESTART_HOURS + redo))
+    assert float(mix.outcome.hours_expected) == pytest.approx(hours, rel=1e-9)
+    assert float(mix.cost.compute) == pytest.approx(usd_per_hour * hours, rel=1e-9)
     # p5's shares are larger: it is faster.
     at = [purchase.offer.instance.name for purchase in mix.purchases].index("p5.48xlarge")
     assert mix.micro_batch[at] * mix.grad_accum[at] > mix.micro_batch[1 - at] * mix.grad_accum[1 - at]

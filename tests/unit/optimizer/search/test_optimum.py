@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.economics.checkpoint import interval_s, stall_s
+from optimizer.economics.checkpoint import checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
@@ -57,15 +57,27 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
                 if problem.recipe.gradient_compression != "none":  # no measured run has it
                     error = max(error, calibration().residuals["pooled"].relative_error)
                 rate = FAILURES_PER_GPU_HOUR * ranks
-                stall = float(stall_s(size, 1 if sharding == 0 else nodes))
-                interval = float(interval_s(stall, rate))
-                mean = train * math.exp(error**2 / 2) * (1 + stall / interval)
-                hours = RESTART_HOURS + mean / (1 - rate * (RESTART_HOURS + interval / 7200))
                 for region in wanted.constraints.regions:
                     offer = catalog().offer(name, region)
-                    if offer and offer.on_demand:
-                        nodes_usd = nodes * hours * offer.on_demand.usd_per_hour
-                        yield hours, nodes_usd + other_usd(region, nodes, hours, size)
+                    if not (offer and offer.on_demand):
+                        continue
+                    usd_per_hour = nodes * offer.on_demand.usd_per_hour
+                    save_usd = checkpoint_usd(catalog(), region, size)
+                    saves = checkpoints(
+                        size,
+                        problem.recipe.framework,
+                        nodes=[nodes],
+                        gpus_per_node=[hardware.gpus_per_node],
+                        writers=[1 if sharding == 0 else nodes],
+                        usd=[save_usd],
+                    )
+                    interval = float(interval_s(saves, rate, [usd_per_hour])[0])
+                    redo = interval / 7200 + float(saves.save_s[0]) / 3600
+                    mean = train * math.exp(error**2 / 2) * (1 + float(saves.stall_s[0]) / interval)
+                    running = mean / (1 - rate * (RESTART_HOURS + redo))
+                    hours = RESTART_HOURS + running
+                    saved_usd = running * 3600 / interval * save_usd
+                    yield hours, usd_per_hour * hours + saved_usd + other_usd(region, nodes, hours, size)
 
 
 def other_usd(region: str, nodes: int, hours: float, checkpoint_gib: float) -> float:

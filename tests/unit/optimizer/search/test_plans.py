@@ -141,12 +141,12 @@ def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() ->
 
 
 def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
-    """The two types have the same GPU; the smaller one's loader is slower than ResNet-18."""
+    """The two types have the same GPU; the smaller one's loader is slower than ResNet-34."""
     work = {"samples": 10_000_000, "global_batch": 512, "seq_len": None}
     limits: dict[str, Any] = {"regions": ["us-east-1"], "purchase_options": ["on-demand"], "max_nodes": 1}
 
     def best(name: str, **more: Any) -> Recommendation:
-        return answer("resnet18", work=work | more, instance_types=[name], **limits)
+        return answer("resnet34", work=work | more, instance_types=[name], **limits)
 
     small, large = best("g6e.2xlarge"), best("g6e.4xlarge")
     assert small.plans[0].tokens_per_second == pytest.approx(7 * 250)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
@@ -52,8 +53,11 @@ def test_owned_nodes_are_topped_up_on_demand_where_they_alone_are_too_slow() -> 
     prices = {str(node.market): usd for node, usd in plan.node_prices_usd_per_hour.items()}
     assert prices["owned-reservation"] == 3.0
     hourly = 2 * 3.0 + top_up * prices["on-demand"]
-    assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-4)
-    running = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
+    assert plan.cost_usd.breakdown.compute == pytest.approx(hourly * plan.hours.expected, rel=1e-4, abs=0.006)  # cents
+    meeting = plan.interruption
+    assert meeting.checkpoint_usd
+    saved = (plan.hours.expected - RESTART_HOURS) * 3600 / meeting.checkpoint_interval_s * meeting.checkpoint_usd
+    running = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute - saved) / plan.hours.expected
     assert plan.reserve_usd == pytest.approx((hourly + running) * plan.reserve_s / 3600, rel=1e-4)
 
 
