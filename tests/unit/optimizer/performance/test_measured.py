@@ -272,8 +272,8 @@ def test_peaks_stay_below_the_95th_percentile_of_their_layout_and_what_ran_out_d
     assert len(set(kinds)) == 7
     for kind in set(kinds):
         assert np.count_nonzero(~held[kinds == kind]) <= 0.05 * np.count_nonzero(kinds == kind), kind
-    # A margin is no licence: four of five estimates at p95 are within 8% of the measured peak. What the streams of FSDP2
-    # hold beside it is judged by reserved bytes (test_memory.py).
+    # A margin is no licence: four of five estimates at p95 are within 8% of the measured peak. test_memory.py judges
+    # what the streams of FSDP2 hold beside it.
     above = (predicted.p95_memory_gib / np.array([row.peak_memory_gib for row in measured]) - 1)[
         ~np.isin(kinds, ("sharded", "context", "expert"))
     ]

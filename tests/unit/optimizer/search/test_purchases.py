@@ -58,7 +58,7 @@ def test_owned_nodes_are_topped_up_on_demand_where_they_alone_are_too_slow() -> 
     assert meeting.checkpoint_usd
     saved = (plan.hours.expected - RESTART_HOURS) * 3600 / meeting.checkpoint_interval_s * meeting.checkpoint_usd
     running = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute - saved) / plan.hours.expected
-    assert plan.reserve_usd == pytest.approx((hourly + running) * plan.reserve_s / 3600, rel=1e-4)
+    assert plan.reserve_usd == pytest.approx((hourly + running) * plan.reserve_s / 3600, rel=1e-4, abs=0.005)
 
 
 @pytest.mark.parametrize(("free_vcpus", "most"), [(96 * 3, 5.0), (95, 2.0)])
