@@ -95,7 +95,7 @@ def main() -> None:
     lines = [
         "# Controller's tick with an adaptive gang",
         "",
-        f"CPU time of `decide` on this workplace, and at 256 MB of a Lambda ({VCPU_SHARE:.3f} vCPU): {HISTORIES} "
+        f"CPU time of `decide` on a shared machine, and at 256 MB of a Lambda ({VCPU_SHARE:.3f} vCPU): {HISTORIES} "
         f"histories of {HOURS} h, {len(PLACES)} places. Goal: at most {GOAL_MS:g} ms of Lambda time more. Adaptive "
         f"adds {added:.1f} ms a tick on average, and {imported / VCPU_SHARE:.0f} ms to a cold start, where its modules "
         f"are imported ({imported:.1f} ms here).",
