@@ -12,6 +12,7 @@ import click
 import pytest
 
 from optimizer.cli import ORDER, cli, first_sentences
+from tools import spot_plots
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -106,3 +107,8 @@ def test_nothing_names_an_index_host() -> None:
 def _tracked() -> list[str]:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
+
+
+def test_the_plots_of_spot_policies_are_of_the_kept_results(tmp_path: Path) -> None:
+    spot_plots.write(tmp_path / "spot.svg")
+    assert (tmp_path / "spot.svg").read_bytes() == spot_plots.PICTURE.read_bytes()
