@@ -25,11 +25,12 @@ def demo_plan(lines: Iterable[str] | None = None, **changes: Any) -> FleetPlan:
     undisturbed = summarize(read_lines(demo_lines("undisturbed") if lines is None else lines)[0])
     assert undisturbed.usd is not None, "GPUFLEET_PRICE_USD_PER_HOUR was not set"
     hours, usd = undisturbed.wall_seconds / 3600, sum(undisturbed.usd.values())
-    step_s = undisturbed.seconds["useful"] / undisturbed.steps
+    steps = undisturbed.steps
+    step_s = undisturbed.seconds["useful"] / steps
     parts = dict.fromkeys(("volumes", "storage", "transfer", "head_node"), 0.0) | {"compute": usd}
     demo = {
-        "job": {"model": "examples/tiny_gpt.py", "steps": 100, "global_batch": 16, "samples": 1600, "seq_len": 32}
-        | {"tokens": 51200, "budget_usd": 0.5, "deadline_hours": None},
+        "job": {"model": "examples/tiny_gpt.py", "steps": steps, "global_batch": 16, "samples": 16 * steps}
+        | {"seq_len": 32, "tokens": 16 * 32 * steps, "budget_usd": 0.5, "deadline_hours": None},
         "parallelism": {"micro_batch": 1, "grad_accum": 1},
         "step_time_s": step_s,
         "tokens_per_second": 16 * 32 / step_s,

@@ -35,7 +35,7 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
         (kept / name / "checkpoints" / LEDGER_FILE).read_text(encoding="utf-8").splitlines()
         for name in ("undisturbed", "interrupted")
     )
-    plan = demo_plan(undisturbed, job={"steps": 60})
+    plan = demo_plan(undisturbed)
     run = read_run(plan, lines)
     assert run.summary is not None and run.summary.finished and run.summary.starts == 4
     assert not run.breaks[0].repeated, "the notice left time to save"
