@@ -55,6 +55,8 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
 
 @pytest.mark.timeout(400)
 def test_a_run_on_a_trace_of_spot_capacity_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) -> None:
+    from examples.spot_training import LEAVING_STEPS
+
     shown = warm.run(tmp_path, ["-m", "examples.spot_training", "--steps", "40", "--keep", str(tmp_path / "demo")])
     for text in (
         "us-west-2c: the whole gang came", "us-east-2b: the nodes were taken back", "refused: us-west-2a",
@@ -62,8 +64,9 @@ def test_a_run_on_a_trace_of_spot_capacity_equals_the_undisturbed_one(warm: Warm
     ):  # fmt: skip
         assert text in shown
     costs = dict(re.findall(r"^  (.*\S) +(\d\.\d+)", shown, flags=re.MULTILINE))
-    # Lost are parts of steps, which are 18 minutes long here.
-    assert float(costs["adaptive, simulated"]) <= float(costs["this run"]) < float(costs["adaptive, simulated"]) + 0.12
+    # A reclaim undoes a part of a step and the steps that the run held back to leave with: done on demand at most.
+    undone = 4 * (1 + LEAVING_STEPS) / 40
+    assert 0 <= float(costs["this run"]) - float(costs["adaptive, simulated"]) < undone
     assert "40 steps kept, 0 recomputed" in shown and ", finished" in shown
 
 
