@@ -315,9 +315,12 @@ def test_rebalance_saves_now_and_goes_on(tmp_path: Path) -> None:
 def test_objects_of_the_first_step_are_walked_by_no_later_collection_of_garbage(tmp_path: Path) -> None:
     frozen: list[int] = []
     gc.unfreeze()
-    Training(str(tmp_path)).train(3, at_step=lambda step: frozen.append(gc.get_freeze_count()))
-    assert frozen[0] == 0 and 1000 < frozen[2] <= frozen[1]
-    assert gc.get_freeze_count() == 0
+    try:
+        Training(str(tmp_path)).train(3, at_step=lambda step: frozen.append(gc.get_freeze_count()))
+        assert frozen[0] == 0 and 1000 < frozen[2] <= frozen[1]
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # as before, or each run of this module collects anew
 
 
 def test_interval_in_seconds(tmp_path: Path) -> None:
