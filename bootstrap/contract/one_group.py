@@ -42,7 +42,7 @@ def changes(terms: Terms, mode: int, *, work_hours: float, left_hours: float, ag
 
 @lru_cache(maxsize=8)
 def table(terms: Terms) -> bytes:
-    """Whether to change, by work left, slack left, age and mode: backward induction on the expected cost.
+    """Decide a change by work left, slack left, age and mode: backward induction on the expected cost.
 
     Costs are hours of on-demand. A launch takes its mean restart at once, and no capacity goes in it.
     """
@@ -74,7 +74,7 @@ def table(terms: Terms) -> bytes:
             keeps = [
                 step + demand[age] + grow * (demand[older] - demand[age]) for age, (older, grow) in enumerate(grown)
             ]
-            # Whether the group has just looked or not, on-demand nodes begin at age 0, where nothing speaks for a look.
+            # On-demand nodes begin at age 0, where nothing speaks for a look, also after one.
             near, far = max(cell - launch_cells, 0), max(cell - launch_cells - 1, 0)
             near_keeps = new_demands[near][0] if near < cell else keeps[0]
             far_keeps = new_demands[far][0] if far < cell else keeps[0]
@@ -119,5 +119,5 @@ def _chance(hours: float) -> float:
     """Chance that capacity has come back ``hours`` after a refusal, and is still there."""
     offset = HAZARD[1]
     came = hours / (hours + offset + _DROUGHT_HOURS)
-    # What came back may have gone again: half of the time there is capacity.
+    # Capacity that came back may have gone again: half of the time there is some.
     return came * (0.5 + 0.5 * offset / (offset + hours))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 VARIABLE = "GPUFLEET_RANK_LINES"
 STANDARD_ERROR = 2
-# As the journal splits longer ones: LineMax= of journald.conf(5).
+# The journal splits longer lines: LineMax= of journald.conf(5).
 LINE_BYTES = 48 * 2**10
 # For the last lines of workers that have ended; what they left behind may hold the pipe for ever.
 LAST_LINES_S = 2.0

@@ -86,7 +86,7 @@ def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float,
 
 def least_pull_s(machine: Machine, volumes: Volumes, *, compressed_gib: float) -> float:
     """Bound a container image's pull from below, s: docker writes the layers and, unpacked, at least as much again."""
-    # As above: one card has the traffic, and the volume its provisioned throughput.
+    # One card has the traffic, as above, and the volume its provisioned throughput.
     network = machine.network_gbit_per_s / machine.network_cards * 1e9 / 8
     return compressed_gib * GIB * max(1 / network, 2 / (volumes.throughput_mib_per_s * 2**20))
 

@@ -19,7 +19,7 @@ _SPEED_WINDOWS = 80
 
 # Rows of predicted against actual that a report reads itself: hours, and dollars of the controller's meter.
 _HOURS, _METER = "hours", "cost so far"
-# Of a ledger: dollars of the nodes while the training goes on.
+# Dollars of the nodes in a ledger while the training goes on.
 _COST_SO_FAR = "cost of the nodes so far"
 # Units of a time, the longest first: hours of one, and the least hours of a whole that is told in it.
 _TIME_UNITS = {"hours": (1.0, 5.0), "minutes": (1 / 60, 5 / 60), "seconds": (1 / 3600, 0.0)}

@@ -274,7 +274,7 @@ def test_s3_tells_what_training_prunes_from_what_others_delete(aws: str) -> None
         for version in client.list_object_versions(Bucket=BUCKET)["Versions"]
     }
     assert tags == {"run/pruned": [{"Key": PRUNED_TAG, "Value": PRUNED}], "run/deleted": []}
-    # What docs/operations.md says to undo a deletion.
+    # The commands of docs/operations.md undo a deletion.
     page = (Path(__file__).parents[4] / "docs/operations.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"list-object-versions .*?--query '(.+?)'", page, re.DOTALL)
     listed = client.list_object_versions(Bucket=BUCKET, Prefix="run/deleted")

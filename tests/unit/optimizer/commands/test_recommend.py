@@ -44,7 +44,7 @@ def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess
 
 
 def on_terminal(*arguments: str, columns: int = 120) -> str:
-    """What a terminal shows of standard output and standard error."""
+    """Return what a terminal shows of standard output and standard error."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

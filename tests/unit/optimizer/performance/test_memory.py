@@ -303,7 +303,7 @@ def test_the_allocator_holds_what_only_the_stream_of_reductions_can_use() -> Non
         rows = [row for row in csv.DictReader(file) if row["sharding"] in ("zero2", "zero3")]
     results = estimate_rows(rows, gpu_table(), CALIBRATION)
     for row, result in zip(rows, results, strict=True):
-        # What fragmentation adds is the limit's.
+        # Fragmentation is in the limit.
         assert float(row["reserved_memory_gib"]) / result["predicted_p95_memory_gib"] == pytest.approx(1.0, abs=0.06)
         no_room = row["model"] == "llama-8b" and row["activation_checkpointing"] == "none"
         assert result["fits"] and result["fit"] == ("may not fit" if no_room else "fits")
