@@ -25,7 +25,7 @@ from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
 
-SLOW_S = 0.02
+SLOW_S = 0.06
 SAMPLES, BATCH, STEPS = 100, 12, 6
 
 

@@ -150,6 +150,16 @@ class Agent:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
         return done.stdout.split()
 
+    def running_container(self) -> str:
+        """The one container; the worker's first lines may come before the daemon lists it."""
+        self.until("worker: trains")
+        deadline = time.monotonic() + 60
+        while not (found := self.containers()):
+            assert time.monotonic() < deadline, "no container is listed"
+            time.sleep(0.05)
+        (container,) = found
+        return container
+
 
 @pytest.fixture
 def start(docker: dict[str, str]) -> Iterator[Callable[[str], Agent]]:
@@ -216,13 +226,10 @@ def test_a_node_that_ends_has_the_state_saved_and_the_container_gone(
 
 def test_the_container_of_a_killed_agent_goes_before_the_next_one_starts(start: Callable[[str], Agent]) -> None:
     first = start("saves on SIGTERM")
-    first.until("worker: trains")
-    left = first.containers()
+    left = first.running_container()
     first.process.kill()
     first.process.wait()
     second = start("saves on SIGTERM")
-    second.until("worker: trains")
-    (now,) = second.containers()
-    assert len(left) == 1 and now != left[0]
+    assert second.running_container() != left
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(timeout=60) == 0

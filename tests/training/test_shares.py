@@ -55,7 +55,7 @@ def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
     for name, tensor in weights.items():
         assert float((tensor - others[name]).abs().max()) < 1e-5, name
 
-    # 20 ms a micro-batch against few: the slowed rank keeps one or two of twelve micro-batches.
+    # 60 ms a micro-batch against at most 25 on a busy machine: the slowed rank keeps one or two of twelve.
     match = re.search(r"by data rank are now \[(\d+), (\d+), (\d+)\], before \[3, 4, 5\]", log)
     assert match, log[-3000:]
     passes = [int(number) for number in match.groups()]

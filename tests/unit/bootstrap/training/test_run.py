@@ -399,12 +399,14 @@ class StuckStore(LocalStore):
         super().write(name, parts)
 
 
-def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path) -> None:
+def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = StuckStore(tmp_path)
     training = Training(store, checkpoint_every=100)
+    # The machine goes while the save is written, however slowly that began.
+    monkeypatch.setattr("bootstrap.training.saver.time.time", lambda: 1000.0 + 900.0 * store.writing.is_set())
     try:
         with pytest.raises(Interrupted) as stopped:
-            training.train(at_step=stop_at(training, 5, time.time() + 0.5))
+            training.train(at_step=stop_at(training, 5, 1000.0 + 600.0))
         assert stopped.value.saved is False
         assert store.writing.is_set() and not list(tmp_path.glob("step-*/manifest.json"))
     finally:
