@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Without --no-compile, pip spends most of a minute compiling the thousands of modules of pulumi-aws nobody imports.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Images of Python set it. Then no process keeps what it compiled, and each of the tests' hundreds compiles torch and
+# pulumi-aws anew: three times the processor time of an import.
+unexport PYTHONDONTWRITEBYTECODE
 # Workers of the test run; the engine and training tests start processes of their own.
 WORKERS ?= 2
 

@@ -123,7 +123,6 @@ def spot(tools: Tools, scratch: Path) -> None:
             for described in (before, after)
         ]
         assert kept[0] == kept[1], "up ends no node"
-        assert_settled(deployed)
 
         # Nodes of two plans never train together: the old nodes save and leave, and three come.
         assert running.tick(deployed, now + running.MINUTE).phase == "draining"
@@ -176,7 +175,6 @@ def on_demand(tools: Tools, scratch: Path) -> None:
         facts.check(deployed, plan)
         check_tags(deployed, empty)
         assert len(left_behind(empty, inventory(deployed.aws))["vpc"]) == 1, "the half-made VPC was finished, not left"
-        assert_settled(deployed)
 
         now = datetime.now(UTC)
         running.tick(deployed, now)
