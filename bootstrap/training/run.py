@@ -156,7 +156,7 @@ class SpotTolerantRun:
             keep=keep,
         )
         self._random_state: Mapping[str, Any] | None = None
-        self._is_frozen = False
+        self._is_frozen: bool | None = None  # None: undecided
         self.step = 0
 
     @property
@@ -210,7 +210,7 @@ class SpotTolerantRun:
     ) -> None:
         if self._is_frozen:
             gc.unfreeze()
-            self._is_frozen = False
+        self._is_frozen = None
         self._heartbeat.close()
         self._share.close()
         self._tracer.close(in_order=error is None)
@@ -238,7 +238,8 @@ class SpotTolerantRun:
             yield self.step
             self.step += 1
             self._end_step(is_last=self.step >= total)
-            self._freeze_garbage()
+            if self._is_frozen is None:
+                self._freeze_garbage()
         self._saver.join_pruner()
         self._ledger.end("done", self.step, "all steps done")
         self._beat("what follows the last step", math.inf)
@@ -285,10 +286,11 @@ class SpotTolerantRun:
     def _freeze_garbage(self) -> None:
         # A full collection walks all objects of torch and the model: it stopped one rank, and so all, for 0.25 to 0.4 s
         # (tests/benchmarks/results/checkpoint_2xh100_202611.md). After the first step most objects stay to the end.
-        if gc.isenabled() and not gc.get_freeze_count():
+        # The count walks them too, so it is asked once.
+        self._is_frozen = gc.isenabled() and not gc.get_freeze_count()
+        if self._is_frozen:
             gc.collect()
             gc.freeze()
-            self._is_frozen = True
 
     def _act(self, agreed: list[int] | None, *, is_last: bool) -> None:
         if agreed is None:
