@@ -27,7 +27,7 @@ COUNT = 3
 HEALTHY = ("healthy", "healthy_again", "healthy_at_last")
 SCENARIOS = (*HEALTHY, "slow_host", "three_faults", "vanishes")
 WAIT_S = 200.0
-SLOW_MBIT_PER_S = 40.0
+SLOW_MBIT_PER_S = 20.0
 Reports = dict[str, list[dict[str, Any]]]
 
 
