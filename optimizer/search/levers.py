@@ -130,17 +130,18 @@ def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:
 
     Old spot prices rank by the 95th percentile, which no policy lowers.
     """
-    usd = [plan.spot_policy.cost_usd.expected if plan.spot_policy else plan.cost_usd.expected for plan in plans]
-    if not plans or any(plan.spot_range for plan in plans):
+    # A plan without a policy that is cheaper than the first is a tie; passed_over says why.
+    usd = {number: plan.spot_policy.cost_usd.expected for number, plan in enumerate(plans) if plan.spot_policy}
+    if not usd or any(plan.spot_range for plan in plans):
         return []
-    least = min(usd)
-    if least > (1 - _LEAST_SAVING) * usd[0]:
+    number = min(usd, key=lambda number: usd[number])
+    least, first = usd[number], usd.get(0, plans[0].cost_usd.expected)
+    if least > (1 - _LEAST_SAVING) * first:
         return []
-    number = usd.index(least)
     plan = plans[number]
     return [
-        f"plan {number + 1}, {plan.node_count} x {plan.instance_type}, would save {usd[0] - least:,.0f} USD by its "
-        f"spot policy: {least:,.2f} USD expected against {usd[0]:,.2f} (plans are ranked by the policy fallback)"
+        f"plan {number + 1}, {plan.node_count} x {plan.instance_type}, would save {first - least:,.0f} USD by its "
+        f"spot policy: {least:,.2f} USD expected against {first:,.2f} (plans are ranked by the policy fallback)"
     ]
 
 

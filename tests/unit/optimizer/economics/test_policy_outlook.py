@@ -104,6 +104,9 @@ def test_a_plan_that_its_policy_makes_cheaper_than_the_first_is_named() -> None:
     # Old prices have an order of their own.
     assert describe_policies([first, plan("p6-b200.48xlarge", 200.0)]) == []
     assert describe_policies([]) == []
+    # The cheaper plan of a tie is not cheaper by a policy.
+    dearer = first.model_copy(update={"cost_usd": first.cost_usd.model_copy(update={"expected": 2 * usd})})
+    assert describe_policies([dearer, first]) == []
 
 
 def test_a_pool_that_is_hardly_ever_reclaimed_costs_the_same_under_both() -> None:
