@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract import trainer
+from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.catalog import Catalog, load
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.mixed import find_mixed
@@ -318,6 +320,9 @@ def _reservation_notes(problem: Problem) -> list[str]:
             notes.append(f"{unused}: regions ({', '.join(limits.regions)}) leave it out")
         elif owned.instance_type not in types:
             notes.append(f"{unused}: instance_types ({', '.join(limits.instance_types)}) leave it out")
+        elif owned.capacity_block and not owned.capacity_block.usable_hours(datetime.now(UTC)):
+            over = (owned.capacity_block.end - BLOCK_TAIL).astimezone(UTC)
+            notes.append(f"{unused}: its Capacity Block is over, AWS ended the nodes from {over:%Y-%m-%d %H:%M} UTC on")
     return notes
 
 

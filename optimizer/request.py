@@ -352,6 +352,7 @@ def read_request_file(path: Path) -> dict[str, Any]:
     """Read a request's YAML as a mapping, unchecked, so that flags can be laid over it; else InvalidInputError."""
     # Imported here: a request made of flags does not need them.
     from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import DuplicateKeyError
     from ruamel.yaml.error import YAMLError
 
     try:
@@ -360,6 +361,8 @@ def read_request_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}", next_step="gpufleet recommend --help") from error
     except (YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, DuplicateKeyError):
+            error.note = None  # how a program lets the second key win
         raise InvalidInputError(f"{path} is not YAML: {error}", next_step="mend the file, or use flags") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
