@@ -274,9 +274,9 @@ def _ask_aws(call: Callable[[], T]) -> T:
     with patience("asking AWS"):
         answer = ask(call)
     if isinstance(answer, Unknown):
+        identity = "aws sts get-caller-identity shows whether credentials work"
         raise GpufleetError(
-            f"AWS cannot be asked: {answer.reason}",
-            next_step=f"allow {answer.action}" if answer.action else "try again",
+            f"AWS cannot be asked: {answer.reason}", next_step=f"allow {answer.action}" if answer.action else identity
         )
     return answer
 
