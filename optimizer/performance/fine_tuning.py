@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import EIGHT_BIT, FineTuning
+from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, FineTuning
 from optimizer.errors import InvalidInputError
 from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs
@@ -115,6 +115,15 @@ def with_fine_tuning(x: Inputs, model: ModelSpec, recipe: Recipe) -> Inputs:
 def check_fine_tuning(model: ModelSpec, recipe: Recipe) -> None:
     """Refuse a method that the estimate has no equations for."""
     tuning = recipe.tuning
+    if not tuning.adapts:
+        for name in ("lora_rank", "lora_alpha", "lora_targets"):
+            if (value := getattr(tuning, name)) != getattr(FULL_TRAINING, name):
+                raise InvalidInputError(
+                    f"{name} is {value}, and method full",
+                    limit="method lora or qlora",
+                    why="only they train adapters",
+                    next_step=f"--method lora, or leave out --{name.replace('_', '-')}",
+                )
     if tuning.trains_all and not recipe.pure:
         return
     words = tuning.in_words or "precision pure-bf16"

@@ -100,6 +100,7 @@ def test_a_checkpoint_holds_what_trains() -> None:
         ({"framework": "megatron-core", "tuning": LORA}, "limit: framework torch or gpufleet"),
         ({"tuning": FineTuning(frozen="32")}, "at most 31: llama-3.1-8b has 32 layers"),
         ({"tuning": FineTuning(method="lora", frozen="4")}, "frozen is 4, and method lora"),
+        ({"tuning": FineTuning(lora_rank=64)}, "lora_rank is 64, and method full"),
         ({"tuning": QLORA, "precision": "fp32"}, "method is qlora, and precision fp32"),
     ],
 )
