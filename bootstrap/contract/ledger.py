@@ -6,6 +6,7 @@ bootstrap/training/ledger says which event closes which time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -167,7 +168,9 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             event = json.loads(line)
-            float(event["t"]), str(event["event"]), str(event["writer"])
+            str(event["event"]), str(event["writer"])
+            if not math.isfinite(float(event["t"])):
+                raise ValueError(event["t"])
             if event["event"] in ("train", "progress", "stall", "commit"):
                 int(event["step"])
             read_loss(event)

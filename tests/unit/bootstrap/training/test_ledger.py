@@ -156,7 +156,13 @@ def test_torn_line_is_skipped_and_the_next_writer_starts_a_new_one(tmp_path: Pat
     assert "1 unreadable" in table(summary)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "3", '{"event": "progress", "t": 1, "writer": "a"}', '{"t": "x"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", "3", '{"t": "x"}'),
+        *('{"event": "progress", "t": 1, "writer": "a"}', '{"event": "start", "t": NaN, "writer": "a"}'),
+    ],
+)
 def test_unreadable_lines_are_counted(line: str) -> None:
     assert read_lines([line, ""]) == ([], 1)
 

@@ -299,9 +299,14 @@ def test_a_run_is_read_from_its_ledger() -> None:
     for words in (
         *("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"),
         *("Speed against the time", "killed: its last event has no reason"),
-        *(" trained llama-2-7b on", "in <b>2.9 h</b> for <b>103 USD</b>.", "this run: 2.87 h, 103.20 USD"),
+        # A script of the user's own may end before the plan's last step.
+        *(" has done <b>110 of", "in <b>2.9 h</b> for <b>103 USD</b>.", "this run: 2.87 h, 103.20 USD"),
     ):
         assert words in page
+    samples = 110 * PLAN.job.global_batch
+    amount = {"steps": 110, "samples": samples, "tokens": samples * PLAN.job.seq_len}
+    whole = PLAN.model_copy(update={"job": PLAN.job.model_copy(update=amount)})
+    assert " trained llama-2-7b on" in unescape(render(answer_of(whole), now=NOW, commands=[], run=run))
     assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, commands=[], run=going_on)
     assert "Loss by step" not in page, "one loss is no curve"
 
