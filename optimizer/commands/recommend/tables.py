@@ -227,10 +227,12 @@ def print_brief(answer: Recommendation, *, more: bool, notes: Sequence[str]) -> 
 
 
 def _describe_hidden(answer: Recommendation, shown: int, more: bool) -> str:
-    hidden = [f"{count} more plans" for count in [len(answer.plans) - 1 - shown] if count > 0]
-    hidden += [f"{len(answer.mixed_fleets)} cheaper mixed fleets"] * bool(answer.mixed_fleets)
-    if answer.rejected:
-        hidden.append(f"{len(answer.rejected)} types without one ({count_rejections(answer)})")
+    counts = {
+        "more plan{}": len(answer.plans) - 1 - shown,
+        "cheaper mixed fleet{}": len(answer.mixed_fleets),
+        f"type{{}} without one ({count_rejections(answer)})": len(answer.rejected),
+    }
+    hidden = [f"{count} {words.format('s' * (count > 1))}" for words, count in counts.items() if count > 0]
     return f"{'--all' if more else '--all, --explain'}: {', '.join(hidden) or 'caveats'}"
 
 
@@ -323,8 +325,10 @@ def _print_caveats(answer: Recommendation) -> None:
             f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
         )
     derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
-    if any(plan.spot_range for plan in answer.plans):
-        write_text("USD 76-244: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest.")
+    if ranges := [usd for usd in map(_usd, answer.plans) if isinstance(usd, str)]:
+        write_text(
+            f"USD {ranges[0]}: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest."
+        )
     if derived:
         ranks = ", ".join(map(str, derived))
         write_text(f"plan {ranks}: the spot price is derived from the Spot Advisor's saving, not quoted.")

@@ -169,6 +169,8 @@ def test_table_says_what_is_derived_or_unmeasured() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--all")
     assert "not quoted" in done.stdout
     assert "No training run on" in done.stdout
+    table, _, range_of_zones = done.stdout.partition(": an old spot price")[0].rpartition("USD ")
+    assert range_of_zones and f" {range_of_zones} " in table, "the example is of the table"
 
 
 def test_the_short_answer_is_what_decides() -> None:
@@ -181,6 +183,13 @@ def test_the_short_answer_is_what_decides() -> None:
     assert lines[-1].startswith("--all, --explain: ") and "types without one" in lines[-1]
     crowded = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "spot").stdout.splitlines()
     assert {"next", "over"} <= {line.split()[0] for line in crowded} and len(crowded) == 10
+
+
+def test_one_type_without_a_plan_is_no_types() -> None:
+    lines = gpufleet(
+        "recommend", *ISSUE_FLAGS, "--instance-type", "g6e.xlarge", "--instance-type", "p5.48xlarge"
+    ).stdout
+    assert lines.splitlines()[-1] == "--all, --explain: 1 type without one (1 budget)"
 
 
 def test_the_short_answer_has_ten_lines_on_a_terminal_with_its_notes() -> None:
