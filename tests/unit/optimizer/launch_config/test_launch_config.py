@@ -110,6 +110,12 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
         assert all(one in refusal.next_step for one in able) and engine in refusal.got
 
 
+def test_adapters_are_left_to_code_that_knows_them() -> None:
+    with pytest.raises(InvalidInputError, match="lora of rank 16") as refused:
+        launch_config(plan(job={"tuning": {"method": "lora"}}), "accelerate", "gpufleet_plan.yaml")
+    assert "reference trainer" in refused.value.next_step and "--parallelism" not in refused.value.next_step
+
+
 def text_of(engine: str, name: str) -> str:
     return launch_config(PLANS[name], engine, f"gpufleet_plan{ENGINES[engine].suffix}")[0]
 
