@@ -101,6 +101,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.command,
         "GPUFLEET_IMAGE": settings.image,
+        "GPUFLEET_NSIGHT": "1" if settings.nsight else "",
         "GPUFLEET_BAD_HOST_HOLD_S": "0" if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
         "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",

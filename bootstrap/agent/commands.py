@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,16 @@ def aws_cli(region: str, *arguments: str) -> str | None:
 def run_step(name: str, *arguments: str) -> str | None:
     """Output of ``steps/NAME.sh``; None where it failed."""
     return output_of([str(BOOTSTRAP / f"steps/{name}.sh"), *arguments], STEP_LIMIT_S)
+
+
+def start_as(
+    user: pwd.struct_passwd | None, words: Sequence[str], environment: Mapping[str, str], folder: Path, *, stdin: int
+) -> subprocess.Popen[bytes]:
+    """Start a program as a user, None for the agent's own, with the unit's limits (LimitMEMLOCK, for EFA)."""
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=stdin, user=user.pw_uid if user else None,
+        group=user.pw_gid if user else None, extra_groups=[] if user else None,
+    )  # fmt: skip
 
 
 def output_of(command: Sequence[str], limit_s: float) -> str | None:

@@ -11,6 +11,7 @@ from bootstrap.agent.commands import BOOTSTRAP
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.group import Group
 from bootstrap.agent.messages import log
+from bootstrap.agent.nsight import Nsight
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.training.notices import Notice, NoticeFiles
@@ -39,6 +40,7 @@ class Node:
         self.group = Group(settings)
         self.credentials = TrainingCredentials(settings, self.group)
         self.reports = Reports(self.group, settings.run_dir / "state", settings.tell_delay_s)
+        self.nsight = Nsight(settings)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0
 
@@ -49,6 +51,7 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.nsight.close()
         if self._watcher is not None:
             self._watcher.terminate()
             self._watcher.wait()

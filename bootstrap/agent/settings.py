@@ -32,6 +32,7 @@ class Settings:
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
+        nsight: Nsight Systems may trace the training, where nsys is installed.
         train_user: user that torchrun runs as; empty: the agent's own, as in a pod.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
         peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
@@ -72,6 +73,7 @@ class Settings:
     gpudirect: bool
     python: str
     image: str
+    nsight: bool
     train_archive: str
     train_command: str
     train_dir: Path
@@ -145,6 +147,7 @@ class Settings:
             gpudirect=read.text("GPUFLEET_GPUDIRECT", "0") != "0",
             python=python,
             image=read.text("GPUFLEET_IMAGE"),
+            nsight=read.text("GPUFLEET_NSIGHT") == "1",
             train_archive=read.text("GPUFLEET_TRAIN_ARCHIVE"),
             train_command=train_command,
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bootstrap.agent import container
+from bootstrap.agent.commands import start_as
 from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
@@ -84,22 +85,24 @@ class Torchrun:
         log(f"starting torchrun {' '.join(options)}")
         words = ["-m", "bootstrap.training.torchrun", *options, *command]
         environment = training_environment(node, rendezvous)
+        added = {} if test else node.nsight.variables(environment)
+        self._has_nsight = bool(added)
+        environment |= added
         if node.settings.image:
             container.remove()
             words, environment = container.command(node.settings, environment, words, container.NAME)
             user = None  # docker starts torchrun as that user
         else:
             words = [node.settings.python, *words]
-        self._process = subprocess.Popen(
-            words, cwd=node.settings.train_dir, env=environment, stdin=subprocess.DEVNULL,
-            # The unit's limits (LimitMEMLOCK, for EFA) stay.
-            user=user.pw_uid if user else None, group=user.pw_gid if user else None,
-            extra_groups=[] if user else None,
-        )  # fmt: skip
+        self._process = start_as(user, words, environment, node.settings.train_dir, stdin=subprocess.DEVNULL)
 
     def runs(self) -> bool:
         """True until torchrun has ended."""
         return self._process.poll() is None
+
+    def has_lost_nsight(self) -> bool:
+        """True where what torchrun and its workers start would end with 1: the session of their variables is gone."""
+        return self._has_nsight and self._node.nsight.has_ended()
 
     def status(self) -> int:
         """Wait for the exit status; 128 and the signal's number after a signal, as in a shell."""

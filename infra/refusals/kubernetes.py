@@ -34,6 +34,8 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet:isolateTraining is for gpufleet:platform ec2: on eks the training container has a role of its "
             "own in any case; `pulumi config rm gpufleet:isolateTraining`"
         )
+    if settings.nsight:
+        yield "gpufleet:nsight is for gpufleet:platform ec2; `pulumi config rm gpufleet:nsight`"
     if settings.upload_mbit_per_s:
         yield (
             "gpufleet:uploadMbitPerS is for gpufleet:platform ec2, whose nodes set the bound themselves; "
