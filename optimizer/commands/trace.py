@@ -60,9 +60,9 @@ def command(
 
     Writes traces/request.json beside the stack's checkpoints; within a minute the training traces the steps, which take
     a little longer, and puts the trace there. It needs the reference trainer, or a loop of SpotTolerantRun's steps.
-    With
-    --nsight it has nsys trace all processes of the rank's node: CUDA, NVTX and calls of the operating system. The stack needs
-    gpufleet:nsight for it, and the nodes an nsys.
+
+    With --nsight, nsys traces all processes of the rank's node: CUDA, NVTX and calls of the operating system. The stack
+    needs gpufleet:nsight, and its nodes nsys.
 
     Needs s3:PutObject, s3:GetObject and s3:ListBucket below the checkpoints' prefix, and the stack's key. The file's
     path is the result.
