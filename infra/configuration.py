@@ -59,7 +59,7 @@ def _values() -> dict[str, Any]:
                 value = json.loads(value)
         elif not value:
             continue
-        if value == "" or value:
+        if value == "" or value is False or value:
             values[key] = value
     return values
 

@@ -10,6 +10,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract import ecr
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.kubernetes import constants as kubernetes
@@ -122,8 +123,7 @@ class Network(Component):
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
-        endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ())
-        endpoints += settings.training_endpoints
+        endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ecr.ENDPOINTS if settings.image else ())
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count

@@ -72,7 +72,7 @@ class Security(Component):
         aws.kms.Alias(f"{self._prefix}-key", name=names.key_alias, target_key_id=key.key_id, opts=self._own)
         return key
 
-    def _training_role(self, node_role: aws.iam.Role, vpc_id: pulumi.Input[str]) -> None:
+    def _training_role(self, node_role: aws.iam.Role, vpc_id: pulumi.Input[str]) -> aws.iam.RolePolicy:
         """Role that the agent hands to the training in place of its own (bootstrap/agent/credentials.py)."""
         names, settings, name = self._names, self._settings, f"{self._prefix}-training"
         role = self._role(
@@ -91,10 +91,10 @@ class Security(Component):
                 )
             )
         )
-        self._role_policy(name, role, policy)
+        return self._role_policy(name, role, policy)
 
     def _instance_profile(self, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
-        names, name, isolated = self._names, f"{self._prefix}-node", self._settings.isolate_training
+        names, name, isolated = self._names, f"{self._prefix}-node", self._settings.has_training_role
         description = f"Nodes of gpufleet stack {names.stack}"
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(
@@ -107,11 +107,11 @@ class Security(Component):
             own_vpc=not self._settings.vpc_id,
             training_role_arn=names.training_role_arn(self._settings.iam_path) if isolated else "",
         )
+        granted = [self._role_policy(name, role, policy)]
         if isolated:
-            self._training_role(role, vpc_id)
-        granted = self._role_policy(name, role, policy)
+            granted.append(self._training_role(role, vpc_id))
         # A node fetches its bundle within seconds of its start.
-        return self._profile(name, role, self._after(granted))
+        return self._profile(name, role, self._after(*granted))
 
     def _node_group(self, args: SecurityArgs) -> pulumi.Output[str]:
         name = f"{self._prefix}-nodes"

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
 from optimizer.plan import FleetPlan, PolicyOutlook
@@ -23,8 +22,6 @@ from optimizer.plan import FleetPlan, PolicyOutlook
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
-# Interface endpoints of gpufleet:isolateTraining, beside optimizer.plan.INTERFACE_ENDPOINTS.
-TRAINING_ENDPOINTS = ("sts",)
 
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
@@ -196,11 +193,10 @@ class Settings(_Model):
     session_log_group: str = Field(default="", pattern=r"^[A-Za-z0-9_./#-]*$", max_length=512)
     """CloudWatch log group that your account's Session Manager preferences name: nodes may then log people's sessions
     into it. It is the account's own; the stack makes none."""
-    isolate_training: Boolean = False
+    isolate_training: Boolean = True
     """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
-    alone, in place of the node's, and keep its user off the metadata service. A VPC of the stack's own gets an endpoint
-    for STS, billed by the hour beside the plan's cost; an existing one must reach STS. On platform eks the training
-    container has its own role in any case."""
+    alone, in place of the node's, and keep its user off the metadata service; false gives it the node's role. An
+    existing VPC must reach STS. On platform eks the training container has its own role in any case."""
     upload_mbit_per_s: int = Field(default=0, ge=0)
     """Bound, Mbit/s, of what each node sends outside its VPC (checkpoints to S3), so that gradients between nodes keep
     the rest of the network card; at least what the plan counts on for the last checkpoint. Off by default
@@ -254,9 +250,9 @@ class Settings(_Model):
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
 
     @property
-    def training_endpoints(self) -> tuple[str, ...]:
-        """Interface endpoints beside those that every VPC of a stack has."""
-        return (TRAINING_ENDPOINTS if self.isolate_training else ()) + (ecr.ENDPOINTS if self.image else ())
+    def has_training_role(self) -> bool:
+        """The agent hands the training a role of its own; on eks, Pod Identity does."""
+        return self.isolate_training and self.platform == "ec2"
 
     @property
     def read_prefixes(self) -> dict[str, str]:

@@ -104,7 +104,7 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_NSIGHT": "1" if settings.nsight else "",
         "GPUFLEET_BAD_HOST_HOLD_S": "0" if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
-        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
+        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.has_training_role else "",
         "GPUFLEET_UPLOAD_MBIT_PER_S": str(settings.upload_mbit_per_s or ""),
         "GPUFLEET_TRAIN_DATA": settings.data,
         "GPUFLEET_LUSTRE": facts.lustre,

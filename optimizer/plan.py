@@ -26,10 +26,10 @@ SCHEMA_VERSION: Literal[1] = 1
 
 # VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices them.
 # ec2 (find the peers), autoscaling (lifecycle hooks, protection), logs, monitoring (the nodes' metrics), ssm and
-# ssmmessages (Session Manager instead of SSH, parameters). Not kms, sqs and sts: S3, SSM and EBS call KMS themselves,
-# the queue of node events is read outside the VPC, credentials come from IMDS. Not ec2messages: the agent does not need
+# ssmmessages (Session Manager instead of SSH, parameters), sts (the training's own role). Not kms and sqs: S3, SSM and
+# EBS call KMS themselves, the queue of node events is read outside the VPC. Not ec2messages: the agent does not need
 # it since 3.3.40 (https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html).
-INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages")
+INTERFACE_ENDPOINTS = ("autoscaling", "ec2", "logs", "monitoring", "ssm", "ssmmessages", "sts")
 
 # Throughput of the file system for training data: PERSISTENT_2's least, for which the catalog has a dated price. 250,
 # 500 and 1000 cost more; a larger file system is faster as well:

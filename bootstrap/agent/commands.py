@@ -11,8 +11,12 @@ from pathlib import Path
 from bootstrap.agent.messages import log
 
 BOOTSTRAP = Path(__file__).resolve().parents[1]
-# The AWS CLI's own retries, for throttling while a whole fleet starts.
-AWS_ENVIRONMENT = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_PAGER": ""}
+# The AWS CLI's own retries, for throttling while a whole fleet starts; and the endpoint of STS that the VPC has, where
+# CLI version 1 and older SDKs ask sts.amazonaws.com:
+# https://docs.aws.amazon.com/sdkref/latest/guide/feature-sts-regionalized-endpoints.html
+AWS_ENVIRONMENT = {
+    "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_PAGER": "", "AWS_STS_REGIONAL_ENDPOINTS": "regional",
+}  # fmt: skip
 AWS_LIMIT_S = 60.0
 # nvidia-smi has 60 s in find-broken-gpu.sh.
 STEP_LIMIT_S = 120.0

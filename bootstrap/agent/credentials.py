@@ -50,6 +50,8 @@ class TrainingCredentials:
         return {
             "AWS_CONFIG_FILE": str(self._folder / "config"),
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            # Without it the SDK for Go 1.x (s5cmd, rclone) reads no configuration file (the page above).
+            "AWS_SDK_LOAD_CONFIG": "1",
             # The firewall refuses it (steps/limit-metadata.sh).
             "AWS_EC2_METADATA_DISABLED": "true",
         }
@@ -82,10 +84,10 @@ class TrainingCredentials:
         self._folder.mkdir(mode=0o750, exist_ok=True)
         os.chown(self._folder, -1, group)
         file = self._folder / "credentials.json"
-        for path, text in (
-            (file, credentials),
-            (self._folder / "config", f"[default]\ncredential_process = /bin/cat {file}\n"),
-        ):
+        # The region, as some SDKs ask the metadata service for it where AWS_REGION is not set:
+        # https://docs.aws.amazon.com/sdkref/latest/guide/feature-region.html
+        config = f"[default]\nregion = {self._settings.region}\ncredential_process = /bin/cat {file}\n"
+        for path, text in ((file, credentials), (self._folder / "config", config)):
             new = path.with_suffix(".new")
             new.unlink(missing_ok=True)
             new.touch(mode=0o640)

@@ -29,7 +29,7 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet's own trainer copies it; read S3 in your code (bootstrap.training.staging.stage does), or use "
             "platform ec2"
         )
-    if settings.isolate_training:
+    if settings.isolate_training and "isolate_training" in settings.model_fields_set:
         yield (
             "gpufleet:isolateTraining is for gpufleet:platform ec2: on eks the training container has a role of its "
             "own in any case; `pulumi config rm gpufleet:isolateTraining`"

@@ -162,7 +162,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     from infra.images import dlami_of, eks_name
     from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.s3_uri import read_s3_prefix
-    from infra.settings import TRAINING_ENDPOINTS, ConfigError, keys
+    from infra.settings import ConfigError, keys
     from optimizer.preflight.model import Target
 
     config = file.config if file else {}
@@ -188,7 +188,6 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     with suppress(ValueError):  # reported by _check_configuration
         # 0 means the plan's budget.
         ceiling_usd = float(text("ceilingUsd")) or ceiling_usd
-    isolated = text("isolateTraining").lower() == "true"
     return Target(
         plan=plan,
         stack=_stack(plan, stack) if stack else None,
@@ -198,9 +197,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=INTERFACE_ENDPOINTS
-        + (ENDPOINTS if eks else ecr.ENDPOINTS if text("image") else ())
-        + (TRAINING_ENDPOINTS if isolated else ()),
+        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ecr.ENDPOINTS if text("image") else ()),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},

@@ -102,7 +102,7 @@ class Deployed:
     @property
     def user_data(self) -> str:
         """The launch template's user data, decoded."""
-        return base64.b64decode(self.one("LaunchTemplate")["userData"]).decode()
+        return base64.b64decode(self.one("LaunchTemplate", "dev-node")["userData"]).decode()
 
 
 def deploy(changes: Mapping[str, Any] | None = None, config: Mapping[str, str] | None = None) -> Deployed:
@@ -131,9 +131,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "reserved": ({**reserved(), **LUSTRE}, {**ALARM, **LINKED, "gpufleet:baseWeights": "s3://corpus/base"}),
     "existing reservation": (reserved("cr-0123456789abcdef0"), ALARM),
     "capacity block": (capacity_block(), ALARM),
-    "lone node": (LONE_NODE, {}),
+    "lone node": (LONE_NODE, {"gpufleet:isolateTraining": "false"}),
     "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions", "gpufleet:image": CONTAINER}),
-    "existing vpc": ({}, {**EXISTING_VPC, "gpufleet:isolateTraining": "true"}),
+    "existing vpc": ({}, EXISTING_VPC),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
     "eks": (on_demand(), {**EKS, **FULL}),

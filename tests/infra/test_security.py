@@ -170,7 +170,8 @@ def test_only_a_worker_may_protect_itself() -> None:
 def test_the_deployed_role_has_exactly_the_node_policy() -> None:
     stack = deploy()
     names = Names(stack="dev", account_id="000000000000", region="us-east-1", partition="aws")
-    expected = node_policy(names, key_arn="arn:aws:kms:::gpufleet-dev-key", own_vpc=True)
+    role = "arn:aws:iam::000000000000:role/gpufleet-dev-us-east-1-train"
+    expected = node_policy(names, key_arn="arn:aws:kms:::gpufleet-dev-key", own_vpc=True, training_role_arn=role)
     assert json.loads(stack.one("RolePolicy", "-node")["policy"]) == expected
     assert not stack.all("RolePolicyAttachment")
     trust = json.loads(stack.one("Role", "-node")["assumeRolePolicy"])["Statement"]
@@ -185,7 +186,7 @@ def test_a_boundary_and_a_path_hold_for_every_role(platform: dict[str, str]) -> 
     kinds = ("Role", "InstanceProfile")
     for config, path in ((platform | own, "/teams/ml/"), (platform, "/")):
         made = {kind: [one.inputs for one in deploy(config=config).all(kind)] for kind in kinds}
-        assert len(made["Role"]) == (3 if platform == FULL else 7)
+        assert len(made["Role"]) == (4 if platform == FULL else 7)
         assert {one["path"] for kind in kinds for one in made[kind]} == {path}
         assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
 
@@ -209,14 +210,15 @@ def test_credentials_work_on_their_own_node_alone() -> None:
                 "BoolIfExists": {"aws:ViaAWSService": "false"},
             },
         }
-    services = {action.partition(":")[0].replace("cloudwatch", "monitoring") for action in node_actions(workers=True)}
+    actions = node_actions(workers=True, training_role_arn="role")
+    services = {action.partition(":")[0].replace("cloudwatch", "monitoring") for action in actions}
     assert services == {*INTERFACE_ENDPOINTS, "s3", "kms"}, "S3 has the gateway endpoint; only services call KMS"
     assert "OnlyInOwnVpc" not in deploy(config=EXISTING_VPC).policy("RolePolicy", "-node")
 
 
-def test_isolated_training_has_a_role_of_its_own() -> None:
+def test_the_training_has_a_role_of_its_own() -> None:
     """The training's role reaches what a training reads and writes; the agent, that takes it, keeps the rest."""
-    own = {"gpufleet:isolateTraining": "true", "gpufleet:data": "s3://corpus/tokens", "gpufleet:iamPath": "/ml/"}
+    own = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:iamPath": "/ml/"}
     stack = deploy(config=own)
     arn = "arn:aws:iam::000000000000:role/ml/gpufleet-dev-us-east-1-train"
     node, training = stack.policy("RolePolicy", "-node"), stack.policy("RolePolicy", "-training")
@@ -232,15 +234,16 @@ def test_isolated_training_has_a_role_of_its_own() -> None:
     assert training.items() <= node.items() and {"KeepCheckpoints", "ReadData", "ReadParameters"} <= training.keys()
     actions = {action for statement in training.values() for action in as_list(statement["Action"])}
     assert {action.partition(":")[0] for action in actions} == {"s3", "kms", "ssm"}
-    assert [one.inputs["serviceName"] for one in stack.all("VpcEndpoint") if one.name.endswith("-sts")] == [
-        "com.amazonaws.us-east-1.sts"
-    ]
     assert f"GPUFLEET_TRAIN_ROLE_ARN={arn}\n" in stack.user_data
+    (profile,) = stack.all("InstanceProfile")
+    granted = {"RolePolicy gpufleet-dev-node", "RolePolicy gpufleet-dev-training"}
+    assert granted <= set(profile.after), "no node starts before both"
     existing = deploy(config=own | EXISTING_VPC)
     assert "OnlyInOwnVpc" not in existing.policy("RolePolicy", "-training")
-    plain = deploy()
+    plain, pods = deploy(config={"gpufleet:isolateTraining": "false"}), deploy(config={**FULL, **EKS})
     assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 3
-    assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in plain.user_data
+    for one in (plain, pods):
+        assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in one.user_data
 
 
 def test_a_container_image_is_pulled_from_its_own_repository_alone() -> None:

@@ -194,7 +194,7 @@ def test_the_trainings_python_finds_the_bundle_anywhere_and_has_efas_variables(t
 
 
 AWS = """#!/bin/sh
-echo "$@" >>{folder}/calls
+echo "$@" "$AWS_STS_REGIONAL_ENDPOINTS" >>{folder}/calls
 n=$(wc -l <{folder}/calls)
 [ "$n" -gt 1 ] || exit 254
 printf 'AKIA%s\\tsecret\\ttoken\\t2099-01-01T00:00:00+00:00\\n' "$n"
@@ -220,10 +220,13 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     own = TrainingCredentials(settings, Group(settings))
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
-    found = botocore.session.Session().get_credentials()
+    session = botocore.session.Session()
+    found = session.get_credentials()
     assert found is not None and found.method == "custom-process"
+    assert session.get_config_variable("region") == "us-east-1", "without the metadata service too"
+    assert os.environ["AWS_SDK_LOAD_CONFIG"] == "1"
     frozen = found.get_frozen_credentials()
     assert (
         frozen.access_key
@@ -232,6 +235,7 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     )
     call = (tmp_path / "calls").read_text().splitlines()[0]
     assert f"sts assume-role --role-arn {role} --role-session-name i-1 --duration-seconds 3600" in call
+    assert call.endswith(" regional"), "the VPC has the region's endpoint of STS alone"
     file = tmp_path / "run-credentials/credentials.json"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o640, 0o750)
     # Renewed well before botocore asks for the next ones, 15 minutes before the end of an hour.

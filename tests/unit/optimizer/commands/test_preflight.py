@@ -225,17 +225,9 @@ def test_a_cluster_has_its_own_image_endpoints_and_nodes(
     _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     rows = rows_of(out)
     assert aws.asked("DescribeImages")[0]["Filters"][0]["Values"][0].startswith("amazon-eks-node-al2023-x86_64-nvidia-")
-    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 9
+    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 10
     standard = rows["quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"]
     assert (standard["level"], standard["value"]) == ("ok", 4)
-
-
-def test_a_training_with_a_role_of_its_own_needs_one_more_endpoint(
-    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
-) -> None:
-    write_stack(tmp_path, isolateTraining=True)
-    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert rows_of(out)["quota Interface VPC endpoints per VPC"]["value"] == 7
 
 
 def test_a_container_image_is_looked_for_and_needs_two_endpoints(
@@ -245,7 +237,7 @@ def test_a_container_image_is_looked_for_and_needs_two_endpoints(
     aws.answers["BatchGetImage"] = registry_answer()
     _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     rows = rows_of(out)
-    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 8
+    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 9
     assert (
         rows["container image"]["level"] == "ok" and "9.5 GiB of compressed layers" in rows["container image"]["found"]
     )

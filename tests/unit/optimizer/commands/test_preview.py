@@ -186,7 +186,7 @@ def test_costs_name_every_price_with_source_and_date(tmp_path: Path) -> None:
 
 def test_the_table_says_what_is_billed_with_and_without_nodes(tmp_path: Path) -> None:
     text = preview(tmp_path, SPOT_P4D, "--all")
-    assert "6 x VpcEndpoint" in text and "interface endpoint" in text
+    assert "7 x VpcEndpoint" in text and "interface endpoint" in text
     assert "With all nodes: " in text and "Without nodes: " in text
     assert "time of its runs" in text
 

@@ -349,7 +349,7 @@ def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None
     theirs = [endpoint("sqs", tags=()), endpoint("eks", vpc="vpc-2", tags=())]
     gateways = [endpoint("s3", kind="Gateway"), *[endpoint("s3", kind="Gateway", vpc="vpc-2", tags=())] * 19]
     aws.answers["DescribeVpcEndpoints"] = {"VpcEndpoints": [*there, *theirs, *gateways]}
-    aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 8.0})
+    aws.answers["GetServiceQuota"] = quota_answer({"L-29B6F2EB": 9.0})
     aws.answers["DescribeAddresses"] = {"Addresses": [{}] * 5}
     aws.answers["DescribeInternetGateways"] = {"InternetGateways": [{}] * 4}
     rows = list(check_network_quotas(context(nat=True, endpoints=(*INTERFACE_ENDPOINTS, "eks", "ecr.api"))))
@@ -359,7 +359,7 @@ def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None
         ("quota Internet gateways per Region", "ok"),
         ("quota EC2-VPC Elastic IPs", "error"),
     ]
-    assert rows[1].text.startswith("2 interface endpoints needed for the stack's network, 1 free: quota 8")
+    assert rows[1].text.startswith("2 interface endpoints needed for the stack's network, 1 free: quota 9")
     # Once all of it is there, nothing is asked for twice.
     own = [{"Tags": list(OWN)}]
     aws.answers["DescribeAddresses"] = {"Addresses": [*own, *[{}] * 4]}
