@@ -13,7 +13,7 @@ import time
 
 from bootstrap.agent.commands import aws_cli
 from bootstrap.agent.group import Group
-from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings, user_of
 
 # A role taken with a role's credentials lasts an hour at most:
@@ -22,8 +22,6 @@ from bootstrap.agent.settings import Settings, user_of
 LIFE_S = 3600
 RENEW_S = 1200.0
 RETRY_S = 10.0
-# In a stack's first minute its roles and policies are still spreading through AWS.
-FIRST_TRIES = 12
 
 
 class TrainingCredentials:
@@ -34,19 +32,19 @@ class TrainingCredentials:
         self._folder = settings.credentials_dir
         self._started = False
 
-    def environment(self) -> dict[str, str]:
-        """Take the role the first time, and return the variables of a process that has its credentials alone."""
-        if not self._settings.train_role_arn:
-            return {}
-        if not self._started:
-            for attempt in range(FIRST_TRIES):
-                if self._renew():
-                    break
-                if attempt == FIRST_TRIES - 1:
-                    raise AgentError(f"the training's role {self._settings.train_role_arn} cannot be taken")
-                time.sleep(RETRY_S)
+    def take(self) -> bool:
+        """Take the role and keep it; False where AWS does not give it."""
+        if self._settings.train_role_arn and not self._started:
+            if not self._renew():
+                return False
             self._started = True
             threading.Thread(target=self._keep, name="credentials", daemon=True).start()
+        return True
+
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that has the role's credentials alone."""
+        if not self._settings.train_role_arn:
+            return {}
         return {
             "AWS_CONFIG_FILE": str(self._folder / "config"),
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -71,7 +69,7 @@ class TrainingCredentials:
         )  # fmt: skip
         words = (answer or "").split()
         if len(words) != 4:
-            log(f"role {settings.train_role_arn} could not be taken; trying again in {RETRY_S:g} s")
+            log(f"the training's role {settings.train_role_arn} could not be taken; trying again")
             return False
         names = ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
         self._write(json.dumps({"Version": 1, **dict(zip(names, words, strict=True))}))

@@ -47,7 +47,8 @@ class Settings:
         gang_test_s: limit of the gang test; 0 for none.
         bad_host_hold_s: longest time that a node that failed a test keeps its host; 0 for none. It ends before the
             shortest terminate hook, 300 s (contract/timings.py).
-        join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks.
+        join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks, or two attempts to
+            take the training's role.
         gpu_check_s: between two looks for a fatal Xid error.
         tell_delay_s: between two attempts to report to the controller.
         hook_heartbeat_s: between two heartbeats of the terminate hook.

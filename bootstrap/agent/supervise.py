@@ -21,6 +21,8 @@ from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice, notice_limit_s
 from bootstrap.training.progress import read_step
 
+# Attempts to take the training's role: in a stack's first minute its policies are still spreading through AWS.
+ROLE_TRIES = 12
 # Gang tests in a row that fail with other hosts to blame: it is not they, then.
 MAX_GANG_FAILURES = 3
 # Between two reports of the steps done, from which the controller knows the work that is left.
@@ -60,6 +62,8 @@ def _train(node: Node) -> int:
         for problem in problems:
             log(f"FAIL {problem}")
         return give_up(node, 1, "the training command cannot be started")
+    if not _has_credentials(node):
+        return give_up(node, 1, f"the training's role {settings.train_role_arn} cannot be taken")
     failures = 0
     gang = _Gang()
     while True:
@@ -108,6 +112,15 @@ def _train(node: Node) -> int:
             return give_up(node, status, f"{reason}, the last with status {status}")
         log(f"torchrun ended with status {status} after {lived_s:.0f} s; starting it again")
         node.rest(settings.relaunch_delay_s)
+
+
+def _has_credentials(node: Node) -> bool:
+    """Take the training's role; a leaving node needs none."""
+    for _ in range(ROLE_TRIES):
+        if node.leaving() is not None or node.credentials.take():
+            return True
+        node.rest(node.settings.join_poll_s)
+    return False
 
 
 class _Gang:

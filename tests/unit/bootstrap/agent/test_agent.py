@@ -204,20 +204,21 @@ printf 'AKIA%s\\tsecret\\ttoken\\t2099-01-01T00:00:00+00:00\\n' "$n"
 def test_the_training_gets_its_own_roles_credentials_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """botocore, and with it every SDK, reads them; a refusal of the first minute is tried again."""
+    """botocore, and with it every SDK, reads them; they are renewed, and a refusal is tried again."""
     program = tmp_path / "aws"
     program.write_text(AWS.format(folder=tmp_path))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     slept: list[float] = []
     kept: list[Any] = []
-    monkeypatch.setattr(credentials, "time", SimpleNamespace(sleep=slept.append))
     monkeypatch.setattr("threading.Thread.start", lambda thread: kept.append(thread))
     role = "arn:aws:iam::123456789012:role/train"
     given = {"GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_REGION": "us-east-1", "GPUFLEET_INSTANCE_ID": "i-1"}
     without, settings = (Settings.from_environment(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
-    assert TrainingCredentials(without, Group(without)).environment() == {}
+    nodes_own = TrainingCredentials(without, Group(without))
+    assert nodes_own.take() and nodes_own.environment() == {}
     own = TrainingCredentials(settings, Group(settings))
+    assert [own.take() for _ in range(3)] == [False, True, True] and len(kept) == 1, "one thread renews"
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
@@ -240,17 +241,18 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o640, 0o750)
     # Renewed well before botocore asks for the next ones, 15 minutes before the end of an hour.
     before = file.read_text()
-    assert len(kept) == 1 and own.environment() and len(kept) == 1, "one thread renews"
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
+        if len(slept) == 2:
+            program.write_text("#!/bin/sh\nexit 254\n")
         if len(slept) == 3:
             raise StopIteration
 
     monkeypatch.setattr(credentials, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(StopIteration):
         own._keep()
-    assert slept == [credentials.RETRY_S, credentials.RENEW_S, credentials.RENEW_S] and file.read_text() != before
+    assert slept == [credentials.RENEW_S, credentials.RENEW_S, credentials.RETRY_S] and file.read_text() != before
     assert credentials.RENEW_S < credentials.LIFE_S - 15 * 60
 
 
