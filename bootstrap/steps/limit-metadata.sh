@@ -13,7 +13,7 @@ fi
 user=$(sed --silent 's/^GPUFLEET_TRAIN_USER=//p' "$RUNTIME_ENV" 2>/dev/null || true)
 [[ -n $user ]] || die "GPUFLEET_TRAIN_USER is missing from $RUNTIME_ENV: create-training-user.sh writes it"
 command -v iptables >/dev/null || die "no iptables on this image: training would reach the node's credentials;" \
-  "install it into the image, or unset gpufleet:isolateTraining"
+  "install it into the image, or set gpufleet:isolateTraining false"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-limiting-access.html
 # First in the chain, before a rule that accepts. The service's IPv6 address is off unless a launch template asks for it.
 rule=(OUTPUT --proto tcp --destination 169.254.169.254 --match owner --uid-owner "$user" --jump REJECT)

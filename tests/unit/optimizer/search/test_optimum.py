@@ -88,7 +88,7 @@ def other_usd(region: str, nodes: int, hours: float, checkpoint_gib: float) -> f
 
     volumes = nodes * (200 * usd("gp3-storage") + 125 * usd("gp3-throughput"))
     storage = 3 * checkpoint_gib * usd("s3-standard-storage") + usd("kms-key")
-    return (volumes + storage) * hours / 730 + 6 * hours * usd("vpc-endpoint")
+    return (volumes + storage) * hours / 730 + 7 * hours * usd("vpc-endpoint")
 
 
 @pytest.mark.parametrize("objective", ["cost", "time"])
