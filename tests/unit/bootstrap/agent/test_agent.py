@@ -16,6 +16,7 @@ from typing import Any, cast
 import botocore.session
 import jmespath
 import pytest
+from awscrt.auth import AwsCredentialsProvider
 
 import bootstrap.agent
 from bootstrap.agent import container, credentials, ending
@@ -227,7 +228,9 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     found = session.get_credentials()
     assert found is not None and found.method == "custom-process"
     assert session.get_config_variable("region") == "us-east-1", "without the metadata service too"
-    assert os.environ["AWS_SDK_LOAD_CONFIG"] == "1"
+    assert os.environ["AWS_SDK_LOAD_CONFIG"] == "1", "the SDK for Go 1.x reads the file"
+    of_crt = AwsCredentialsProvider.new_default_chain().get_credentials().result(30)
+    assert of_crt.session_token == "token", "S3's connector for PyTorch finds them as the CRT does"
     frozen = found.get_frozen_credentials()
     assert (
         frozen.access_key
