@@ -1,6 +1,7 @@
-"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds three things.
+"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds four things.
 
-A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. Processes that have
+A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. A node that leaves with
+its state saved joins no further round. Processes that have
 done the imports already take a failed worker's place (standby.py). And the process of each rank is logged, so that the
 node's log stream tells their lines apart (../logs/ranks.py), or, in a container, each line is marked (rank_lines.py):
 torchrun's own --tee passes the output through files, which fill the disk and which no standby process has.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import time
 from subprocess import Popen
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
+from bootstrap.training.notices import NoticeFiles
 from bootstrap.training.rank_lines import RankLines
 from bootstrap.training.standby import Standby
 
@@ -29,6 +32,7 @@ run: Any = importlib.import_module("torch.distributed.run")
 api: Any = importlib.import_module("torch.distributed.launcher.api")
 handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
 logger = logging.getLogger("bootstrap.training.torchrun")
+LEAVING_POLL_S = 0.1
 
 
 class FleetAgent(LocalElasticAgent):
@@ -39,6 +43,14 @@ class FleetAgent(LocalElasticAgent):
         if any(failure.exitcode == EXIT_AT_FAULT for failure in result.failures.values()):
             self._remaining_restarts = 0
         return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        notices = NoticeFiles.from_environment()
+        # The agent ends torchrun in a moment. Peers wait a minute for the ranks of a node that has joined and is gone,
+        # and then fail: https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/utils/store.py
+        while notices is not None and notices.is_saved():
+            time.sleep(LEAVING_POLL_S)
+        super()._restart_workers(worker_group)
 
 
 def worker_handler(standby: Standby | None, *, marks_lines: bool = False) -> type[SubprocessHandler]:
