@@ -29,10 +29,10 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             "gpufleet's own trainer copies it; read S3 in your code (bootstrap.training.staging.stage does), or use "
             "platform ec2"
         )
-    if settings.isolate_training and "isolate_training" in settings.model_fields_set:
+    if not settings.isolate_training:
         yield (
-            "gpufleet:isolateTraining is for gpufleet:platform ec2: on eks the training container has a role of its "
-            "own in any case; `pulumi config rm gpufleet:isolateTraining`"
+            "gpufleet:isolateTraining false is for gpufleet:platform ec2: on eks the training container has a role of "
+            "its own in any case; `pulumi config rm gpufleet:isolateTraining`"
         )
     if settings.nsight:
         yield "gpufleet:nsight is for gpufleet:platform ec2; `pulumi config rm gpufleet:nsight`"

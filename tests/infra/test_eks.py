@@ -227,7 +227,7 @@ def test_administrators_and_gpu_nodes_have_access_entries(cluster: Deployed) -> 
     [
         ({}, {**PLATFORM, "gpufleet:nat": "true"}, "no adminArns"),
         ({}, {**eks(), "gpufleet:nsight": "true"}, "gpufleet:nsight is for gpufleet:platform ec2"),
-        ({}, {**eks(), "gpufleet:isolateTraining": "true"}, "has a role of its own"),
+        ({}, {**eks(), "gpufleet:isolateTraining": "false"}, "has a role of its own"),
         ({}, {**eks(), "gpufleet:uploadMbitPerS": "4000"}, "is for gpufleet:platform ec2"),
         ({}, eks(publicAccessCidrs=["0.0.0.0/0"]), "publicAccessCidrs has 0.0.0.0/0"),
         ({}, eks(publicAccessCidrs=["128.0.0.0/1"]), "/8 and narrower"),
