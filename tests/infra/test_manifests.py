@@ -39,7 +39,7 @@ def facts(plan: FleetPlan, **changes: Any) -> ClusterFacts:
     return ClusterFacts(
         **{
             "cluster": "gpufleet-dev",
-            "environment": environment(settings_of(plan, trainCommand="train.py"), NAMES, known),
+            "environment": environment(settings_of(plan, platform="eks", trainCommand="train.py"), NAMES, known),
             "bundle_key": "bootstrap/bundle.tar.gz",
             "bundle_sha256": "b" * 64,
             "registry": "",
