@@ -67,7 +67,7 @@ def imds() -> Iterator[LocalImds]:
 
 @pytest.fixture
 def make_node(warm: Warm, tmp_path: Path, imds: LocalImds) -> Callable[..., Node]:
-    def make(*, is_real: bool = False, step_delay_s: float = 0.1, sharding: str = "ddp", **options: Any) -> Node:
+    def make(*, is_real: bool = False, step_delay_s: float = 0.125, sharding: str = "ddp", **options: Any) -> Node:
         make_one: Callable[..., Node] = Node if is_real else partial(WarmNode, warm)
         return make_one(tmp_path / "node", imds, steps=STEPS, step_delay_s=step_delay_s, sharding=sharding, **options)
 
