@@ -10,15 +10,13 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from bootstrap.contract import ecr
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.kubernetes import constants as kubernetes
 from infra.places import alternates
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
-from infra.settings import ConfigError, Settings
-from optimizer.plan import INTERFACE_ENDPOINTS
+from infra.settings import ConfigError, Settings, interface_endpoints
 
 # EKS puts a control plane into two zones, and into none of the zones below:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
@@ -123,7 +121,7 @@ class Network(Component):
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
-        endpoints = INTERFACE_ENDPOINTS + (kubernetes.ENDPOINTS if eks else ecr.ENDPOINTS if settings.image else ())
+        endpoints = interface_endpoints(eks=eks, image=settings.image)
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
+from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
-from optimizer.plan import FleetPlan, PolicyOutlook
+from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutlook
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
@@ -29,6 +30,13 @@ Platform = Literal["ec2", "eks"]
 
 class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
+
+
+def interface_endpoints(*, eks: bool, image: str) -> tuple[str, ...]:
+    """Services that a VPC of the stack's own has interface endpoints for."""
+    # Nodes pull from ECR; pods have their role by Pod Identity:
+    # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
+    return INTERFACE_ENDPOINTS + (ecr.ENDPOINTS if eks or image else ()) + (("eks-auth",) if eks else ())
 
 
 def _from_project(path: Path) -> Path:

@@ -1,10 +1,10 @@
 """torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds four things.
 
 A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. A node that leaves with
-its state saved joins no further round. Processes that have
-done the imports already take a failed worker's place (standby.py). And the process of each rank is logged, so that the
-node's log stream tells their lines apart (../logs/ranks.py), or, in a container, each line is marked (rank_lines.py):
-torchrun's own --tee passes the output through files, which fill the disk and which no standby process has.
+its state saved joins no further round. Processes that have done the imports already take a failed worker's place
+(standby.py). And the process of each rank is logged, so that the node's log stream tells their lines apart
+(../logs/ranks.py), or, in a container, each line is marked (rank_lines.py): torchrun's own --tee passes the output
+through files, which fill the disk and which no standby process has.
 """
 
 from __future__ import annotations

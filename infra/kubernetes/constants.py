@@ -1,7 +1,5 @@
 """Facts of platform eks that several files need: version and size of the cluster, names of its objects."""
 
-from bootstrap.contract import ecr
-
 # Amazon Linux 2023 with driver 580.159.03, container toolkit 1.19.1, EFA's kernel module and the AWS CLI; kubelet
 # 1.35.6. Kubernetes 1.35 has EKS's standard support until 2027-03-27; the newest release whose notes were at hand, read
 # 2026-11-21: https://github.com/awslabs/amazon-eks-ami/releases/tag/v20260714
@@ -16,10 +14,6 @@ SYSTEM_VOLUME_GIB = 20
 
 # Addresses of a node: its own, and the addresses that its CNI keeps for pods.
 NODE_ADDRESSES = 6
-
-# Endpoints of Kubernetes nodes: the images' registry, and Pod Identity:
-# https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-ENDPOINTS = (*ecr.ENDPOINTS, "eks-auth")
 
 NAMESPACE = "gpufleet"
 SERVICE_ACCOUNT = "gpufleet-train"

@@ -18,7 +18,7 @@ from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import GpufleetError
-from optimizer.plan import INTERFACE_ENDPOINTS, SCHEMA_VERSION, FleetPlan
+from optimizer.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.commands.stack.file import StackFile
@@ -158,11 +158,10 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
-    from bootstrap.contract import ecr
     from infra.images import dlami_of, eks_name
-    from infra.kubernetes.constants import ENDPOINTS, SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
+    from infra.kubernetes.constants import SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
     from infra.s3_uri import read_s3_prefix
-    from infra.settings import ConfigError, keys
+    from infra.settings import ConfigError, interface_endpoints, keys
     from optimizer.preflight.model import Target
 
     config = file.config if file else {}
@@ -197,7 +196,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=INTERFACE_ENDPOINTS + (ENDPOINTS if eks else ecr.ENDPOINTS if text("image") else ()),
+        endpoints=interface_endpoints(eks=eks, image=text("image")),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},

@@ -21,17 +21,20 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
         InvalidInputError: the engine cannot carry out a part of the plan.
     """
     engine = ENGINES[engine_name]
-    refusals = [*_part_refusals(plan), *engine.refusals(plan)]
+    parts = _part_refusals(plan)
+    refusals = [*parts, *engine.refusals(plan)]
     if refusals:
-        able = [one.name for one in ENGINES.values() if not [*_part_refusals(plan), *one.refusals(plan)]]
-        less = "plan with less: gpufleet recommend --parallelism, --sharding, --precision"
-        if _part_refusals(plan):
-            less = "train with the reference trainer, or with a script of your own (docs/fine-tuning.md)"
+        if parts:
+            next_step = "train with the reference trainer, or with a script of your own (docs/fine-tuning.md)"
+        elif able := [one.name for one in ENGINES.values() if not [*one.refusals(plan)]]:
+            next_step = f"--engine {' or '.join(able)} can"
+        else:
+            next_step = "plan with less: gpufleet recommend --parallelism, --sharding, --precision"
         raise InvalidInputError(
             f"{engine.name} cannot carry out this plan: {'; '.join(refusals)}",
             limit="every part of the plan",
             why="with another layout the predicted memory, speed and cost do not hold",
-            next_step=f"--engine {' or '.join(able)} can" if able else less,
+            next_step=next_step,
         )
     return engine.text(plan, file_name), engine.launch_lines(plan, file_name)
 

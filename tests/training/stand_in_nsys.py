@@ -1,4 +1,4 @@
-"""What the interactive commands of nsys 2022.4.2 do, as far as gpufleet uses them (measured: docs/operations.md).
+"""Stand-in for nsys 2022.4.2: the interactive commands that gpufleet uses, as measured (docs/operations.md).
 
 A process is traced where the variables of ``launch``'s command hold, whoever started it. Where the session's daemon is
 gone, such a process ends with 1. On SIGTERM ``launch`` ends at once with 0. A report lists the traced processes.

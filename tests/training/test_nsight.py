@@ -113,7 +113,7 @@ def test_a_capture_lands_in_the_store_and_a_stop_still_saves(
 
 
 def test_a_session_that_dies_takes_no_checkpoint_with_it(node: Node, undisturbed: Outcome) -> None:
-    """What is started with its variables would fail; torchrun ends in order and starts again without them."""
+    """torchrun ends in order and starts again without the session's variables, with which a new process would fail."""
     with node.running() as process:
         node.wait_for_step(7, process)
         (daemon,) = processes("--start-agent", f"--session-name=gpufleet-{process.pid}")

@@ -46,6 +46,21 @@ def run(traced: Tracer, steps: int = 4) -> None:
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
 
 
+def failure_of(request: TraceRequest, store: LocalStore) -> bytes:
+    """Reason that a tracer, whose run goes on until then, gives for taking no trace."""
+    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
+    traced.start()
+
+    def tried() -> bool:
+        traced._looked_at = 0.0
+        traced.before_step(5)
+        return bool(store.names(request.failure))
+
+    wait_for(tried)
+    traced.close(in_order=True)
+    return store.read(request.failure)
+
+
 def events(store: LocalStore, name: str) -> list[str]:
     trace: dict[str, Any] = json.loads(gzip.decompress(store.read(name)))
     return [event["name"] for event in trace["traceEvents"]]
@@ -93,17 +108,7 @@ def test_a_profiler_that_does_not_start_says_why(store: LocalStore, monkeypatch:
         raise RuntimeError("Profiler is already enabled on this thread")
 
     monkeypatch.setattr(tracer, "profile", refuse)
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
-    traced.start()
-
-    def tried() -> bool:
-        traced._looked_at = 0.0
-        traced.before_step(5)
-        return bool(store.names(request.failure))
-
-    wait_for(tried)
-    traced.close(in_order=True)
-    assert b"already enabled" in store.read(request.failure)
+    assert b"already enabled" in failure_of(request, store)
 
 
 @pytest.mark.parametrize("text", ["{", '{"id": 1}'])
@@ -137,17 +142,7 @@ def test_an_old_request_and_a_run_without_the_agent_trace_nothing(
 def test_a_node_without_nsys_says_so(store: LocalStore) -> None:
     request = TraceRequest(id="first", rank=0, steps=1, at=datetime.now(UTC), by="ada", nsight_s=1)
     store.write(REQUEST, [request.to_text().encode()])
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
-    traced.start()
-
-    def tried() -> bool:
-        traced._looked_at = 0.0
-        traced.before_step(5)
-        return bool(store.names(request.failure))
-
-    wait_for(tried)
-    traced.close(in_order=True)
-    assert b"gpufleet:nsight is not set" in store.read(request.failure)
+    assert b"gpufleet:nsight is not set" in failure_of(request, store)
 
 
 def test_nsys_that_collects_already_is_left_alone(
