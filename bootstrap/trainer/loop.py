@@ -135,7 +135,7 @@ class Stepper:
                 output = self._model(pixel_values=batch["images"]).logits
             else:
                 output = self._model(**batch).logits
-        loss = cross_entropy(output, labels, weight=weight, group=self._tensor_group)
+        loss = cross_entropy(output, labels, weight=weight, group=self._tensor_group, compiled=self._config.compiled)
         return loss, (labels != IGNORED).sum()
 
     def _part_of_sequences(self, batch: Batch) -> Batch:

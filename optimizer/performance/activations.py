@@ -58,7 +58,7 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     eager = x.written_out * (1.0 - x.compiled)
     by_hand = x.llama_like * eager
     wide = residual_bytes * by_hand
-    written_norms = np.maximum(x.llama_like, x.t5_like) * eager
+    written_norms = np.maximum(x.llama_like, x.t5_like) * eager * (1.0 - x.fused_norms)
     norms = x.norms * (np.maximum(residual_bytes, 4.0 * written_norms) + residual_bytes * written_norms + element)
     copies = element * autocast * eager * x.input_casts
     rotary = wide * (1.0 - x.t5_like)
@@ -66,7 +66,7 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     if np.any(x.context > 1):  # attention's output once more
         products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
     if np.any(x.head_norms > 0):
-        products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * by_hand)
+        products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * by_hand * (1.0 - x.fused_norms))
     # A compiler recomputes the gate's product.
     gated = x.mlp_matrices > 2.5
     by_operators = np.where(gated, x.t5_like, x.causal)  # T5 1.1's gate is GPT-2's function

@@ -192,8 +192,8 @@ def _sublayers(x: Inputs) -> Number:
 
 
 def _attention_seconds(x: Inputs, tokens: Number, full: Number) -> Number:
-    # Hugging Face's compiled modules pass a mask of all positions, T5 its bias.
-    masked = (x.written_out > 0) & ((x.compiled > 0) | (x.t5_like > 0))
+    # T5's mask is its bias.
+    masked = (x.written_out > 0) & (((x.compiled > 0) & (x.masks_compiled > 0)) | (x.t5_like > 0))
     fused = (x.flash > 0) & np.logical_not(scores_by_compiler(x) | grouped_in_32_bits(x))
     products = 4.0 * tokens * x.keys * x.query / x.tensor
     scores = tokens * x.keys * x.heads / x.tensor
@@ -264,8 +264,9 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     llama, compiled = x.llama_like > 0, x.compiled > 0
     by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)
 
+    norms_by_hand = by_hand & (x.fused_norms == 0)
     written_norm = np.where(residual < 4.0, kernels.WRITTEN_NORM_16_BIT[index], kernels.WRITTEN_NORM[index])
-    norm = np.where((llama | (x.t5_like > 0)) & by_hand, written_norm, kernels.NORM[index])
+    norm = np.where((llama | (x.t5_like > 0)) & norms_by_hand, written_norm, kernels.NORM[index])
     norm = np.where(compiled, kernels.COMPILED_NORM[index], norm)
     sums = np.where(compiled, kernels.COMPILED_RESIDUAL[index], kernels.RESIDUAL[index])
     dropout = x.dropout * np.where(by_hand, kernels.DROPOUT[index], kernels.FUSED_DROPOUT[index])
@@ -294,7 +295,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
     if np.any(x.head_norms > 0):
-        narrow_norm = np.where(by_hand, kernels.WRITTEN_NORM_16_BIT[index], kernels.NORM[index])
+        narrow_norm = np.where(norms_by_hand, kernels.WRITTEN_NORM_16_BIT[index], kernels.NORM[index])
         narrow_norm = np.where(compiled, kernels.COMPILED_NORM[index], narrow_norm)
         rotary = rotary + x.head_norms * element * narrow_norm
     masks = np.where(masks_windows(x), x.windowed * x.seq_len * kernels.MASK[index], 0.0)

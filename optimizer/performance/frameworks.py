@@ -57,6 +57,8 @@ class Framework(BaseModel):
     splits_sequence: bool
     written_out: bool
     fused_kernels: bool
+    fused_norms: bool
+    masks_compiled: bool
     grouped_experts: bool
     flash_kernel: FlashKernel
     pads_vocabulary: bool

@@ -126,6 +126,8 @@ class Inputs:
     fsdp2: Number
     own_ends: Number
     late_reduction: Number
+    fused_norms: Number
+    masks_compiled: Number
     splits_logits: Number
     loss_turn_elements: Number
     # Hardware

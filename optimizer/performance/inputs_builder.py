@@ -169,6 +169,9 @@ def build_inputs(
         fsdp2=float(framework.fsdp2),
         own_ends=float(framework.own_ends),
         late_reduction=float(framework.late_reduction),
+        # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/models.py).
+        fused_norms=float(framework.fused_norms and model.norms_per_layer == 2),
+        masks_compiled=float(framework.masks_compiled),
         splits_logits=float(framework.splits_logits),
         loss_turn_elements=framework.loss_turn_elements,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, recipe.precision),

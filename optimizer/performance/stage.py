@@ -101,7 +101,7 @@ def grouped_in_32_bits(x: Inputs) -> Flag:
 
 def scores_by_compiler(x: Inputs) -> Flag:
     """Flag compiled non-causal attention with mask and dropout, which has no fused kernel."""
-    return (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
+    return (x.masks_compiled > 0) & (x.written_out > 0) & (x.compiled > 0) & (x.causal == 0) & (x.dropout > 0)
 
 
 def masks_windows(x: Inputs) -> Flag:

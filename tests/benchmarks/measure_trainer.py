@@ -2,8 +2,9 @@
 
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
-``loops`` (the trainer and a loop written by hand, in turns, for the same transformers model), ``layouts`` (predicted
-by ``gpufleet estimate``), ``encoders`` (T5, ViT and Whisper, on one GPU too). ``--rows 2`` writes the layouts on 2
+``loops`` (the trainer, a loop written by hand for the same transformers model, and torchtitan where it is installed,
+in turns), ``layouts`` (predicted by ``gpufleet estimate``), ``profiles`` (what the GPU does in a step: computes, waits
+for a collective, is idle), ``encoders`` (T5, ViT and Whisper, on one GPU too). ``--rows 2`` writes the layouts on 2
 GPUs (with ``--parts encoders`` those) to OUT, in the columns of measured_runs.csv, for ``gpufleet estimate --batch``,
 and measures nothing. Random weights; one synthetic batch again and again, so that reading data is not measured;
 clipping and fused AdamW as in a run.
@@ -15,7 +16,9 @@ import argparse
 import contextlib
 import csv
 import gc
+import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -71,6 +74,7 @@ SCALING: list[Case] = [
     ("llama-1.3b", 2048, "--micro-batch 4"),
 ]
 
+PROFILES = [*SCALING, LAYOUTS[1], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]]
 
 ENCODERS: list[Case] = [
     ("t5-small", 512, "--micro-batch 64"),
@@ -286,10 +290,71 @@ def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
     )  # fmt: skip
 
 
+def titan_step(bench: Bench, config: TrainerConfig) -> Step:
+    from tests.benchmarks.peers.torchtitan_loop import train_step
+
+    return train_step(config, batches(bench, config, bench.rank // config.tensor_parallel, config.grad_accum))
+
+
+def measure_torchtitan(bench: Bench, case: Case, more: str = "", **row: Any) -> None:
+    """Measure torchtitan's trainer on the same shape and layout."""
+    config = configuration(case, bench.world, bench.tiny, more)
+    step = titan_step(bench, config)
+    seconds, steps = bench.seconds(step)
+    samples = config.micro_batch * config.grad_accum * bench.world // config.tensor_parallel
+    bench.write(
+        part="loops", loop="torchtitan", model=case[0], seq_len=config.seq_len, flags=f"{case[2]} {more}".strip(),
+        gpus=bench.world, step_s=round(seconds, 6), steps=steps,
+        tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / bench.world, 1), **row,
+    )  # fmt: skip
+
+
+def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **row: Any) -> None:
+    """Divide a step's time on this rank's GPU: products and other kernels, a collective alone, nothing."""
+    config = configuration(case, bench.world, bench.tiny)
+    if loop == "trainer":
+        step, _ = assembled_step(bench, config)
+    else:
+        step = titan_step(bench, config)
+    profiler: Any = importlib.import_module("torch.profiler")
+    activity = profiler.ProfilerActivity
+    bench.block(step, 8)
+    with profiler.profile(activities=[activity.CUDA if bench.device.type == "cuda" else activity.CPU]) as trace:
+        seconds = bench.block(step, steps)
+    events = [  # kernels and copies, without the host's calls that start them
+        event for event in trace.profiler.kineto_results.events()
+        if event.duration_ns() > 0 and event.device_type().name.lower() == bench.device.type
+    ]  # fmt: skip
+    spans = [(event.start_ns(), event.start_ns() + event.duration_ns(), "nccl" in event.name()) for event in events]
+    busy, computing = covered(spans), covered([span for span in spans if not span[2]])
+    kernels: dict[str, float] = {}
+    for event in events:
+        name = event.name()[:80]
+        kernels[name] = kernels.get(name, 0.0) + event.duration_ns() / 1e9 / steps
+    bench.write(
+        part="profiles", loop=loop, model=case[0], flags=case[2], gpus=dist.get_world_size(), step_s=round(seconds, 6),
+        computing_s=round(computing / steps, 6), collective_alone_s=round((busy - computing) / steps, 6),
+        collective_s=round(covered([span for span in spans if span[2]]) / steps, 6),
+        idle_s=round(seconds - busy / steps, 6),
+        kernels={name: round(each, 6) for name, each in sorted(kernels.items(), key=lambda item: -item[1])[:40]}, **row,
+    )  # fmt: skip
+
+
+def covered(spans: list[tuple[int, int, bool]]) -> float:
+    """Seconds in at least one of the spans of nanoseconds."""
+    total, end = 0, 0
+    for start, stop, _ in sorted(spans):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e9
+
+
 LOOPS: list[Case] = [
     ("llama-1b", 2048, "--sharding zero3 --micro-batch 4"),
     ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
     ("llama-3b", 2048, "--sharding zero3 --micro-batch 2"),
+    ("llama-1b", 2048, "--sharding zero3 --micro-batch 4 --compiled"),
+    ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel --compiled"),
 ]
 
 
@@ -313,19 +378,19 @@ def variant(name: str) -> Iterator[None]:
 VARIANTS = ("as shipped", "bucket 100", "bucket 400", "fsdp2 replicas, fp32 reduced", "fsdp2 replicas, bf16 reduced")
 
 
-def scaling(bench: Bench, alone: bool) -> None:
+def scaling(bench: Bench, alone: bool, more: str = "") -> None:
     """Measure DDP's variants; ``alone`` on each rank by itself, in a group of one."""
     for case in SCALING:
         for name in VARIANTS if case[0] != "resnet50" else VARIANTS[:2]:
             if not (alone and name.startswith("bucket")):
                 bench.attempt(
-                    f"scaling {case[0]} {name}{' alone' * alone}", partial(scaling_of, bench, case, name, alone)
+                    f"scaling {case[0]} {name}{' alone' * alone}", partial(scaling_of, bench, case, name, alone, more)
                 )
 
 
-def scaling_of(bench: Bench, case: Case, name: str, alone: bool) -> None:
+def scaling_of(bench: Bench, case: Case, name: str, alone: bool, more: str) -> None:
     with variant(name):
-        measure_trainer(bench, "scaling", case, variant=name, alone=alone)
+        measure_trainer(bench, "scaling", case, more, variant=name, alone=alone)
 
 
 _SHAPE = (
@@ -370,6 +435,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=460.0)
     parser.add_argument("--parts", nargs="*", default=["loops", "layouts", "scaling"])
     parser.add_argument("--cases", default="", help="Regular expression of the measurements' names.")
+    parser.add_argument("--more", default="", help="More of the trainer's flags, for layouts and scaling.")
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
     parser.add_argument("--rows", type=int, help="GPUs: write the rows of the layouts and measure nothing.")
     parser.add_argument("--gpu", default="h200-141gb", help="GPU of the rows.")
@@ -379,10 +445,14 @@ def main() -> None:
         write_rows(options.out, cases, options.rows, "encoders" if cases is ENCODERS else "trainer", options.gpu)
         return
     bench = Bench(options)
-    if "scaling" in options.parts:
+    if {"scaling", "profiles"} & set(options.parts):
         store = torch._C._distributed_c10d.HashStore()
         dist.init_process_group(store=store, rank=0, world_size=1)
-        scaling(bench, alone=True)
+        if "scaling" in options.parts:
+            scaling(bench, alone=True, more=options.more)
+        if "profiles" in options.parts:
+            for case in SCALING:
+                bench.attempt(f"profile {case} alone", partial(profile, bench, case, alone=True))
         dist.destroy_process_group()
     trainer.init_process_group(bench.device)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
@@ -390,15 +460,25 @@ def main() -> None:
     if "loops" in options.parts:
         for case, turn in itertools.product(LOOPS, range(2)):
             bench.attempt(f"trainer {case}", partial(measure_trainer, bench, "loops", case, turn=turn))
-            bench.attempt(f"by hand {case}", partial(measure_by_hand, bench, case, turn=turn))
+            if "--compiled" not in case[2]:
+                bench.attempt(f"by hand {case}", partial(measure_by_hand, bench, case, turn=turn))
+            if importlib.util.find_spec("torchtitan"):
+                bench.attempt(f"torchtitan {case}", partial(measure_torchtitan, bench, case, turn=turn))
     if "layouts" in options.parts:
         for number, case in enumerate(LAYOUTS):
-            bench.attempt(f"{case}", partial(measure_trainer, bench, "layouts", case, row_id=f"trainer-{number:02}"))
+            measure = partial(measure_trainer, bench, "layouts", case, options.more, row_id=f"trainer-{number:02}")
+            bench.attempt(f"{case}", measure)
+    if "profiles" in options.parts:
+        for case in PROFILES:
+            bench.attempt(f"profile {case}", partial(profile, bench, case, alone=False))
+        if importlib.util.find_spec("torchtitan"):
+            for case, loop in itertools.product(LOOPS, ("trainer", "torchtitan")):
+                bench.attempt(f"profile {loop} {case}", partial(profile, bench, case, loop, alone=False))
     if "encoders" in options.parts:
         for number, case in enumerate(ENCODERS):
             bench.attempt(f"{case}", partial(measure_trainer, bench, "encoders", case, row_id=f"encoders-{number:02}"))
     if "scaling" in options.parts:
-        scaling(bench, alone=False)
+        scaling(bench, alone=False, more=options.more)
     dist.destroy_process_group()
 
 

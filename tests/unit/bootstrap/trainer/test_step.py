@@ -35,7 +35,11 @@ def test_the_estimate_counts_the_turns_of_the_loss() -> None:
     assert frameworks()["gpufleet"].loss_turn_elements == loss.TURN_ELEMENTS
 
 
-def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in its compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
     """Over several turns, with ignored labels; the gradient is that of the weighted sum."""
     monkeypatch.setattr(loss, "TURN_ELEMENTS", 64)
     generator = torch.Generator().manual_seed(0)
@@ -48,7 +52,7 @@ def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(monkeypat
     head = torch.nn.Linear(1, 1)  # not a leaf: the logits of a model are an output
     ours = (logits.clone().requires_grad_() * 1.0) + 0 * head.weight
     ours.retain_grad()
-    found = loss.cross_entropy(ours, labels, weight=torch.tensor(0.25))
+    found = loss.cross_entropy(ours, labels, weight=torch.tensor(0.25), compiled=compiled)
     found.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, expected.detach())
     torch.testing.assert_close(ours.grad, reference.grad)
