@@ -15,12 +15,11 @@ import numpy as np
 from optimizer.catalog import Catalog
 from optimizer.performance.calibration import Calibration
 from optimizer.plan import FleetPlan
-from optimizer.request import FleetRequest
+from optimizer.request import Constraints, FleetRequest
 from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
-from optimizer.search.ranking import rank_first
 from optimizer.search.tables import take_rows
 
 Axis = Literal["deadline", "nodes", "budget"]
@@ -69,7 +68,8 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
         return [float(nodes) for nodes in sorted(known & {factor << power for power in range(10) for factor in (1, 3)})]
     name = _CONSTRAINTS[against]
     limits = problem.with_constraints(**{name: None}).request.constraints
-    ends = [find_least(tables, limits, end) for end in ("budget_usd", "deadline_hours")]
+    cheapest = find_least(tables, limits, "budget_usd") if against == "budget" else _find_cheapest(tables, limits)
+    ends = [cheapest, find_least(tables, limits, "deadline_hours")]
     needs = [find_needs(*candidate)[name] for candidate in ends if candidate]
     if not needs:
         return []
@@ -78,12 +78,29 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
 
 
 def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:
-    # The fastest of a budget, as its cheapest plan is the same for every budget that has one; else recommend's.
-    if against == "budget":
-        candidate = find_least(tables, problem.request.constraints, "deadline_hours")
-    else:
-        candidate = rank_first(tables, problem.request.model_copy(update={"objective": "cost"}))
+    limits = problem.request.constraints
+    # The cheapest plan is the same for every budget that has one.
+    candidate = find_least(tables, limits, "deadline_hours") if against == "budget" else _find_cheapest(tables, limits)
     return PlanBuilder(problem).build([candidate])[0] if candidate else None
+
+
+def _find_cheapest(tables: Sequence[CandidateTable], limits: Constraints) -> tuple[CandidateTable, int] | None:
+    """Find the candidate with the least expected USD; a looser limit never makes it dearer.
+
+    So ties are not settled as ``recommend`` settles them: the surer or simpler plan may cost more.
+    An old spot price counts only where no candidate at a current price is as fast.
+    """
+    found = [
+        (index, row, float(table.cost.expected[row]), float(table.outcome.hours_p95[row]), table.stale[row])
+        for index, table in enumerate(tables)
+        for row in np.flatnonzero(table.feasible(limits)).tolist()
+    ]
+    fastest = min((hours for *_, hours, stale in found if not stale), default=math.inf)
+    kept = [(usd, hours, index, row) for index, row, usd, hours, stale in found if not stale or hours < fastest]
+    if not kept:
+        return None
+    *_, index, row = min(kept)
+    return tables[index], row
 
 
 def _keep_nodes(table: CandidateTable, nodes: float) -> CandidateTable:

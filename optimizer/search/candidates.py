@@ -89,6 +89,12 @@ class CandidateTable:
         return {**broken_limits(self.outcome, self.cost, limits), "capacity-block": late}
 
     @property
+    def stale(self) -> Bools:
+        """Mask of the candidates at a spot price that is older than its limit."""
+        old: Bools = np.array([purchase.stale for purchase in self.purchases])[self.purchase]
+        return old
+
+    @property
     def _available_hours(self) -> Floats:
         hours: Floats = np.array([purchase.hours for purchase in self.purchases])[self.purchase]
         return np.maximum(hours - self.reserve_hours, 0.0)

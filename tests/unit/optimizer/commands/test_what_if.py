@@ -58,6 +58,18 @@ def test_default_curves_go_from_the_fastest_to_the_cheapest_plan() -> None:
         assert float(row["hours_p95"]) <= float(row["value"])
 
 
+@pytest.mark.parametrize(
+    "more", [(), ("--budget", "300")], ids=["at current prices", "spot alone is within the budget"]
+)
+def test_a_later_deadline_never_costs_more(more: tuple[str, ...]) -> None:
+    """A measured H200 that ties with a B200 was dearer at 11 h (512 USD) than the B200 at 6 h (470)."""
+    asked = "what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --against deadline --format json"
+    deadlines = ("--deadlines", "90min,3h,6h,11h,21h,40h")
+    done = CliRunner().invoke(cli, [*asked.split(), *deadlines, *more], catch_exceptions=False)
+    usd = [row["cost_usd_expected"] for row in json.loads(done.stdout)]
+    assert usd == sorted(usd, reverse=True) and usd[0] > usd[-1]
+
+
 @pytest.mark.parametrize(("name", "magic"), [("curves.png", b"\x89PNG"), ("curves.svg", b"<?xml")])
 def test_the_plot_is_drawn(tmp_path: Path, name: str, magic: bytes) -> None:
     what_if("--against", "nodes", "--against", "deadline", "--points", "3", "--plot", str(tmp_path / name))
