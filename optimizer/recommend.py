@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.catalog import Catalog, load
@@ -27,7 +29,7 @@ from optimizer.performance.setups import positions_note
 from optimizer.performance.stacks import lengths
 from optimizer.performance.types import arithmetic
 from optimizer.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.request import FleetRequest, read_request_file, request_from_dict
+from optimizer.request import Constraints, FleetRequest, Reservation, read_request_file, request_from_dict
 from optimizer.search.advice import (
     describe_capacity,
     describe_input,
@@ -237,7 +239,8 @@ def recommend(
             *_workload_notes(problem),
             *_batch_notes(problem),
             *_trainer_notes(problem),
-            *_reservation_notes(problem),
+            *_spot_notes(problem),
+            *_reservation_notes(problem, searched, rejected),
             *advice,
         ),
         wider="" if chosen else _describe_wider(problem),
@@ -309,7 +312,19 @@ def _describe_wider(problem: Problem) -> str:
     )
 
 
-def _reservation_notes(problem: Problem) -> list[str]:
+def _spot_notes(problem: Problem) -> list[str]:
+    limits = problem.request.constraints
+    if "spot" in limits.purchase_options:
+        return []
+    return [
+        f"{name} {getattr(limits, name)} is not used: purchase_options ({', '.join(limits.purchase_options)}) leave "
+        "out spot; add --purchase spot"
+        for name in ("spot_fallback", "spot_spread")
+        if getattr(limits, name) != Constraints.model_fields[name].default
+    ]
+
+
+def _reservation_notes(problem: Problem, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]) -> list[str]:
     limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     notes = []
     for owned in limits.existing_reservations:
@@ -323,7 +338,27 @@ def _reservation_notes(problem: Problem) -> list[str]:
         elif owned.capacity_block and not owned.capacity_block.usable_hours(datetime.now(UTC)):
             over = (owned.capacity_block.end - BLOCK_TAIL).astimezone(UTC)
             notes.append(f"{unused}: its Capacity Block is over, AWS ended the nodes from {over:%Y-%m-%d %H:%M} UTC on")
+        elif why := _describe_unused(problem, owned, tables, rejected):
+            notes.append(f"{unused}: {why}")
     return notes
+
+
+def _describe_unused(
+    problem: Problem, owned: Reservation, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]
+) -> str:
+    """Say why no candidate on owned nodes keeps the limits; empty where one does."""
+    limits = problem.request.constraints
+    table = next((table for table in tables if table.fastest.instance.name == owned.instance_type), None)
+    if table is None:
+        return next((entry.reason for entry in rejected if entry.instance_type == owned.instance_type), "")
+    uses = [i for i, purchase in enumerate(table.purchases) if purchase.reservation == owned]
+    on_owned = table.keep(np.flatnonzero(np.isin(table.purchase, uses)))
+    if not on_owned.nodes.size:
+        least = int(table.fastest.nodes.min())
+        return f"the fewest nodes of {owned.instance_type} that the training fits on are {least}"
+    if on_owned.feasible(limits).any():
+        return ""
+    return (on_owned.excluded_by_quota(limits) or [on_owned.reject(limits)])[0].reason
 
 
 class _CallableModule(ModuleType):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,6 @@ from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
-from optimizer.search.tables import take_rows
 
 Axis = Literal["deadline", "nodes", "budget"]
 _CONSTRAINTS: dict[Axis, str] = {"deadline": "deadline_hours", "budget": "budget_usd"}
@@ -55,7 +54,9 @@ def find_curves(
     for against, values in axes.items():
         for value in sorted(set(values)) or _choose_values(problem, tables, against, points):
             if against == "nodes":
-                plan = _find_within(problem, [_keep_nodes(table, value) for table in tables], against)
+                plan = _find_within(
+                    problem, [table.keep(np.flatnonzero(table.nodes == value)) for table in tables], against
+                )
             else:
                 plan = _find_within(problem.with_constraints(**{_CONSTRAINTS[against]: value}), tables, against)
             curve_points.append(CurvePoint(against=against, value=value, plan=plan))
@@ -101,18 +102,6 @@ def _find_cheapest(tables: Sequence[CandidateTable], limits: Constraints) -> tup
         return None
     *_, index, row = min(kept)
     return tables[index], row
-
-
-def _keep_nodes(table: CandidateTable, nodes: float) -> CandidateTable:
-    rows = np.flatnonzero(table.fastest.nodes[table.configuration] == nodes)
-    return replace(
-        table,
-        configuration=table.configuration[rows],
-        purchase=table.purchase[rows],
-        outcome=take_rows(table.outcome, rows),
-        cost=take_rows(table.cost, rows),
-        reserve_hours=table.reserve_hours[rows],
-    )
 
 
 def _round_up(value: float) -> float:

@@ -74,6 +74,18 @@ class CandidateTable:
         """Reject the type, none of whose candidates is feasible."""
         return reject_limits(self.fastest.instance.name, self.outcome, self.cost, self._available_hours, limits)
 
+    def keep(self, rows: NDArray[np.intp]) -> CandidateTable:
+        """Return the table with these rows alone."""
+        return replace(
+            self,
+            configuration=self.configuration[rows],
+            purchase=self.purchase[rows],
+            outcome=take_rows(self.outcome, rows),
+            cost=take_rows(self.cost, rows),
+            reserve_hours=self.reserve_hours[rows],
+            checkpoints=take_rows(self.checkpoints, rows),
+        )
+
     @property
     def nodes(self) -> Ints:
         """Node count of each candidate."""

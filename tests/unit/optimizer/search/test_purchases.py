@@ -130,6 +130,35 @@ def test_a_capacity_block_that_is_over_is_named() -> None:
     assert "2 p4d.24xlarge in us-east-1 is not used: its Capacity Block is over" in note and "2025-12-03 11:00" in note
 
 
+@pytest.mark.parametrize(
+    ("model", "reservation", "why"),
+    [
+        ("gpt2-xl", block(0.6, 2), "the fastest run takes"),
+        ("gpt2-xl", owned(2, usd_per_hour=1e6), "the cheapest run needs"),
+        ("llama-3.1-70b", block(2000), "the fewest nodes of p4d.24xlarge that the training fits on are"),
+    ],
+    ids=["too short a block", "too dear", "too few nodes"],
+)
+def test_owned_nodes_that_no_plan_uses_are_named(model: str, reservation: dict[str, Any], why: str) -> None:
+    found = answer(model, existing_reservations=[reservation], instance_types=["p4d"], max_nodes=4, budget_usd=1e6)
+    assert found.plans and {plan.instance_type for plan in found.plans} == {"p4d.24xlarge"}
+    assert not any(plan.purchase.capacity_reservation_id for plan in found.plans)
+    (note,) = [note for note in found.notes if "reservation of" in note]
+    assert f"p4d.24xlarge in us-east-1 is not used: {why}" in note
+
+
+def test_owned_nodes_that_a_plan_uses_need_no_note() -> None:
+    found = answer(existing_reservations=[block(2000, 2), owned(2)], instance_types=["p4d"])
+    assert not any("is not used" in note for note in found.notes)
+
+
+def test_settings_of_spot_nodes_are_named_where_none_are_bought() -> None:
+    asked = answer(**P4D, purchase_options=["on-demand"], spot_fallback="on-demand", spot_spread=0.5).notes
+    named = [note.split(":")[0] for note in asked if "is not used" in note]
+    assert named == ["spot_fallback on-demand is not used", "spot_spread 0.5 is not used"]
+    assert not any("spot_fallback" in note for note in answer(**P4D, spot_fallback="on-demand").notes)
+
+
 def test_a_capacity_block_without_an_id_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="bought first"):
         request(existing_reservations=[block(9) | {"capacity_reservation_id": None}])
