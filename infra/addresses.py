@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
+from bootstrap.contract.words import counted
+
 # Network, router, DNS, future use, broadcast: https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
 AWS_RESERVED = 5
 _SMALLEST_PREFIX = 28
@@ -39,7 +41,8 @@ def subnet_ranges(vpc: ipaddress.IPv4Network, zones: int, addresses_per_zone: in
     usable = 2 ** max(0, 32 - prefix) - AWS_RESERVED
     if prefix > _SMALLEST_PREFIX or usable < addresses_per_zone:
         raise ValueError(
-            f"gpufleet:vpcCidr {vpc} split over {zones} zones leaves {max(0, usable)} addresses a zone "
+            f"gpufleet:vpcCidr {vpc} split over {counted(zones, 'zone')} leaves "
+            f"{counted(max(0, usable), 'address', 'addresses')} a zone "
             f"(/{prefix}), and {addresses_per_zone} are needed (nodes and endpoints; no subnet is smaller than "
             f"/{_SMALLEST_PREFIX}): set a larger range"
         )
@@ -56,7 +59,8 @@ def service_ranges(vpc: ipaddress.IPv4Network, zones: int, count: int) -> list[i
     free = 2 ** max(0, _SMALLEST_PREFIX - vpc.prefixlen - zones.bit_length())
     if vpc.prefixlen + zones.bit_length() > _SMALLEST_PREFIX or count > free:
         raise ValueError(
-            f"gpufleet:vpcCidr {vpc} split over {zones} zones leaves {free} ranges of /{_SMALLEST_PREFIX} for subnets "
+            f"gpufleet:vpcCidr {vpc} split over {counted(zones, 'zone')} leaves "
+            f"{counted(free, 'range')} of /{_SMALLEST_PREFIX} for subnets "
             f"without nodes, and {count} are needed: set a larger range"
         )
     size, end = 2 ** (32 - _SMALLEST_PREFIX), int(vpc.broadcast_address) + 1

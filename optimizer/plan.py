@@ -20,6 +20,7 @@ from bootstrap.contract.expected import Expected
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
+from bootstrap.contract.words import counted
 from optimizer.units import short
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -140,7 +141,9 @@ class SpotRange(_Model):
     zones: int = Field(ge=0, description="Zones with a price; 0 where one is derived for the whole region.")
     cheapest_usd_per_hour: Positive
     dearest_usd_per_hour: Positive
-    cost_usd_dearest: NonNegative = Field(description="Expected USD of the run in the dearest zone.")
+    cost_usd_dearest: NonNegative = Field(
+        description="Expected USD of the run in the dearest zone; cost_usd is of the plan's own."
+    )
 
 
 class Purchase(_Model):
@@ -615,7 +618,7 @@ class FleetPlan(_Model):
         if p.data * p.tensor * p.pipeline * p.context != self.gpus:
             problems.append(
                 f"parallelism covers {p.data} x {p.tensor} x {p.pipeline} x {p.context} GPUs (data, tensor, pipeline, "
-                f"context), and {self.node_count} nodes of {self.node.gpu_count:g} GPUs have {self.gpus}"
+                f"context), and {counted(self.node_count, 'node')} of {self.node.gpu_count:g} GPUs have {self.gpus}"
             )
         if p.data * p.micro_batch * p.grad_accum != job.global_batch:
             problems.append(
@@ -660,7 +663,7 @@ class FleetPlan(_Model):
         useful_hours = job.steps * self.step_time_s / 3600
         if self.hours.expected < useful_hours * 0.99:
             problems.append(
-                f"hours.expected {self.hours.expected} is below {job.steps} steps x {self.step_time_s} s, "
+                f"hours.expected {self.hours.expected} is below {counted(job.steps, 'step')} x {self.step_time_s} s, "
                 f"{useful_hours:.3f} h"
             )
         if purchase.on_demand_base > self.node_count:
@@ -872,7 +875,7 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
         if not isinstance(plans, list) or not plans:
             raise PlanError(f"{origin} is recommend output without plans: nothing met its limits")
         if not 1 <= plan_number <= len(plans):
-            raise PlanError(f"{origin} holds {len(plans)} plans, there is no plan {plan_number}")
+            raise PlanError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")
         data = plans[plan_number - 1]
     elif plan_number != 1:
         raise PlanError(f"{origin} holds one plan, there is no plan {plan_number}")

@@ -19,6 +19,7 @@ import numpy as np
 
 from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
+from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.mixed import find_mixed
@@ -34,6 +35,7 @@ from optimizer.search.advice import (
     describe_capacity,
     describe_input,
     describe_knee,
+    describe_length,
     describe_network,
     describe_passed_over,
 )
@@ -211,6 +213,8 @@ def recommend(
         ]
     if chosen and request.objective != "pareto":
         best = plans[chosen[0]]
+        if request.objective == "cost":
+            advice += describe_length(best)
         if request.objective == "time":
             fastest = ranking.pareto[-1]
             advice += describe_knee(best, (feasible[fastest.table], fastest.row))
@@ -238,7 +242,7 @@ def recommend(
         notes=(
             *_workload_notes(problem),
             *_batch_notes(problem),
-            *_trainer_notes(problem),
+            *trainer_notes(problem),
             *_spot_notes(problem),
             *_reservation_notes(problem, searched, rejected),
             *advice,
@@ -274,12 +278,14 @@ def _batch_notes(problem: Problem) -> list[str]:
     if problem.request.workload.steps is not None or amount.steps >= FEW_STEPS:
         return []
     return [
-        f"{amount.steps:,} steps of {amount.global_batch:,} samples are few: published fine-tunings take {FEW_STEPS} "
-        "at least; train on more data, on the same more than once, or give a smaller --global-batch"
+        f"only {counted(amount.steps, 'step')} of {counted(amount.global_batch, 'sample')}: published "
+        "fine-tunings take "
+        f"{FEW_STEPS} at least; train on more data, or give a smaller --global-batch"
     ]
 
 
-def _trainer_notes(problem: Problem) -> list[str]:
+def trainer_notes(problem: Problem) -> list[str]:
+    """Say what of the request asks for training code of the user's own, and what that code may do."""
     request, limits = problem.request, problem.request.constraints
     # A request that names another framework needs no note.
     if not problem.reach.beyond_trainer or request.workload.framework not in trainer.FRAMEWORKS:

@@ -8,6 +8,7 @@ from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, ENDING, TICK
+from bootstrap.contract.words import counted
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
@@ -31,7 +32,8 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     limit = unfit_limit(settings.node_count)
     if state.unfit_nodes > limit:
         return "unfit", (
-            f"{state.unfit_nodes} nodes in a row failed their set-up or tests, and {limit} may: see the log streams "
+            f"{counted(state.unfit_nodes, 'node')} in a row failed set-up or tests, and {limit} may: "
+            "see the log streams "
             "node-init/ of the stack's log group, then `gpufleet resume`"
         )
     if reason := over_budget(tick, state):
@@ -57,7 +59,10 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
     instances = state.instances.values()
     done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]
     if len(done) >= node_count:
-        return "done", f"the training command ended well on all {node_count} nodes"
+        return (
+            "done",
+            f"the training command ended well on {'the node' if node_count == 1 else f'all {node_count} nodes'}",
+        )
     if done and tick.now - min(done) >= DONE_GRACE:
         return "done", f"the training command ended well on {len(done)} of {node_count} nodes"
     return None

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from bootstrap.contract.pools import came, left, reclaimed, refused
 from bootstrap.contract.state import ENDED, PAUSES, UP, ChosenPlace, ControllerState
 from bootstrap.contract.timings import ASK_AGAIN, LEASE, REFUSED_REPLACEMENT, TICK
+from bootstrap.contract.words import counted
 from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
@@ -80,7 +81,7 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     if group is None:
         return _wait(state, f"there is no group {settings.group}: `pulumi up` makes it")
     if group.members and not adopt:
-        return _wait(state, f"{len(group.members)} nodes of before are still ending")
+        return _wait(state, f"{counted(len(group.members), 'node of before is', 'nodes of before are')} still ending")
     if state.next_attempt_at and now < state.next_attempt_at:
         return state
     if settings.mode == "workers":
@@ -94,7 +95,7 @@ def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> Contro
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
     changes["reservation"] = None
-    reason = f"{count} nodes asked for, attempt {attempt}"
+    reason = f"{counted(count, 'node')} asked for, attempt {attempt}"
     owned, free = settings.owned, tick.seen.owned_free
     if owned and free is not None and free < owned.nodes and not adopt:
         reason += f"; {owned.reservation_id} has room for {free} of its {owned.nodes}, the others are rented"
@@ -116,6 +117,10 @@ def _first_place(tick: Tick, state: ControllerState, *, adopt: bool) -> ChosenPl
     known = state.place if state.place and state.place.name in tick.settings.places else None
     own = ChosenPlace(name=tick.settings.own_place, why="the plan's own place")
     return (known if adopt else choose_place(tick, state)) or own
+
+
+def _all_of(count: int) -> str:
+    return "the node is" if count == 1 else f"all {count} nodes are"
 
 
 def _wait(state: ControllerState, reason: str) -> ControllerState:
@@ -141,7 +146,7 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     in_service = len(group.in_service)
     if in_service >= count:
         if state.phase == "starting":
-            reason = f"all {count} nodes are in service"
+            reason = f"{_all_of(count)} in service"
             if state.place:
                 reason += f" in {state.place.name}: {state.place.why}"
             state = learn(tick, state, came)
@@ -149,22 +154,22 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         if state.incomplete_since:
             if _took_back(state, state.incomplete_since):
                 state = learn(tick, learn(tick, state, reclaimed), came)
-            return replace(state, incomplete_since=None, reason=f"all {count} nodes are in service again")
+            return replace(state, incomplete_since=None, reason=f"{_all_of(count)} in service again")
         if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
             return replace(state, attempts=0)
         return state
     since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
     if since is None:
-        return replace(state, incomplete_since=now, reason=f"{in_service} of {count} nodes are in service")
+        return replace(state, incomplete_since=now, reason=f"{in_service} of {counted(count, 'node')} in service")
     # The window may be over before the next tick.
     if now - since + TICK > timedelta(seconds=settings.gang_window_s):
-        reason = f"{in_service} of {count} nodes within {settings.gang_window_s // 60} minutes"
+        reason = f"{in_service} of {counted(count, 'node')} within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
     # Without a member nothing is paid, and a block and a reservation are paid anyway: the group may as well ask on.
     if state.refused_since and not settings.block and settings.reserved_nodes < count:
         patience = REFUSED_START if state.phase == "starting" else REFUSED_REPLACEMENT
         staying = len(group.members) - len(group.leaving)
-        reason = f"{staying} of {count} nodes came, and AWS refuses the others"
+        reason = f"{staying} of {counted(count, 'node')} came, and AWS refuses the others"
         if settings.places and not group.members:
             return _leave_empty_place(tick, state, reason)
         if settings.places and state.phase == "starting" and choose_place(tick, learn(tick, state, refused)):

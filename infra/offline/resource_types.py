@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bootstrap.contract.words import counted
+
 Inputs = Mapping[str, Any]
 
 # A type that holds data encrypts it by one argument, or has a rule of its own in guardrails/data.py.
@@ -68,9 +70,11 @@ def _launch_template(given: Inputs) -> str:
 
 def _group(given: Inputs) -> str:
     smallest, largest = int(given["minSize"]), int(given["maxSize"])
-    words = [f"{smallest} to {largest} nodes"]
+    words = [f"{smallest} to {counted(largest, 'node')}"]
     if given.get("protectFromScaleIn"):
-        words = [f"{largest} nodes while the controller holds them, else {smallest}; protected from scale-in"]
+        words = [
+            f"{counted(largest, 'node')} while the controller holds them, else {smallest}; protected from scale-in"
+        ]
     if mixed := given.get("mixedInstancesPolicy"):
         base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
         words.append(f"{base} on demand, {largest - base} spot")
@@ -84,7 +88,7 @@ def _group(given: Inputs) -> str:
 
 def _schedule(given: Inputs) -> str:
     when = f"{given['recurrence']} {given.get('timeZone', 'UTC')}" if "recurrence" in given else given["startTime"]
-    return f"{given['desiredCapacity']:g} nodes at {when}"
+    return f"{counted(int(given['desiredCapacity']), 'node')} at {when}"
 
 
 def _policy(given: Inputs) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bootstrap.contract.words import counted
 from infra.settings import TRAINER_COMMAND, Settings
 
 # Widest range that may reach the cluster's API: that of a large company.
@@ -54,7 +55,8 @@ def eks_refusals(settings: Settings) -> Iterator[str]:
             )
     if settings.vpc_id and len(eks.subnet_ids) < 2:
         yield (
-            f"gpufleet:eks subnetIds has {len(eks.subnet_ids)} subnets of the existing VPC, and a control plane needs "
+            f"gpufleet:eks subnetIds has {counted(len(eks.subnet_ids), 'subnet')} of the existing "
+            "VPC, and a control plane needs "
             "two, in different zones (https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html)"
         )
     if eks.subnet_ids and not settings.vpc_id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from zoneinfo import available_timezones
 
+from bootstrap.contract.words import counted
 from infra.settings import ScalingSettings, Schedule, Settings
 from optimizer.plan import FleetPlan
 
@@ -69,7 +70,8 @@ def _gang_refusals(settings: Settings) -> Iterator[str]:
     for schedule in scaling.schedules:
         if schedule.nodes not in (0, nodes):
             yield (
-                f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes, and a gang has 0 or "
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
+                f"{counted(schedule.nodes, 'node')}, and a gang has 0 or "
                 f"{nodes}: fewer cannot train, and would be paid for"
             )
     for_workers = {
@@ -100,7 +102,8 @@ def _worker_refusals(settings: Settings) -> Iterator[str]:
         )
     if scaling.min_nodes > nodes:
         yield (
-            f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's {nodes} nodes, the most there can be: "
+            f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's "
+            f"{counted(nodes, 'node')}, the most there can be: "
             "set a plan of more nodes"
         )
     if utilization and scaling.queue:
@@ -116,7 +119,8 @@ def _worker_refusals(settings: Settings) -> Iterator[str]:
     for schedule in scaling.schedules:
         if not scaling.min_nodes <= schedule.nodes <= nodes:
             yield (
-                f"gpufleet:scaling schedule {schedule.cron!r} asks for {schedule.nodes} nodes: the group has "
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
+                f"{counted(schedule.nodes, 'node')}: the group has "
                 f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
             )
     if settings.warm_pool:
@@ -141,7 +145,7 @@ def _pool_refusals(settings: Settings) -> Iterator[str]:
 def _cron_refusals(schedule: Schedule) -> Iterator[str]:
     texts = schedule.cron.split()
     if len(texts) != len(_CRON_FIELDS):
-        yield f"it has {len(texts)} fields, and Auto Scaling takes 5: minute, hour, day, month, day of week"
+        yield f"it has {counted(len(texts), 'field')}, and Auto Scaling takes 5: minute, hour, day, month, day of week"
     else:
         for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True):
             if not all(_is_cron(part, field, values) for part in text.lower().split(",")):

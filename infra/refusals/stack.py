@@ -10,6 +10,7 @@ from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import gang_faults, split_command
 from bootstrap.contract.timings import SAVE_GIB_PER_S
 from bootstrap.contract.trainer import data_problem
+from bootstrap.contract.words import counted
 from infra import clock
 from infra.control_settings import node_prices
 from infra.images import brings_torch
@@ -187,8 +188,9 @@ def _network_refusals(settings: Settings) -> Iterator[str]:
         yield "gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither"
     if settings.one_zone and len(settings.subnet_ids) > 1:
         yield (
-            f"gpufleet:subnetIds has {len(settings.subnet_ids)} subnets and this fleet runs in one zone "
-            f"({plan.node_count} nodes, {plan.purchase.option}): traffic between zones is slow and billed, and EFA "
+            f"gpufleet:subnetIds has {counted(len(settings.subnet_ids), 'subnet')} and this fleet runs in one zone "
+            f"({counted(plan.node_count, 'node')}, {plan.purchase.option}): traffic between zones is "
+            "slow and billed, and EFA "
             "does not cross them; keep one"
         )
     if settings.zone_id and plan.zone_ids and settings.zone_id not in plan.zone_ids:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
@@ -118,7 +119,7 @@ def _check_hours(plan: FleetPlan, outcome: Outcome) -> Iterator[Fault]:
     run = (
         f"job.steps {job.steps} x step_time_s {plan.step_time_s:g} with the plan's interruptions and error of the speed"
     )
-    fleet = f"{plan.node_count} nodes, checkpoints of {job.checkpoint_gib:g} GiB, and the hours"
+    fleet = f"{counted(plan.node_count, 'node')}, checkpoints of {job.checkpoint_gib:g} GiB, and the hours"
     rows = (
         ("hours.expected", hours.expected, outcome.hours_expected, run),
         ("hours.p50", hours.p50, outcome.hours_p50, run),
@@ -154,7 +155,7 @@ def _check_checkpoints(plan: FleetPlan, rates: HourlyRates) -> Iterator[Fault]:
     interruption = plan.interruption
     saves = planned_checkpoints(plan, float(np.asarray(rates.checkpoint_usd).flat[0]))
     rate = column(interruption.rate * plan.node_count)
-    fleet = f"{plan.node_count} nodes and checkpoints of {plan.job.checkpoint_gib:g} GiB"
+    fleet = f"{counted(plan.node_count, 'node')} and checkpoints of {plan.job.checkpoint_gib:g} GiB"
     rows = (
         ("interval_s", interval_s(saves, rate, rates.nodes_usd_per_hour), "the interval that loses least at its rate"),
         ("stall_s", saves.stall_s, "the copy's time"),
@@ -271,14 +272,14 @@ def _check_lustre_dollars(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
 def _check_dollars(
     plan: FleetPlan, cost: FleetCost, outcome: Outcome, node_usd: float, on_demand_usd: float
 ) -> Iterator[Fault]:
-    stated, nodes = plan.cost_usd, f"{plan.node_count} nodes x hours.expected {plan.hours.expected:g}"
+    stated, nodes = plan.cost_usd, f"{counted(plan.node_count, 'node')} x hours.expected {plan.hours.expected:g}"
     dearer = plan.purchase.on_demand_nodes
     base = f", {dearer} of them at {on_demand_usd:g}" if dearer else ""
     reasons = {
         "compute": f"{nodes} at {node_usd:g} USD an hour{base}",
         "volumes": f"{nodes} with volumes of {plan.volumes.root_gib} GiB at the plan's prices",
-        "storage": f"{plan.job.checkpoints_kept} checkpoints of {plan.job.checkpoint_gib:g} GiB, and staging's data "
-        "with its requests, or lustre's with its file system, at the plan's prices",
+        "storage": f"{counted(plan.job.checkpoints_kept, 'checkpoint')} of {plan.job.checkpoint_gib:g} GiB, and "
+        "staging's data with its requests, or lustre's with its file system, at the plan's prices",
         "transfer": f"interface endpoints for hours.expected {plan.hours.expected:g} and copies of the data from "
         "staging.data_region, at the plan's prices",
         "head_node": f"the controller for hours.expected {plan.hours.expected:g} at the plan's prices",

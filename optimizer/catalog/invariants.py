@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import NamedTuple
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
@@ -33,7 +34,7 @@ def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, w
     """Refuse to keep refreshed rows that break a rule: GpufleetError with the first 20 violations."""
     if violations:
         raise GpufleetError(
-            f"the refreshed {refreshed} breaks {len(violations)} rules, and is not kept:\n  "
+            f"the refreshed {refreshed} breaks {counted(len(violations), 'rule')}, and is not kept:\n  "
             + "\n  ".join(map(str, violations[:20])),
             why=why,
             next_step="the last good prices stay in use; report the lines above",

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Protocol
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.model import Catalog
 from optimizer.errors import DataStaleError
 from optimizer.hardware import DERIVED_SPOT, Offer
@@ -98,9 +99,9 @@ def check_max_age(
         return
     age, offer, kind, price = max(old, key=lambda price: price[0])
     raise DataStaleError(
-        f"{len(old)} prices are older than --max-age {max_age_days} days; "
+        f"{counted(len(old), 'price is', 'prices are')} older than --max-age {counted(max_age_days, 'day')}; "
         f"the oldest is {kind} {offer.instance.name} in {offer.region}: {age} days ({price.source}, {price.as_of})",
-        limit=f"at most {max_age_days} days",
+        limit=f"at most {counted(max_age_days, 'day')}",
         why="you asked for it with --max-age",
         next_step=next_step or f"gpufleet catalog refresh --region {offer.region}",
     )

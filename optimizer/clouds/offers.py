@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import ttl
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.invariants import HAS_NETWORK, InvariantViolation, price_problems, type_problems
@@ -169,7 +170,7 @@ def price_notes(clouds: CloudOffers, today: date | None = None) -> list[str]:
                 origin, as_of = other.origin.split("; upper end of ")[0], other.offer.on_demand.as_of
                 oldest[origin] = min(as_of, oldest.get(origin, as_of))
         lines += [
-            f"{cloud.title} prices: {origin}, {as_of.isoformat()}, {ttl.age_days(as_of, today)} days old"
+            f"{cloud.title} prices: {origin}, {as_of.isoformat()}, {counted(ttl.age_days(as_of, today), 'day')} old"
             for origin, as_of in oldest.items()
         ]
         unpriced = sum(other.offer.on_demand is None for other in own)

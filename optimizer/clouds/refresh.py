@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.invariants import require_sound
 from optimizer.catalog.refresh import Failure
 from optimizer.catalog.sources import Skipped
@@ -51,7 +52,7 @@ def refresh_cloud(
                 skipped += unusable
             except PricesUnreadableError as error:
                 reason = down = str(error)
-            progress(f"{name}: {'failed' if down else f'{len(prices)} regions'}")
+            progress(f"{name}: {'failed' if down else counted(len(prices), 'region')}")
         if not prices:
             failures.append(Failure(source=f"{cloud.title} prices of {name}", region="all regions", reason=reason))
             continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from bootstrap.contract.codec import time_text
+from bootstrap.contract.words import counted
 from optimizer.commands import complete
 from optimizer.commands.asking import require_terminal
 from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
@@ -232,7 +233,7 @@ def _search(
     assert instance_type is not None and nodes is not None and hours is not None
     if nodes > blocks.MOST_NODES:
         raise InvalidInputError(
-            f"{nodes} nodes are wanted",
+            f"{counted(nodes, 'node is', 'nodes are')} wanted",
             limit=f"{blocks.MOST_NODES}, the largest Capacity Block",
             why="a fleet runs in one reservation",
             next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
@@ -287,8 +288,8 @@ def _offered(search: Search) -> list[Offering]:
     offered, unusable = _ask_aws(lambda: blocks.find(clients.ec2(search.region), search))
     if unusable:
         say(
-            f"note: {unusable} offers are left out: not in USD, of dedicated tenancy, or of several zones or times, "
-            "and a fleet runs in one reservation",
+            f"note: {counted(unusable, 'offer is', 'offers are')} left out: not in USD, of dedicated tenancy, "
+            "or of several zones or times, and a fleet runs in one reservation",
             err=True,
         )
     return offered
@@ -300,7 +301,8 @@ def _current(search: Search, offering_id: str) -> Offering:
         if one.id == offering_id:
             return one
     raise NothingFeasibleError(
-        f"{offering_id} is not among the {len(offered)} blocks of {search} that AWS offers in {search.region} now",
+        f"{offering_id} is not among the {counted(len(offered), 'block')} of {search} that AWS offers "
+        f"in {search.region} now",
         why="it is sold, or another search found it; without it its price is not known, so nothing was bought",
         next_step="gpufleet blocks find with the same PLAN or flags",
     )
@@ -336,7 +338,7 @@ def _describe(offering: Offering, search: Search) -> str:
     ]
     if surplus:
         usd = offering.surplus_usd(search.nodes)
-        lines.append(f"surplus: {surplus} nodes more than asked for, {usd:,.2f} USD of the price")
+        lines.append(f"surplus: {counted(surplus, 'node')} more than asked for, {usd:,.2f} USD of the price")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootstrap.contract.measured import FOLDER
+from bootstrap.contract.words import counted
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
@@ -279,7 +280,8 @@ def _print(report: CalibrationReport) -> None:
     memory = _memory(rows)
     if memory:
         write_text(
-            f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over {memory['rows']} rows, from "
+            f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over "
+            f"{counted(memory['rows'], 'row')}, from "
             f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
         )
 

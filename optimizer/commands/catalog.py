@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, invariants, load, ttl
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
@@ -89,7 +90,8 @@ def show(output_format: str) -> None:
         say(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
     for other in others:
         say(
-            f"{CLOUDS[other['cloud']].title}, for comparing: {other['types']} types, {other['priced']} prices from "
+            f"{CLOUDS[other['cloud']].title}, for comparing: {counted(other['types'], 'type')}, "
+            f"{counted(other['priced'], 'price')} from "
             f"{other['as_of']} to {other['newest']}, {other['unpriced']} unpriced",
             err=True,
         )

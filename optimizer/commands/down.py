@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
@@ -122,7 +123,8 @@ def _ask(files: Sequence[StackFile], running: Mapping[str, int], *, save: bool) 
     require_terminal(why="the fleet's resources are deleted", next_step=again)
     for file in files:
         count = running[file.stack]
-        nodes = f"{count} nodes{' save a checkpoint and' if save else ''} end" if count else "no node runs"
+        saves = "save a checkpoint and " if save else ""
+        nodes = f"{counted(count, 'node')} to {saves}end" if count else "no node runs"
         kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
         say(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
     confirm(

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
+from bootstrap.contract.words import counted
 from optimizer.commands import complete
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import calibration_option, chosen_calibration
@@ -441,7 +442,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         more.append(f"{FineTuning(**words).in_words}, {result['trained_parameters'] / 1e6:.3g}M parameters trained")
     write_text(
         f"{result['model']} ({result['parameters'] / 1e9:.3g}B parameters; {result['model_source']})\n"
-        f"on {result['hardware']}: {result['gpus']} GPU{'s' * (result['gpus'] > 1)}, {result['sharding']}, "
+        f"on {result['hardware']}: {counted(result['gpus'], 'GPU')}, {result['sharding']}, "
         f"data {result['data']} x tensor {result['tensor']} x pipeline {result['pipeline']} x "
         f"context {result['context']}, "
         f"{''.join(f'{words}, ' for words in more)}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError
@@ -23,7 +24,7 @@ def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as
     from optimizer.catalog.gpus import gpu_table
 
     columns, rows = _read(path)
-    with patience(f"estimating {len(rows):,} rows"):
+    with patience(f"estimating {counted(len(rows), 'row')}"):
         results = estimate_rows(rows, gpu_table(), calibration)
     names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
     text = _json(names, rows, results) if as_json else _csv(names, rows, results)
@@ -35,7 +36,7 @@ def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as
         except OSError as error:
             raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
     failed = [result["error"] for result in results if result["error"]]
-    say(f"{len(rows) - len(failed)} of {len(rows)} rows estimated", err=True)
+    say(f"{len(rows) - len(failed)} of {counted(len(rows), 'row')} estimated", err=True)
     if rows and len(failed) == len(rows):
         raise GpufleetError(f"no row of {_name(path)} could be estimated; the first: {failed[0]}")
 

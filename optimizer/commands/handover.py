@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.words import counted
 from optimizer.commands.deploying import deploy, run_recommend
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience, relayed
@@ -200,7 +201,9 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
             say=show,
         )
     step = "no checkpoint" if carried.step is None else f"the checkpoint of step {carried.step:,}"
-    say(f"{step} and {len(carried.objects):,} objects are in {target.bucket}; {copied / 2**30:,.2f} GiB copied")
+    say(
+        f"{step} and {counted(len(carried.objects), 'object')} are in {target.bucket}; {copied / 2**30:,.2f} GiB copied"
+    )
     # The controller may not have ticked since the run came here.
     request = read_asked(names)
     elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -48,7 +49,10 @@ def count_old_prices(catalog: Catalog) -> list[str]:
     from optimizer.catalog.ttl import stale_lines
 
     old = stale_lines(catalog)
-    return [f"{len(old)} kinds of prices are older than they are good for: gpufleet catalog show"] if old else []
+    if not old:
+        return []
+    are = "kind of prices is older than it is" if len(old) == 1 else "kinds of prices are older than they are"
+    return [f"{len(old)} {are} good for: gpufleet catalog show"]
 
 
 def write_notes(notes: Iterable[object]) -> None:
@@ -194,12 +198,15 @@ def write_rows(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, str) and value[:1].isdigit() and value.endswith("%"))
+    return isinstance(value, int | float) or (isinstance(value, str) and bool(re.match(r"~\d|\d.*%$", value)))
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+def format_number(value: float) -> str:
+    """Return a number as tables have it: four significant digits, or all before the point."""
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootstrap.contract.launcher import Start, split_command, start_of
+from bootstrap.contract.words import counted
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, say, write_csv, write_json
@@ -141,7 +142,7 @@ def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
 
 def _confirm(count: int) -> None:
     require_terminal(why="a request opens a case with AWS", next_step="gpufleet preflight PLAN --request-quotas --yes")
-    confirm(f"Send {count} requests to AWS?", nothing_was="requested")
+    confirm(f"Send {counted(count, 'request')} to AWS?", nothing_was="requested")
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

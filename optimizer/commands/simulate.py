@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, plot_option, save_plot
@@ -183,8 +184,8 @@ def command(
             raise click.UsageError("give --price-history or --pool-price-ratio, not both")
         if len(pool_price_ratios) not in (0, len(paths)):
             raise InvalidInputError(
-                f"--pool-price-ratio is given {len(pool_price_ratios)} times",
-                limit=f"{len(paths)} traces",
+                f"--pool-price-ratio is given {counted(len(pool_price_ratios), 'time')}",
+                limit=counted(len(paths), "trace"),
                 why="each trace is a pool with a price",
                 next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
@@ -114,7 +115,8 @@ def follow_drain(names: Names, save: timedelta) -> None:
         ) from error
     if drain.completed:
         say(
-            f"{len(drain.completed)} nodes did not complete their hooks themselves ({', '.join(drain.completed)}): "
+            f"{counted(len(drain.completed), 'node')} did not complete the terminate hook "
+            f"({', '.join(drain.completed)}): "
             "steps after the last complete checkpoint are lost",
             err=True,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
+from bootstrap.contract.words import counted
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -106,7 +107,7 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
         next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
     ):
         traces.ask(s3, names.bucket, names.checkpoint_prefix, request)
-        extent = f"{request.nsight_s} s of its node" if request.nsight_s else f"{request.steps} steps"
+        extent = f"{request.nsight_s} s of its node" if request.nsight_s else counted(request.steps, "step")
         say(f"asked rank {request.rank} of stack {names.stack} for {extent}", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from bootstrap.contract.staging import CONNECTIONS, PART_BYTES, RESERVE_BYTES, THREADS
+from bootstrap.contract.words import counted
 from optimizer.plan import Volumes
 from optimizer.units import GIB
 
@@ -80,7 +81,7 @@ def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float,
     requests = math.ceil(data_gib * GIB / PART_BYTES) + (files or 0)
     if files and (for_files := files * S_PER_FILE) > seconds:
         seconds, bound = for_files, "requests"
-        source = f"{files:,} files, {1 / S_PER_FILE:.0f} a second by one process (staging_202611.md)"
+        source = f"{counted(files, 'file')}, {1 / S_PER_FILE:.0f} a second by one process (staging_202611.md)"
     return NodeCopy(hours=seconds / 3600, requests=requests, gib_per_s=data_gib / seconds, bound=bound, source=source)
 
 

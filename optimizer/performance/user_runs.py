@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.errors import InvalidInputError
 from optimizer.hardware import Gpu
 from optimizer.performance.adapt import adapt, add_framework, residuals
@@ -79,7 +80,7 @@ def calibrate(
     if len(rows) < least:
         first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
         raise InvalidInputError(
-            f"{origin} holds {len(rows)} runs that can be used and {len(refused)} that cannot{first}",
+            f"{origin} holds {counted(len(rows), 'run')} that can be used and {len(refused)} that cannot{first}",
             limit=f"at least {least}",
             why="a fit from nothing needs runs to tell its parts apart" if rows else "",
             next_step="gpufleet calibrate --template prints the columns and an example",
@@ -88,7 +89,7 @@ def calibrate(
     published = learned_runs(gpus) if shipped else []
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     suites = ", ".join(sorted({row.suite for row in rows} - {""}))
-    count = f"{len(rows)} measured run{'s' if len(rows) > 1 else ''}"
+    count = counted(len(rows), "measured run")
     source = f"{count}{f' of {suites}' if suites else ''} ({origin}, sha256 {digest[:12]})"
     if alone or base is None:
         fitted_to = [*rows, *published]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from bootstrap.contract.words import counted
 from optimizer.aws import clients, quotas
 from optimizer.aws.quotas import Increase, Quota, Reservation, Running
 from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
@@ -106,7 +107,7 @@ def check_storage_quota(context: Context) -> Iterator[Finding]:
     need = Need(
         quota=quotas.GP3_STORAGE,
         amount=plan.node_count * plan.volumes.root_gib / 1024,
-        purpose=f"volumes of {plan.node_count} nodes",
+        purpose=f"volumes of {counted(plan.node_count, 'node')}",
     )
     yield compare(context, need, ask(used_tib))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.sources import instance_types
 from optimizer.hardware import InstanceType
 from optimizer.plan import Node
@@ -68,7 +69,7 @@ def _check_type(context: Context, name: str) -> Iterator[Finding]:
         lambda: passed(
             check,
             f"{name} has {node.gpu_count:g} {node.gpu} of {node.gpu_memory_gib:g} GiB and {node.efa_cards} EFA "
-            f"interfaces on {node.network_cards} cards, as planned",
+            f"interfaces on {counted(node.network_cards, 'card')}, as planned",
         ),
     )
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from bootstrap.contract.words import counted
 from optimizer.aws import errors
 from optimizer.aws.images import ancestors, newest
 from optimizer.preflight.model import (
@@ -44,7 +45,7 @@ def check_image(context: Context) -> Iterator[Finding]:
     images = _describe_images(context, wanted)
     if len(images) != 1:
         yield _failure(
-            f"{len(images) or 'no'} image{'s' * (len(images) > 1)} {wanted!r} in {context.region}",
+            f"{counted(len(images), 'image') if images else 'no image'} {wanted!r} in {context.region}",
             value=len(images),
             limit=1,
             why="the program takes exactly one, by name or id, and never the newest",

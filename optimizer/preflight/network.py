@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.words import counted
 from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, find, judge, passed, warning
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
     yield judge(
         check,
         level,
-        f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {needed} nodes",
+        f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {counted(needed, 'node')}",
         value=free,
         limit=needed if free < needed else 2 * needed,
         why="a node needs an address, and a second while it is being replaced",

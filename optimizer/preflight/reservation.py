@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from bootstrap.contract.words import counted
 from optimizer.aws import blocks, quotas
 from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, unknown, warning
 
@@ -145,7 +146,7 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     elif free < owned:
         yield failure(
             check,
-            f"it is for {total} instances, and the plan runs {owned} in it",
+            f"it is for {counted(total, 'instance')}, and the plan runs {owned} in it",
             value=total,
             limit=owned,
             why=taken,
@@ -203,7 +204,7 @@ def _check_offerings(context: Context) -> Finding:
     hours = blocks.block_hours(plan.hours.p95 + blocks.early_hours(plan))
     if plan.node_count > blocks.MOST_NODES:
         return error(
-            f"the plan has {plan.node_count} nodes, and a Capacity Block up to {blocks.MOST_NODES}",
+            f"the plan has {counted(plan.node_count, 'node')}, and a Capacity Block up to {blocks.MOST_NODES}",
             value=plan.node_count,
             limit=blocks.MOST_NODES,
             why="a fleet runs in one reservation",
@@ -235,7 +236,11 @@ def _check_offerings(context: Context) -> Finding:
     return error(
         f"none is bought; the cheapest of {len(fitting)} that the run fits into, {cheapest.nodes} x "
         f"{plan.instance_type} for {cheapest.hours:.1f} h, costs {cheapest.price} USD upfront"
-        + (f" ({cheapest.surplus_usd(plan.node_count):,.2f} for {surplus} nodes too many)" if surplus else "")
+        + (
+            f" ({cheapest.surplus_usd(plan.node_count):,.2f} for {counted(surplus, 'node')} too many)"
+            if surplus
+            else ""
+        )
         + f", from {cheapest.times.start.strftime(_TIME)} to {cheapest.times.end.strftime(_TIME)} in {cheapest.zone}; "
         f"the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
         value=float(cheapest.usd),

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
 from optimizer.plan import FleetPlan
 from optimizer.report import charts, facts
@@ -100,6 +101,7 @@ def _environment(today: date) -> Environment:
         "count": count,
         "place": place,
     }
+    environment.filters["counted"] = counted
     environment.filters["age"] = lambda as_of: age(as_of, today)
     return environment
 
@@ -158,4 +160,4 @@ def age(as_of: date, today: date) -> str:
     days: Any = age_days(as_of, today)
     if days < 1:
         return "today"
-    return f"{days} day{'s' * (days > 1)}" if days < 730 else f"{days / 365.25:.1f} years"
+    return counted(days, "day") if days < 730 else f"{days / 365.25:.1f} years"

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, read_loss, summarize
+from bootstrap.contract.words import counted
 from optimizer.plan import FleetPlan
 
 # Marks of one line of a chart.
@@ -172,9 +173,9 @@ def read_run(
 def _words(plan: FleetPlan, summary: Summary) -> str:
     state = "It ended well" if summary.finished else "It has not ended"
     return (
-        f"{state}: {summary.steps:,} of {plan.job.steps:,} steps are done, after {summary.starts:,} "
-        f"start{'s' * (summary.starts > 1)}; "
-        f"{summary.lost_steps:,} steps were repeated."
+        f"{state}: {summary.steps:,} of {counted(plan.job.steps, 'step')} done, after "
+        f"{counted(summary.starts, 'start')}; "
+        f"{counted(summary.lost_steps, 'step')} repeated."
     )
 
 

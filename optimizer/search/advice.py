@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bootstrap.contract.trainer import loader_workers
+from bootstrap.contract.words import counted
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable
 from optimizer.units import short
@@ -13,6 +14,8 @@ from optimizer.units import short
 SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
 # GPUs from which an answer names quota and capacity: eight nodes of eight GPUs, a choice of ours.
 LARGE_GPUS = 64
+# Days from which an answer without a deadline names them, a choice of ours.
+LONG_DAYS = 30
 
 
 def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) -> str:
@@ -24,19 +27,32 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     option = table.purchases[table.purchase[row]].option
     simpler = [f"no {kind} parallelism" for kind in split.beyond_data if kind not in plan.parallelism.beyond_data]
     if nodes > plan.node_count:
-        simpler.append(f"{plan.node_count} node{'s' * (plan.node_count > 1)} instead of {nodes}")
+        simpler.append(f"{counted(plan.node_count, 'node')} instead of {nodes}")
     if option == "spot" and plan.purchase.option != "spot":
         simpler.append("no spot interruptions")
     candidate = f"{nodes} x {table.fastest.instance.name} {option}"
     p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
     if plan.calibration.rows and not table.fastest.measured:
-        unknown = f"no run on {table.fastest.instance.gpu.name} was measured"
+        unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
         return f"{candidate}: {usd:,.2f} USD ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
     # Types at old prices are compared by that percentile.
     compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
     tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD{compared} in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
+
+
+def no_run(precision: str) -> str:
+    """Name the measured runs that are missing; a GPU may have others in bf16."""
+    return "no run" if precision == "bf16" else f"no {precision} run"
+
+
+def describe_length(plan: FleetPlan) -> list[str]:
+    """Say that a run without a deadline is long."""
+    days = plan.hours.expected / 24
+    if plan.job.deadline_hours is not None or days < LONG_DAYS:
+        return []
+    return [f"the cheapest takes {days:,.0f} days: --deadline bounds them, gpufleet what-if shows what that costs"]
 
 
 def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[str]:
@@ -48,9 +64,8 @@ def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[
         return []
     nodes = int(table.fastest.nodes[table.configuration[row]])
     return [
-        f"objective time stops at the knee, the least USD x hours²: {nodes} x {table.fastest.instance.name} would take "
-        f"{short(hours)} h instead of {short(plan.hours.expected)} for {usd:,.2f} USD instead of "
-        f"{plan.cost_usd.expected:,.2f}, {(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved; "
+        f"{nodes} x {table.fastest.instance.name} would take {short(hours)} h for {usd:,.2f} USD, "
+        f"{(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved: beyond the knee (docs/economics.md); "
         "--objective pareto lists all"
     ]
 
@@ -76,14 +91,13 @@ def describe_capacity(plan: FleetPlan) -> list[str]:
     together = next((entry for entry in SPOT_TOGETHER if nodes >= entry[0]), None)
     if plan.purchase.option == "spot" and together is not None:
         notes.append(
-            f"{nodes} spot nodes have to come and stay together: in published traces of 16 zones the median zone had "
-            f"one spot node 81% of the time and {together[0]} at once {together[1]:.0%}; fewer nodes, more zones or "
-            "--spot-fallback on-demand make waiting shorter"
+            f"{nodes} spot nodes must come together: the median zone of published traces had {together[0]} at once "
+            f"{together[1]:.0%} of the time, one 81%; fewer nodes or --spot-fallback on-demand shorten the wait"
         )
     if plan.purchase.option in ("spot", "on-demand") and plan.gpus >= LARGE_GPUS and nodes > 1:
         notes.append(
-            f"{nodes} x {plan.instance_type} need a quota of {nodes * plan.node.vcpus:,} vCPUs and as many free nodes "
-            "in one zone: gpufleet preflight compares the quota, a Capacity Block reserves nodes ahead"
+            f"{nodes} x {plan.instance_type} need a quota of {nodes * plan.node.vcpus:,} vCPUs and free nodes in one "
+            "zone: gpufleet preflight checks quotas, a Capacity Block reserves nodes"
         )
     return notes
 

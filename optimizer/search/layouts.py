@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
@@ -146,7 +147,7 @@ def describe_layout(table: LayoutTable, row: int, sharding: str) -> str:
     """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
     splits = "".join(f", {name} {getattr(table, name)[row]}" for name in SPLITS if getattr(table, name)[row] > 1)
     ranks = int(table.data[row])
-    return f"{sharding} over {ranks} GPU{'s' * (ranks > 1)}{splits}, micro-batch {table.micro_batch[row]}"
+    return f"{sharding} over {counted(ranks, 'GPU')}{splits}, micro-batch {table.micro_batch[row]}"
 
 
 def divisors(number: int) -> list[int]:

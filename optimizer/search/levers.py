@@ -42,10 +42,11 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
     if bought and offer.reserved_1yr:
         year_usd = offer.reserved_1yr.usd_per_hour * HOURS_PER_YEAR
         return [
-            f"{nodes} x {place} reserved for one year are billed for {HOURS_PER_YEAR:,.0f} h, used or not: the plan "
-            f"has all {nodes * year_usd:,.0f} USD for {short(hours)} h of use, which cost "
-            f"{nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand; "
-            "buy the reserved instances first: the stack buys none, and its nodes are billed on demand without them"
+            f"a one-year reservation of {nodes} x {place} bills {nodes * year_usd:,.0f} USD, used or "
+            "not, all in the plan; its "
+            f"{short(hours)} h cost {nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on "
+            "demand; buy it first: the "
+            "stack buys none"
         ]
     if option not in ("on-demand", "spot") or (only_long and option == "spot"):
         return []

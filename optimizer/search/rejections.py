@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.economics.staging import disk_gib
@@ -79,7 +80,7 @@ def reject_precision(instance: InstanceType, precision: str) -> Rejection:
 
 def reject_batch(instance: InstanceType, batch: int) -> Rejection:
     """Reject a type whose ranks cannot share the global batch evenly."""
-    reason = f"a global batch of {batch} cannot be split evenly over {instance.ranks} GPUs a node"
+    reason = f"a global batch of {batch} cannot be split evenly over {counted(instance.ranks, 'GPU')} a node"
     return Rejection(instance.name, reason, "global_batch", batch, instance.ranks)
 
 

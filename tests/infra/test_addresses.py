@@ -57,7 +57,7 @@ def test_service_ranges_are_apart_from_the_nodes_or_refused(prefix: int, zones: 
 def test_the_refusal_says_value_and_limit() -> None:
     with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 11 addresses.*12 are needed"):
         subnet_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 12)
-    with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 1 ranges of /28.*3 are needed"):
+    with pytest.raises(ValueError, match=r"10\.0\.0\.0/26 split over 2 zones leaves 1 range of /28.*3 are needed"):
         service_ranges(ipaddress.IPv4Network("10.0.0.0/26"), 2, 3)
 
 

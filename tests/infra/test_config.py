@@ -162,7 +162,7 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
         ({}, {"gpufleet:warmPool": "1"}, "warmPool 1: for gpufleet:mode workers only"),
         ({}, {"gpufleet:scaling": json.dumps(QUEUE)}, "scaling.queue: for gpufleet:mode workers only"),
         ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "minNodes 1, scaling.gpuUtilizationPercent: for gpufleet"),
-        ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 nodes, and a gang has 0 or 2"),
+        ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 node, and a gang has 0 or 2"),
         ({}, {"gpufleet:nat": "true", **EXISTING_VPC}, "keeps its own routes"),
         (on_demand(), workers(), r"runs the whole model on each node.*\(DP16, zero3\).*--parallelism data"),
         (

@@ -13,6 +13,7 @@ from bootstrap.contract.ledger import (
     read_lines,
     summarize,
 )
+from bootstrap.contract.words import counted
 from bootstrap.training.errors import TrainingError
 from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import open_store
@@ -50,9 +51,14 @@ def table(summary: Summary) -> str:
         share = 1 if name == "wall" else seconds / wall_s
         lines.append(f"{name:<12}{seconds:>12.2f}{share:>9.1%}" + ("" if dollars is None else f"{dollars:>12.4f}"))
     state = "finished" if summary.finished else f"not finished, {summary.unsaved_seconds:.1f} s of it not yet saved"
-    lines.append(f"{summary.steps} steps kept, {summary.lost_steps} recomputed, {summary.starts} starts, {state}")
+    lines.append(
+        f"{counted(summary.steps, 'step')} kept, {summary.lost_steps:,} recomputed, "
+        f"{counted(summary.starts, 'start')}, {state}"
+    )
     if summary.skipped_lines:
-        lines.append(f"{summary.skipped_lines} unreadable lines skipped (a process was killed while writing)")
+        lines.append(
+            f"{counted(summary.skipped_lines, 'unreadable line')} skipped (a process was killed while writing)"
+        )
     if not usd:
         lines.append(f"no dollars: set {PRICE_VARIABLE} on the node to the fleet's price")
     return "\n".join(lines)

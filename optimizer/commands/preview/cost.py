@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from bootstrap.contract.words import counted
 from infra.offline.resource_types import TYPES, Bill
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.errors import DataMissingError, InvalidInputError
@@ -273,7 +274,7 @@ class _Biller:
             yield self._unit_line(bucket, "checkpoints kept", "s3-standard-storage")
         else:
             job = self._plan.job
-            item, gib = f"{job.checkpoints_kept} checkpoints kept", job.checkpoint_gib * job.checkpoints_kept
+            item, gib = f"{counted(job.checkpoints_kept, 'checkpoint')} kept", job.checkpoint_gib * job.checkpoints_kept
             yield self._unit_line(bucket, item, "s3-standard-storage", gib, note="once they are written")
         yield self._unit_line(bucket, "writes", "s3-write-request")
 

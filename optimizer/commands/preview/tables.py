@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.commands.output import output_width, write_table, write_text
 from optimizer.plan import FleetPlan
 from optimizer.units import HOURS_PER_MONTH, short
@@ -128,7 +129,10 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
 
 def write_difference(origin: str, difference: Sequence[Change], before: Totals, after: Totals) -> None:
     """Print the resources that differ, and the dollars before and after."""
-    write_text(f"against {origin}: {len(difference) or 'no'} resources differ")
+    write_text(
+        f"against {origin}: "
+        f"{counted(len(difference), 'resource differs', 'resources differ') if difference else 'no resource differs'}"
+    )
     if difference:
         write_table(
             [

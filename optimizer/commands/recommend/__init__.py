@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
@@ -31,7 +32,7 @@ from optimizer.commands.recommend.tables import (
     print_explanation,
 )
 from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.recommend import Recommendation, recommend
+from optimizer.recommend import Recommendation, recommend, trainer_notes
 from optimizer.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
 
 AMOUNTS = ("tokens", "samples", "steps")
@@ -227,15 +228,17 @@ def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetReque
 
 
 def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:
-    notes = list(answer.notes)
-    old_prices = old_price_note(answer.plans, brief=brief)
-    if old_prices:
-        notes.append(f"{old_prices}: {refresh_offer()}")
-    elif brief:
+    plans = answer.plans
+    # The short answer has these in a line of plan 1, and in its last one.
+    notes = [note for note in answer.notes if not (brief and plans and note in trainer_notes(answer.problem))]
+    if old_prices := old_price_note(plans, brief=brief):
+        notes.append(old_prices if brief else f"{old_prices}: {refresh_offer()}")
+    if brief and not plans:
         notes += count_old_prices(answer.problem.catalog)
     if output_format == "csv" and answer.rejected:
         notes.append(
-            f"{len(answer.rejected)} types have no plan ({count_rejections(answer)}); --format json lists them"
+            f"{counted(len(answer.rejected), 'type has', 'types have')} no plan "
+            f"({count_rejections(answer)}); --format json lists them"
         )
     nowhere = sorted({plan.instance_type for plan in answer.plans if not plan.zone_ids})
     if nowhere:

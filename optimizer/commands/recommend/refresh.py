@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import say, write_notes
@@ -51,7 +52,7 @@ def refresh_spot_prices(answer: Recommendation) -> Catalog:
     for region in result.answers:
         write_notes((*region.skipped, *region.failures))
     write_notes(result.dropped)
-    say(f"spot prices of {len(types)} types in {len(regions)} regions are of today", err=True)
+    say(f"spot prices of {counted(len(types), 'type')} in {counted(len(regions), 'region')} are of today", err=True)
     return load()
 
 
@@ -64,17 +65,15 @@ def old_price_note(plans: Sequence[FleetPlan], *, brief: bool = False) -> str:
     if plan is not first and plan.cost_usd.expected >= first.cost_usd.expected:
         return ""
     prices, cost = plan.spot_range, plan.cost_usd
-    if brief and plan is first:
-        range_usd = f"{cost.expected:,.2f} to {max(cost.expected, prices.cost_usd_dearest):,.2f} USD by zone"
-        return f"spot prices are {prices.age_days} days old: plan 1 is {range_usd}, none at a current price fits"
     if brief:
-        return f"spot prices are {prices.age_days} days old (USD: by zone); none is first"
-    days = f"{prices.age_days} days old (limit: {prices.limit_days})"
+        what = "none is current" if plan is first else "none is first"
+        return f"spot prices (~) are {counted(prices.age_days, 'day')} old, {what}: --refresh reads today's"
+    days = f"{counted(prices.age_days, 'day')} old (limit: {prices.limit_days})"
     place = f"in {plan.purchase.zone_id}" if plan.purchase.zone_id else f"in {plan.region}, derived"
     text = f"spot prices are {days}: plan {number} costs {cost.expected:,.2f} USD {place}"
+    text += f" ({cost.p95:,.2f} at the 95th percentile, with the spread of that age)"
     if prices.zones > 1:
-        text += f", {prices.cost_usd_dearest:,.2f} in the dearest of {prices.zones} zones"
-    text += f", {cost.p95:,.2f} at the 95th percentile with the spread of that age"
+        text += f", {prices.cost_usd_dearest:,.2f} expected in the dearest of {prices.zones} zones"
     if first.spot_range:
         return f"{text}; no plan at a current price is within the request; a refresh settles the price and the zone"
     return (

@@ -11,10 +11,13 @@ from typing import Any
 
 import click
 
-from optimizer.commands.output import say, wrap_line, wrap_note, write_table, write_text
+from bootstrap.contract.words import counted
+from optimizer.catalog.ttl import stale_lines
+from optimizer.commands.output import format_number, say, wrap_line, wrap_note, write_table, write_text
 from optimizer.hardware import DERIVED_SPOT
 from optimizer.plan import Alternate, FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
+from optimizer.search.advice import no_run
 from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
@@ -82,7 +85,7 @@ _EXAMPLES = 3
 _INDENT = " " * 8  # below the names of describe_best's lines
 # The short answer and its notes have ten lines in a terminal of 120 columns, in a narrower one so many plans beside the
 # best all the same; a front has up to so many rows more.
-_SHORT_LINES, _LEAST_SHOWN, _PARETO_SHOWN = 10, 2, 8
+_SHORT_LINES, _LEAST_SHOWN, _PARETO_SHOWN = 10, 1, 8
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
 
 
@@ -137,12 +140,9 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
 
 
 def _usd(plan: FleetPlan) -> float | str:
-    """Expected USD; from the cheapest to the dearest zone where the spot prices are old."""
-    low, old = plan.cost_usd.expected, plan.spot_range
-    if old is None or old.cost_usd_dearest <= low:
-        return low
-    digits = 0 if low >= 10 else 2
-    return f"{low:,.{digits}f}-{old.cost_usd_dearest:,.{digits}f}"
+    """Expected USD in the plan's own place, as its p95; with a ~ at an old spot price."""
+    usd = plan.cost_usd.expected
+    return f"~{format_number(usd)}" if plan.spot_range else usd
 
 
 def print_all(answer: Recommendation) -> None:
@@ -208,7 +208,8 @@ def print_brief(answer: Recommendation, *, more: bool, notes: Sequence[str]) -> 
     """
     if not answer.plans:
         _print_nearest(answer)
-        _print_rejections(answer)
+        if more or not answer.nearest:
+            _print_rejections(answer)
         return
     facts = describe_best(answer)
     for line in facts:
@@ -227,47 +228,47 @@ def print_brief(answer: Recommendation, *, more: bool, notes: Sequence[str]) -> 
 
 
 def _describe_hidden(answer: Recommendation, shown: int, more: bool) -> str:
-    counts = {
-        "more plan{}": len(answer.plans) - 1 - shown,
-        "cheaper mixed fleet{}": len(answer.mixed_fleets),
-        f"type{{}} without one ({count_rejections(answer)})": len(answer.rejected),
-    }
-    hidden = [f"{count} {words.format('s' * (count > 1))}" for words, count in counts.items() if count > 0]
+    rest = (
+        (len(answer.plans) - 1 - shown, "more plan", ""),
+        (len(answer.mixed_fleets), "cheaper mixed fleet", ""),
+        (len(answer.rejected), "type", " without one"),
+        (len(stale_lines(answer.problem.catalog)), "kind", " of old prices"),
+    )
+    hidden = [f"{counted(count, noun)}{more_words}" for count, noun, more_words in rest if count > 0]
     return f"{'--all' if more else '--all, --explain'}: {', '.join(hidden) or 'caveats'}"
 
 
 def describe_best(answer: Recommendation) -> list[str]:
     """Describe plan 1: fleet, dollars and hours, limits, layout, evidence, and why it heads."""
     plan, limits = answer.plans[0], answer.problem.request.constraints
-    split, memory, job, price = plan.parallelism, plan.memory, plan.job, plan.prices[0]
+    memory, job, price = plan.memory, plan.job, plan.prices[0]
     row = _row(1, plan)
     p95_gib = memory.p95_gib or memory.peak_gib
     budget = "" if limits.budget_usd is None else f" (budget {limits.budget_usd:,.2f})"
     deadline = "" if limits.deadline_hours is None else f" (deadline {limits.deadline_hours:g} h)"
-    known = f"{plan.calibration.rows} runs measured on {plan.node.gpu}"
-    if not plan.calibration.rows:
-        known = f"no run on {plan.node.gpu} was measured, pooled from other GPUs"
-    samples = "samples" if job.seq_len == 1 else "sequences"
+    known = counted(plan.calibration.rows, "run") if plan.calibration.rows else no_run(job.precision)
+    unit = "sample" if job.seq_len == 1 else "sequence"
     batch = "" if answer.problem.request.workload.global_batch else " (default)"
     lines = [
-        f"{row['fleet']} ({plan.gpus} {plan.node.gpu}), {row['option']} in {plan.purchase.zone_id or plan.region}: "
-        f"{plan.cost_usd.expected:,.2f} USD and {short(plan.hours.expected)} h expected",
+        f"{row['fleet']} ({plan.gpus} {plan.node.gpu}), {row['bought']}: "
+        f"{'~' if plan.spot_range else ''}{plan.cost_usd.expected:,.2f} USD, {short(plan.hours.expected)} h expected",
         f"p95     {plan.cost_usd.p95:,.2f} USD{budget}, {short(plan.hours.p95)} h{deadline}",
-        f"layout  {row['layout']}, micro-batch {split.micro_batch} x {split.grad_accum}, {job.steps:,} steps of "
-        f"{job.global_batch:,} {samples}{batch}, p95 {p95_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU",
-        f"known   speed: {known}, error {plan.calibration.relative_error:.0%}; price: {price.source}, {price.as_of}",
+        f"layout  {row['layout']}, {counted(job.steps, 'step')} of {counted(job.global_batch, unit)}{batch}, "
+        f"{p95_gib:.3g} of {memory.limit_gib:.3g} GiB p95",
+        f"known   {known} on {plan.node.gpu}, error {plan.calibration.relative_error:.0%}; price: {price.source}, "
+        f"{price.as_of}",
     ]
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
-    lines += [f"policy  {plan.spot_policy.describe()}"] if plan.spot_policy else []
+    if outlook := plan.spot_policy:
+        others = [f"{name} {usd:,.2f}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
+        lines.append(f"policy  {outlook.policy}: {outlook.cost_usd.expected:,.2f} USD expected ({', '.join(others)})")
     lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
     if plan.passed_over:
         lines.append(f"over    {plan.passed_over}")
     if plan.beyond_trainer:
-        lines.append(
-            f"runs on other code than the reference trainer: {'; '.join(plan.beyond_trainer)}. {other_code(plan)}"
-        )
+        lines.append(f"code    your own (docs/training.md): {'; '.join(plan.beyond_trainer)}")
     return lines
 
 
@@ -325,9 +326,11 @@ def _print_caveats(answer: Recommendation) -> None:
             f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."
         )
     derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
-    if ranges := [usd for usd in map(_usd, answer.plans) if isinstance(usd, str)]:
+    if old := [plan for plan in answer.plans if plan.spot_range]:
         write_text(
-            f"USD {ranges[0]}: an old spot price, in the cheapest and the dearest zone; the plan is for the cheapest."
+            f"USD {_usd(old[0])}: at an old spot price of the plan's own zone, as its p95, which has "
+            "the spread of that age; "
+            "--format json has the dearest zone's (spot_range)."
         )
     if derived:
         ranks = ", ".join(map(str, derived))

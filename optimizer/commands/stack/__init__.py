@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
 from optimizer.commands.output import say
@@ -151,8 +152,9 @@ def _refuse_stale_prices(plan: FleetPlan) -> None:
     for price in plan.prices:
         if price.node and price.node.market == "spot" and is_stale_spot(price):
             raise DataStaleError(
-                f"the plan's price {price.item} is {age_days(price.as_of)} days old ({price.source}, {price.as_of})",
-                limit=f"{spot_limit_days(price.source)} days",
+                f"the plan's price {price.item} is {counted(age_days(price.as_of), 'day')} old "
+                f"({price.source}, {price.as_of})",
+                limit=counted(spot_limit_days(price.source), "day"),
                 why="zone, cost and ceiling of the fleet follow from it, and spot prices move with supply",
                 next_step="gpufleet recommend --refresh plans at today's prices; --accept-stale-prices takes this plan",
             )

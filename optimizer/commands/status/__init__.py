@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootstrap.contract.codec import to_json
+from bootstrap.contract.words import counted
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
@@ -116,7 +117,8 @@ def image_notices(reading: Reading, file: StackFile) -> list[str]:
     elif file.config.get("gpufleet:amiName"):
         newer = "pulumi config set gpufleet:amiName NAME of a newer one"
     return [
-        f"the image {image.id} is {image.days} days old (limit {MAX_AGE_DAYS}) and lacks the fixes since: {newer}, "
+        f"the image {image.id} is {counted(image.days, 'day')} old (limit {MAX_AGE_DAYS}) and lacks "
+        f"the fixes since: {newer}, "
         "then pulumi up; a gang boots it at its next start"
     ]
 
@@ -198,7 +200,9 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
             lines.append(f"last failed launch: {state.last_failure}")
     if group is not None:
         serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
-        lines.append(f"{serving} of {group.wanted} wanted nodes in service, {len(group.nodes)} instances in the group")
+        lines.append(
+            f"{serving} of {group.wanted} wanted nodes in service, {counted(len(group.nodes), 'instance')} in the group"
+        )
     elif "group" not in reading.unread:
         lines.append("there is no Auto Scaling group: no node runs")
     if copy := reading.slowest_copy():

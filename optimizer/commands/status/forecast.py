@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
+from bootstrap.contract.words import counted
 from optimizer.economics.rest import forecast_rest
 from optimizer.plan import FleetPlan
 
@@ -60,7 +61,7 @@ def forecast(plan: FleetPlan, reading: Reading) -> Forecast | None:
     if progress.steps_per_second:
         step_time_s, source = 1 / progress.steps_per_second, f"ledger, {progress.measured_s / 60:.0f} min"
     elif row is not None:
-        step_time_s, source = row.measured.step_time_s, f"{row.measured.steps} steps at {utc(row.at)}"
+        step_time_s, source = row.measured.step_time_s, f"{counted(row.measured.steps, 'step')} at {utc(row.at)}"
     else:
         return None
     started = state.run_started_at if state else None

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.contract.state import UP
+from bootstrap.contract.words import counted
 from optimizer.commands.output import LEAST_WIDTH, output_width, say
 from optimizer.commands.progress import patience
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
@@ -202,7 +203,7 @@ def changes(before: Reading | None, now: Reading) -> list[str]:
         events.append(f"{state.phase}: {state.reason}")
     if state is not None and old is not None and state.interruptions > old.interruptions:
         count = state.interruptions - old.interruptions
-        events.append(f"{count} node{'s' * (count > 1)} interrupted")
+        events.append(f"{counted(count, 'node')} interrupted")
     earlier = {node.instance_id for node in before.group.nodes} if before and before.group else set()
     present = {node.instance_id for node in now.group.nodes} if now.group else set()
     if before is not None and earlier != present:

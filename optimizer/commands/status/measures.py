@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.words import counted
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
 from optimizer.plan import FleetPlan
 
@@ -36,7 +37,7 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
             arrival += f"; deadline {utc(ahead.deadline_at)}"
     step_time_s = row.measured.step_time_s if row else None
     peak_gib = row.measured.peak_allocated_gib if row else None
-    steady = f"; median of {row.measured.steps} steps at {utc(row.at)}" if row else ""
+    steady = f"; median of {counted(row.measured.steps, 'step')} at {utc(row.at)}" if row else ""
     reserved = f", {row.measured.peak_reserved_gib:.1f} with the allocator's cache" if row else ""
     rows: list[tuple[str, str, float | None, float | None, str]] = [
         ("steps", "steps", job.steps, progress.step if progress else None, _saved_note(progress)),
@@ -72,7 +73,11 @@ def _speed(
         return speed, f"ledger, {progress.measured_s / 60:.0f} min"
     if published:
         return published, "CloudWatch"
-    return (row.measured.tokens_per_second, f"{row.measured.steps} steps at {utc(row.at)}") if row else (None, "")
+    return (
+        (row.measured.tokens_per_second, f"{counted(row.measured.steps, 'step')} at {utc(row.at)}")
+        if row
+        else (None, "")
+    )
 
 
 def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound_together
 from optimizer.economics.simulation.replay import OMNISCIENT, Result, summarise
@@ -62,7 +63,7 @@ def replay_together(
         prices = prices[order]
     else:
         prices = np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
-    name = f"{len(traces)} traces"
+    name = counted(len(traces), "trace")
     results: list[TogetherResult] = []
     for policy in policies:
         refusals = moves = None

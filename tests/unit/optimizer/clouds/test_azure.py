@@ -267,7 +267,7 @@ def test_the_command_refreshes_and_offers_then_show_the_prices(api: Server, gpuf
     code, out, err = gpufleet("catalog", "refresh", "--cloud", "azure", "--endpoint", api.url, "--format", "json")
     assert code == 0
     assert {"instance_type": ND, "regions": 1} in json.loads(out)
-    assert f"{ND}: 1 regions" in err and f"written to {refreshed_file('azure')}" in err
+    assert f"{ND}: 1 region\n" in err and f"written to {refreshed_file('azure')}" in err
     code, out, _ = gpufleet("offers", "--cloud", "azure", "--type", ND, "--format", "json")
     (row,) = json.loads(out)
     assert code == 0 and row["on_demand_usd_per_hour"] == 7.25

@@ -105,7 +105,7 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
         "usable_hours": 23.5,
         "fits_p95": True,
     }
-    assert "1 offers are left out" in err
+    assert "1 offer is left out" in err
     assert f"next: gpufleet blocks buy {ID} {plan} --region us-east-1 --until 2026-12-24T00:00:00Z" in err
     asked = market.asked("DescribeCapacityBlockOfferings")[0]
     assert (asked["CapacityDurationHours"], f"{asked['EndDateRange']:%Y-%m-%d %z}") == (24, "2026-12-24 +0000")

@@ -218,7 +218,7 @@ def test_against_the_same_plan_nothing_differs(tmp_path: Path) -> None:
     other = tmp_path / "before.json"
     other.write_text(json.dumps(SPOT_P4D))
     text = preview(tmp_path, SPOT_P4D, "--against", str(other))
-    assert f"against {other}: no resources differ" in text and "+0.0000" in text
+    assert f"against {other}: no resource differs" in text and "+0.0000" in text
 
 
 def test_against_a_stack_file_uses_its_configuration(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess
     )
 
 
-def on_terminal(*arguments: str, columns: int = 120) -> str:
+def on_terminal(*arguments: str, columns: int = 120, status: int = 0) -> str:
     """Return what a terminal shows of standard output and standard error."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -58,7 +58,7 @@ def on_terminal(*arguments: str, columns: int = 120) -> str:
         while part := os.read(ours, 65536):
             shown += part
     os.close(ours)
-    assert started.wait(timeout=120) == 0, shown
+    assert started.wait(timeout=120) == status, shown
     # Progress of a slow machine, and the empty line that it leaves on a dumb terminal.
     lines = shown.decode().replace("\r\n", "\n").splitlines()
     return "\n".join(line for line in lines if line.strip() and "searching the plans" not in line)
@@ -169,8 +169,8 @@ def test_table_says_what_is_derived_or_unmeasured() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--all")
     assert "not quoted" in done.stdout
     assert "No training run on" in done.stdout
-    table, _, range_of_zones = done.stdout.partition(": an old spot price")[0].rpartition("USD ")
-    assert range_of_zones and f" {range_of_zones} " in table, "the example is of the table"
+    table, _, old = done.stdout.partition(": at an old spot price")[0].rpartition("USD ")
+    assert old.startswith("~") and f" {old} " in table, "the example is of the table"
 
 
 def test_the_short_answer_is_what_decides() -> None:
@@ -189,16 +189,35 @@ def test_one_type_without_a_plan_is_no_types() -> None:
     lines = gpufleet(
         "recommend", *ISSUE_FLAGS, "--instance-type", "g6e.xlarge", "--instance-type", "p5.48xlarge"
     ).stdout
-    assert lines.splitlines()[-1] == "--all, --explain: 1 type without one (1 budget)"
+    assert lines.splitlines()[-1] == "--all, --explain: 1 type without one, 5 kinds of old prices"
 
 
 def test_the_short_answer_has_ten_lines_on_a_terminal_with_its_notes() -> None:
     answered = on_terminal("recommend", *ISSUE_FLAGS)
-    assert "note: spot prices are" in answered, "this day's answer has a note"
+    assert "note: spot prices (~) are" in answered, "this day's answer has a note"
     lines = answered.splitlines()
     assert len(lines) == 10 and max(map(len, lines)) <= 120, answered
-    narrow = on_terminal("recommend", *ISSUE_FLAGS, columns=80).splitlines()
-    assert 10 < len(narrow) <= 16 and max(map(len, narrow)) <= 80
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--purchase", "spot"),
+        ("--purchase", "spot", "--spot-fallback", "on-demand"),
+        ("--model", "1B"),
+        ("--model", "mixtral-8x7b"),
+        ("--deadline", "7h"),
+        ("--objective", "time"),
+        ("--budget", "100"),
+    ],
+    ids=" ".join,
+)
+def test_the_short_answer_has_about_ten_lines_at_eighty_columns(more: tuple[str, ...]) -> None:
+    """16 to 26 before."""
+    narrow = on_terminal("recommend", *ISSUE_FLAGS, *more, columns=80, status=3 if "100" in more else 0)
+    lines = narrow.splitlines()
+    assert 7 <= len(lines) <= 13 and max(map(len, lines)) <= 80, narrow
 
 
 def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
@@ -581,7 +600,7 @@ def test_refresh_plans_at_todays_spot_prices(emulated_url: str, tmp_path: Path) 
     first = json.loads(done.stdout)["plans"][0]
     assert first["purchase"]["option"] == "spot" and first["purchase"]["zone_id"] in first["zone_ids"]
     assert first["prices"][0]["source"] == "spot-price-history" and first["spot_range"] is None
-    assert "spot prices of 2 types in 1 regions are of today" in done.stderr
+    assert "spot prices of 2 types in 1 region are of today" in done.stderr
     # The next answer has them too.
     again = gpufleet(*SMALL, *types, "--format", "csv", **place)
     row = next(csv.DictReader(io.StringIO(again.stdout)))

@@ -76,7 +76,7 @@ def test_one_run_in_the_pools_of_all_traces(trace: str, tmp_path: Path) -> None:
         simulate(*pools, *("--pool-price-ratio", "1.1") * 2, "--policy", "omniscient", "--format", "json")
     )
     assert dear[0]["mean_normalised_cost"] > 0.9
-    with pytest.raises(InvalidInputError, match="given 1 times"):
+    with pytest.raises(InvalidInputError, match="given 1 time\n"):
         simulate(*pools, "--pool-price-ratio", "2")
 
 

@@ -485,7 +485,7 @@ def test_a_reservation_that_fits(aws: FakeAws) -> None:
         ({"State": "scheduled"}, "error", "its state is scheduled"),
         ({"AvailabilityZoneId": "use1-az6"}, "error", "it is in use1-az6, and the nodes would go to use1-az2"),
         ({"ReservationType": "capacity-block"}, "error", "it is a Capacity Block"),
-        ({"TotalInstanceCount": 1, "AvailableInstanceCount": 1}, "error", "it is for 1 instances, and the plan runs 2"),
+        ({"TotalInstanceCount": 1, "AvailableInstanceCount": 1}, "error", "it is for 1 instance, and the plan runs 2"),
         ({"AvailableInstanceCount": 0}, "warning", "0 of its 2 instances are free"),
         ({"InstanceMatchCriteria": "open"}, "warning", "it is open"),
         ({"EndDate": NOW + timedelta(hours=4)}, "error", "it leaves 4.0 h until 2026-11-21 16:00 UTC"),
@@ -635,7 +635,7 @@ def test_a_count_that_is_no_blocks_size_is_asked_for_and_the_next_size_with_its_
     plan = bought("capacity-block").purchase.model_dump(mode="json")
     three = {"node_count": 3, "job": {"global_batch": 192, "steps": 1334}, "parallelism": {"data": 24}}
     row = only(check_reservation(context(sample_plan(purchase=plan, **three))))
-    assert "4 x p4d.24xlarge for 24.0 h, costs 800.00 USD upfront (200.00 for 1 nodes too many)" in row.text
+    assert "4 x p4d.24xlarge for 24.0 h, costs 800.00 USD upfront (200.00 for 1 node too many)" in row.text
     assert [call["InstanceCount"] for call in aws.asked("DescribeCapacityBlockOfferings")] == [3, 4]
 
 

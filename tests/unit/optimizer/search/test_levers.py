@@ -90,4 +90,4 @@ def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_boug
     assert "a 3-year" in describe_commitments(long, three, only_long=False)[1]
     (bought, *_) = answer(purchase_options=["reserved"], **where).plans
     (note,) = describe_commitments(bought, offer, only_long=True)
-    assert f"all {offer.reserved_1yr.usd_per_hour * 8760:,.0f} USD" in note and "the stack buys none" in note
+    assert f"bills {offer.reserved_1yr.usd_per_hour * 8760:,.0f} USD" in note and "the stack buys none" in note

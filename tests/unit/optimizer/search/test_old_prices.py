@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -11,6 +12,7 @@ import pytest
 
 from optimizer.catalog import Catalog
 from optimizer.commands.recommend.refresh import old_price_note
+from optimizer.commands.recommend.tables import plan_rows
 from optimizer.hardware import HourlyPrice, Offer
 from optimizer.recommend import Recommendation, recommend
 from tests.unit.optimizer.search.requests import calibration, catalog, request
@@ -75,6 +77,21 @@ def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age()
         assert prices.cost_usd_dearest == pytest.approx(dearest, abs=0.02)
     # Without a plan at a current price, spot is first, and the note says so.
     assert "no plan at a current price" in old_price_note(p4d(136).plans)
+
+
+def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95() -> None:
+    """A range to the dearest zone (83 to 259 USD) stood beside the p95 of the plan's own zone (210)."""
+    spot = answered(136, purchase="spot")
+    beyond = [plan for plan in spot.plans if plan.spot_range and plan.spot_range.cost_usd_dearest > plan.cost_usd.p95]
+    assert beyond, "the dearest zone can cost more than the p95 of the cheapest"
+    for row in plan_rows(spot):
+        shown = [float(figure.replace(",", "")) for figure in re.findall(r"[\d.,]+", row["usd"])]
+        assert shown == [pytest.approx(row["cost_usd_expected"], rel=1e-3)] and shown[0] <= row["cost_usd_p95"]
+    plan, prices = spot.plans[0], spot.plans[0].spot_range
+    assert prices is not None
+    note = old_price_note(spot.plans)
+    assert f"in {plan.purchase.zone_id} ({plan.cost_usd.p95:,.2f} at the 95th percentile" in note
+    assert f"{prices.cost_usd_dearest:,.2f} expected in the dearest of" in note
 
 
 def test_among_old_prices_alone_the_95th_percentile_ranks() -> None:

@@ -154,3 +154,24 @@ def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
     assert any("the GPUs wait for their input: 7 of the 8 vCPUs prepare 1,750" in note for note in small.notes)
     assert not any("wait for their input" in note for note in large.notes)
     assert best("g6e.2xlarge", samples_per_vcpu_s=0).plans[0].tokens_per_second == large.plans[0].tokens_per_second
+
+
+def test_a_gpu_without_a_run_in_fp8_is_not_said_to_have_none() -> None:
+    """ "no run on H100 was measured", while bf16 has 35."""
+    work = {"tokens": "1B", "samples": None, "global_batch": None, "precision": "fp8"}
+    limits: dict[str, Any] = {
+        "instance_types": ["p5.4xlarge", "p5en"],
+        "purchase_options": ["on-demand"],
+        "regions": (),
+    }
+    best = answer("gpt2", work=work, **limits).plans[0]
+    assert best.passed_over is not None and best.passed_over.endswith("no fp8 run on H100 was measured")
+
+
+def test_a_run_of_months_without_a_deadline_is_named() -> None:
+    def months(**limits: Any) -> list[str]:
+        asked = answer("llama-3.1-8b", work={"samples": 200_000_000}, instance_types=["p4d"], max_nodes=16, **limits)
+        assert asked.plans
+        return [note for note in asked.notes if " days: --deadline bounds them" in note]
+
+    assert len(months()) == 1 and not months(deadline_hours=2000)
