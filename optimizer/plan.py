@@ -495,7 +495,7 @@ class Job(_Model):
 class Alternate(_Model):
     """A place for all nodes of a plan when the plan's own place has no capacity; the layout and node count stay.
 
-    Every node is bought the same way: no on-demand base, no fallback, no further types.
+    Every node is bought the same way: no on-demand base, no further types. On spot the plan's fallback counts.
     """
 
     zone_id: Annotated[str, Field(pattern=ZONE_ID)]
@@ -720,12 +720,16 @@ class FleetPlan(_Model):
         """The plan, made for a place of its ``alternates``: for checks and prices there."""
         shared = Alternate.model_fields.keys() & FleetPlan.model_fields.keys() - {"purchase"}
         spot = alternate.purchase == "spot"
+        fallback = self.purchase.fallback if spot else "none"
+        on_demand = NodeItem("on-demand", alternate.instance_type, self.region) if fallback == "on-demand" else None
         fields: dict[str, Any] = {name: getattr(self, name) for name in FleetPlan.model_fields}
         fields |= {name: value for name in shared if (value := getattr(alternate, name)) is not None}
         fields |= {
             "zone_ids": (alternate.zone_id,),
-            "purchase": Purchase(option=alternate.purchase, zone_id=alternate.zone_id if spot else None),
-            "prices": (alternate.price, *(price for price in self.prices if price.node is None)),
+            "purchase": Purchase(
+                option=alternate.purchase, zone_id=alternate.zone_id if spot else None, fallback=fallback
+            ),
+            "prices": (alternate.price, *(price for price in self.prices if price.node in (None, on_demand))),
             "expected": None if alternate.node else self.expected,
             **dict.fromkeys(("step_breakdown_s", "spot_range", "passed_over")),
             "alternates": (),

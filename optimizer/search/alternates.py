@@ -1,6 +1,7 @@
 """Alternates: the places that a plan's nodes may go to when the plan's own has no capacity, within its limits at p95.
 
-Of each type that the stack can boot, the plan's configuration is priced in every zone, on demand and on spot.
+Of each type that the stack can boot, the plan's configuration is priced in every zone, on demand and on spot. Spot is with
+the plan's fallback, whose on-demand price binds the limits too.
 """
 
 from __future__ import annotations
@@ -65,11 +66,19 @@ def with_alternates(
     for move, table in zip(moves, tables, strict=True):
         found.setdefault(id(move.plan), []).append((move, table))
     return [
-        plan.model_copy(update={"alternates": _choose(problem, found[id(plan)], estimates)})
-        if id(plan) in found
-        else plan
+        _move_to(problem, plan, _choose(problem, found[id(plan)], estimates)) if id(plan) in found else plan
         for plan in plans
     ]
+
+
+def _move_to(problem: Problem, plan: FleetPlan, alternates: tuple[Alternate, ...]) -> FleetPlan:
+    """The plan with its alternates, and with the on-demand prices that a fallback of other types counts with."""
+    prices = dict.fromkeys(plan.prices)
+    for alternate in alternates if plan.purchase.fallback == "on-demand" else ():
+        offer = problem.catalog.offer(alternate.instance_type, plan.region)
+        if alternate.purchase == "spot" and offer and offer.on_demand:
+            prices[node_price("on-demand", offer, offer.on_demand)] = None
+    return plan.model_copy(update={"alternates": alternates, "prices": tuple(prices)})
 
 
 def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPlan) -> Iterator[_Move]:
@@ -77,6 +86,7 @@ def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPl
     own = fastest.only(int(table.configuration[row]))
     # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
     old = table.purchases[int(table.purchase[row])].stale
+    falls_back = plan.purchase.fallback == "on-demand"
     for instance in problem.instance_types:
         if not can_replace(fastest.instance, instance):
             continue
@@ -84,9 +94,10 @@ def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPl
         if offer is None or not offer.zone_ids:
             continue
         purchases = [
-            replace(bound_by_quota(purchase, problem.rooms), fallback=False)
+            replace(bound_by_quota(purchase, problem.rooms), fallback=falls_back and purchase.option == "spot")
             for purchase in list_purchases(offer, limits, every_zone=True)
             if purchase.option in ("on-demand", "spot") and not purchase.base and purchase.stale <= old
+            if offer.on_demand or not falls_back
         ]
         if not purchases:
             continue

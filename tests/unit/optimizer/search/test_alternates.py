@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.audit.arithmetic import check_arithmetic
 from optimizer.plan import Alternate, FleetPlan
 from optimizer.search.alternates import MAX_ALTERNATES
 from optimizer.search.branch_and_bound import TIE
@@ -70,6 +71,21 @@ def test_an_alternate_costs_and_takes_what_a_plan_of_that_place_does() -> None:
     dearer = [one for one in spot_plan.alternates if one.purchase == "spot"]
     assert dearer and all(one.hours == spot_plan.hours for one in dearer)
     assert all(one.cost_usd.expected > spot_plan.cost_usd.expected for one in dearer)
+
+
+def test_a_spot_alternate_counts_with_the_plans_fallback() -> None:
+    """Their p95 (232 USD) was that of spot alone, beside the plan's 570 of a run that never gets spot nodes."""
+    plans = [plan for plan in gangs(spot_fallback="on-demand") if plan.purchase.option == "spot"]
+    spot = [(plan, one) for plan in plans for one in plan.alternates if one.purchase == "spot"]
+    assert {one.instance_type for _, one in spot} == {"p4d.24xlarge", "p4de.24xlarge"}
+    for plan, one in spot:
+        there = plan.at(one)
+        assert there.purchase.fallback == "on-demand" and not list(check_arithmetic(there, catalog()))
+        on_demand = {node: usd for node, usd in there.node_prices_usd_per_hour.items() if node.market == "on-demand"}
+        assert one.cost_usd.p95 >= plan.node_count * sum(on_demand.values()) * one.hours.expected
+        assert there.reserve_usd == pytest.approx(plan.reserve_usd, rel=0.3)
+    current = answer(**A100, purchase_options=["on-demand"], spot_fallback="on-demand").plans
+    assert not any(plan.at(one).purchase.fallback != "none" for plan in current for one in plan.alternates)
 
 
 def test_every_alternate_keeps_the_limits_at_p95_and_a_tighter_budget_leaves_fewer() -> None:
