@@ -167,12 +167,6 @@ def command(
     together = together or bool(price_histories)
     if plot:
         check_plot(plot)
-        if together:
-            raise InvalidInputError(
-                f"--plot {plot} is given with --together",
-                why="a plot has a place a trace, and together they are one",
-                next_step="leave one of the two out",
-            )
     paths = (*first_traces, *more_traces)
     if not paths and not price_histories:
         raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
@@ -210,6 +204,8 @@ def command(
         rows = [_row(result) for result in together_results]
         columns = {**COLUMNS, "refusals": "refusals", "moves": "moves"}
         write_rows(rows, columns, output_format, title="Policies over all traces together")
+        if plot:
+            _draw_together(plot, together_results)
         return
     if alone := set(policy) - {*NAMES, "all"}:
         raise click.UsageError(f"--policy {min(alone)} needs --together")
@@ -285,6 +281,22 @@ def _draw(path: Path, results: Sequence[Result]) -> None:
     axes.set_ylabel("mean cost (on-demand = 1)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    axes.legend()
+    save_plot(figure, path)
+
+
+def _draw_together(path: Path, results: Sequence[Result]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    names = [result.policy for result in results]
+    axes.barh(names, [result.mean_normalised_cost for result in results], label="mean")
+    axes.plot([result.normalised_cost_p95 for result in results], names, "k|", markersize=14, label="p95")
+    axes.invert_yaxis()  # as the table has them
+    axes.set_xlabel(f"cost over {results[0].trace} together (on-demand = 1)")
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", alpha=0.3)
     axes.legend()
     save_plot(figure, path)
 

@@ -1,7 +1,7 @@
 """Alternates: the places that a plan's nodes may go to when the plan's own has no capacity, within its limits at p95.
 
-Of each type that the stack can boot, the plan's configuration is priced in every zone, on demand and on spot. Spot is with
-the plan's fallback, whose on-demand price binds the limits too.
+Of each type that the stack can boot, the plan's configuration is priced in every zone, on demand and on spot. On spot
+the plan's fallback counts, so its on-demand price binds the limits too.
 """
 
 from __future__ import annotations

@@ -84,26 +84,29 @@ def command(
     shows which resources would be added, changed, replaced and removed, and the dollars an hour and a month before and
     after.
     """
-    from infra.offline.guardrails import violations
-    from infra.offline.preview import PLACEHOLDERS
-    from optimizer.audit import check_plan
-    from optimizer.catalog import load
-    from optimizer.commands.preview.cost import cost_lines, totals
-    from optimizer.commands.preview.difference import read_before
+    chosen = read_plan_argument(plan, plan_number)
+    with patience("running the Pulumi program offline"):  # its imports and, to compare, its further runs too
+        from infra.offline.guardrails import violations
+        from infra.offline.preview import PLACEHOLDERS
+        from optimizer.audit import check_plan
+        from optimizer.catalog import load
+        from optimizer.commands.preview.cost import cost_lines, totals
+        from optimizer.commands.preview.difference import read_before
 
-    chosen, catalog = read_plan_argument(plan, plan_number), load()
-    check_plan(chosen, catalog)
-    before = read_before(against, stack=stack) if against else None
-    if before is not None:
-        _check_same_stack(before, chosen, stack)
-    config = {**((before and before.config) or {}), **config_given}
-    known = before.export.known if before is not None and before.export is not None else None
-    resources = _declare(chosen, stack, config, known)
-    lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
-    sums = totals(lines)
-    difference = _compare(before, resources, chosen, stack, catalog) if before is not None else None
-    # The rules tell resources apart by the stand-in identifiers.
-    broken = [str(rule) for rule in violations(resources if known is None else _declare(chosen, stack, config, None))]
+        catalog = load()
+        check_plan(chosen, catalog)
+        before = read_before(against, stack=stack) if against else None
+        if before is not None:
+            _check_same_stack(before, chosen, stack)
+        config = {**((before and before.config) or {}), **config_given}
+        known = before.export.known if before is not None and before.export is not None else None
+        resources = _declare(chosen, stack, config, known)
+        lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
+        sums = totals(lines)
+        difference = _compare(before, resources, chosen, stack, catalog) if before is not None else None
+        # The rules tell resources apart by the stand-in identifiers.
+        again = resources if known is None else _declare(chosen, stack, config, None)
+        broken = [str(rule) for rule in violations(again)]
     placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
     decisive = [*(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken), *_warnings(chosen)]
     notes = [*decisive, *NOTES, f"Offline, so {placeholders}."]
@@ -141,8 +144,7 @@ def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, know
     from infra.offline.preview import resources
 
     try:
-        with patience("running the Pulumi program offline"):
-            return resources(plan, stack=stack, config=config, known=known)
+        return resources(plan, stack=stack, config=config, known=known)
     except (ValueError, RunError) as error:  # RunError: a value is no number
         raise InvalidInputError(str(error)) from error
 

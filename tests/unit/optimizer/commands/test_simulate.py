@@ -53,6 +53,14 @@ def test_the_plot_has_a_line_a_policy(trace: str, tmp_path: Path) -> None:
     assert drawn.count(b"<!-- greedy -->") == drawn.count(b"<!-- adaptive -->") == 1
 
 
+def test_the_plot_of_all_traces_together_has_a_bar_a_policy(trace: str, tmp_path: Path) -> None:
+    chosen = ("--policy", "greedy", "--policy", "fallback")
+    simulate(trace, "--together", *chosen, "--plot", str(tmp_path / "costs.svg"))
+    drawn = (tmp_path / "costs.svg").read_bytes()
+    assert drawn.count(b"<!-- greedy -->") == drawn.count(b"<!-- fallback -->") == 1
+    assert b"<!-- adaptive -->" not in drawn
+
+
 def test_errors_of_the_user(trace: str) -> None:
     with pytest.raises(InvalidInputError, match="no trace is given"):
         simulate()
