@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,7 +244,7 @@ def recommend(
             *_batch_notes(problem),
             *trainer_notes(problem),
             *_spot_notes(problem),
-            *_reservation_notes(problem, searched, rejected),
+            *_reservation_notes(problem, searched, rejected, [purchase_at(feasible, at).reservation for at in chosen]),
             *advice,
         ),
         wider="" if chosen else _describe_wider(problem),
@@ -330,7 +330,12 @@ def _spot_notes(problem: Problem) -> list[str]:
     ]
 
 
-def _reservation_notes(problem: Problem, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]) -> list[str]:
+def _reservation_notes(
+    problem: Problem,
+    tables: Sequence[CandidateTable],
+    rejected: Sequence[Rejection],
+    used: Collection[Reservation | None],
+) -> list[str]:
     limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     notes = []
     for owned in limits.existing_reservations:
@@ -344,26 +349,27 @@ def _reservation_notes(problem: Problem, tables: Sequence[CandidateTable], rejec
         elif owned.capacity_block and not owned.capacity_block.usable_hours(datetime.now(UTC)):
             over = (owned.capacity_block.end - BLOCK_TAIL).astimezone(UTC)
             notes.append(f"{unused}: its Capacity Block is over, AWS ended the nodes from {over:%Y-%m-%d %H:%M} UTC on")
-        elif why := _describe_unused(problem, owned, tables, rejected):
-            notes.append(f"{unused}: {why}")
+        elif owned not in used:
+            notes.append(f"{unused}: {_describe_unused(problem, owned, tables, rejected)}")
     return notes
 
 
 def _describe_unused(
     problem: Problem, owned: Reservation, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]
 ) -> str:
-    """Say why no candidate on owned nodes keeps the limits; empty where one does."""
+    """Say why no plan of the answer is on owned nodes: no candidate keeps the limits, or others are better."""
     limits = problem.request.constraints
     table = next((table for table in tables if table.fastest.instance.name == owned.instance_type), None)
     if table is None:
-        return next((entry.reason for entry in rejected if entry.instance_type == owned.instance_type), "")
+        return next(entry.reason for entry in rejected if entry.instance_type == owned.instance_type)
     uses = [i for i, purchase in enumerate(table.purchases) if purchase.reservation == owned]
     on_owned = table.keep(np.flatnonzero(np.isin(table.purchase, uses)))
     if not on_owned.nodes.size:
         least = int(table.fastest.nodes.min())
         return f"the fewest nodes of {owned.instance_type} that the training fits on are {least}"
-    if on_owned.feasible(limits).any():
-        return ""
+    if (feasible := on_owned.feasible(limits)).any():
+        usd = float(on_owned.cost.expected[feasible].min())
+        return f"other plans are better; the cheapest on it costs {usd:,.2f} USD expected"
     return (on_owned.excluded_by_quota(limits) or [on_owned.reject(limits)])[0].reason
 
 

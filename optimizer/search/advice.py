@@ -109,6 +109,6 @@ def describe_network(plan: FleetPlan) -> list[str]:
         return []
     return [
         f"{plan.instance_type} has EFA without GPUDirect RDMA: {plan.node_count} nodes exchange through host "
-        "memory, estimated from two published figures and measured on no run, so that time may be half or double "
-        "(docs/estimator.md); one node, or P types from p4d on, have no such doubt"
+        "memory, measured on no run, so that time may be half or double (docs/estimator.md); one node, or P types from "
+        "p4d on, have no such doubt"
     ]

@@ -147,6 +147,14 @@ def test_owned_nodes_that_no_plan_uses_are_named(model: str, reservation: dict[s
     assert f"p4d.24xlarge in us-east-1 is not used: {why}" in note
 
 
+def test_owned_nodes_that_other_plans_beat_are_named() -> None:
+    """One small node of one's own, topped up with dozens on demand, is no plan that anyone wants."""
+    mine = owned(1) | {"instance_type": "g5.xlarge"}
+    found = answer("llama-3.1-8b", existing_reservations=[mine], instance_types=[], max_nodes=64)
+    (note,) = [note for note in found.notes if "reservation of" in note]
+    assert "1 g5.xlarge in us-east-1 is not used: other plans are better; the cheapest on it costs" in note
+
+
 def test_owned_nodes_that_a_plan_uses_need_no_note() -> None:
     found = answer(existing_reservations=[block(2000, 2), owned(2)], instance_types=["p4d"])
     assert not any("is not used" in note for note in found.notes)
