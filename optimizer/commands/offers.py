@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from bootstrap.contract.words import counted
 from optimizer.catalog import load, ttl
 from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
@@ -272,7 +271,7 @@ def command(
         write_rows(rows, columns, output_format, spare=SPARE)
     if not offers:
         raise NothingFeasibleError(
-            f"none of {counted(len(catalog.offers), 'offer')} passes all the filters",
+            f"no offer of {len(catalog.offers):,} passes all the filters",
             next_step="drop one filter at a time; gpufleet offers without filters lists everything",
         )
 
@@ -291,7 +290,7 @@ def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> N
         return
     refreshable = priced_as == "spot" and cloud in CLOUDS and CLOUDS[cloud].price_api
     raise DataMissingError(
-        f"none of {counted(len(offers), 'offer')} has a {priced_as} price",
+        f"no offer of {len(offers):,} has a {priced_as} price",
         why="no source has one"
         if cloud in ("aws", "all")
         else "other clouds' rows have on-demand prices only, but for Azure's spot prices after a refresh",

@@ -97,7 +97,7 @@ def test_a_kind_of_price_that_no_row_has_is_missing_data(
 ) -> None:
     code, out, err = run(*flags)
     assert (code, out) == (4, "")
-    assert f"offers has a {flags[flags.index('--price') + 1]} price" in err
+    assert f"has a {flags[flags.index('--price') + 1]} price" in err
     assert says in err and next_step in err
 
 
@@ -148,7 +148,7 @@ def test_wrong_input_ends_with_status_2_and_what_is_right(run: Gpufleet, argumen
 def test_nothing_found_ends_with_status_3_and_an_empty_result(run: Gpufleet, output_format: str, stdout: str) -> None:
     code, out, err = run("--gpu", "H100", "--count", "16", "--format", output_format)
     assert (code, out) == (3, stdout)
-    assert "none of 892 offers passes all the filters" in err
+    assert "no offer of 892 passes all the filters" in err
 
 
 def test_too_old_a_price_ends_with_status_4(run: Gpufleet) -> None:

@@ -74,7 +74,7 @@ def test_a_local_run_is_read_from_its_checkpoints(gpufleet: Gpufleet, tmp_path: 
     lines = "".join(json.dumps(event | {"writer": "w"}) + "\n" for event in events)
     (checkpoints / "ledger.jsonl").write_text(lines, encoding="utf-8")
     assert gpufleet(*arguments)[0] == 0
-    assert "90 of 2,000 steps are done, after 1 start;" in out.read_text(encoding="utf-8")
+    assert "90 of 2,000 steps done, after 1 start;" in out.read_text(encoding="utf-8")
 
 
 def test_an_answer_without_a_plan_becomes_a_page(gpufleet: Gpufleet, tmp_path: Path) -> None:
