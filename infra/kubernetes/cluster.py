@@ -27,15 +27,13 @@ from infra.kubernetes.constants import (
     SYSTEM_VOLUME_GIB,
 )
 from infra.kubernetes.node_config import node_config
-from infra.policies.roles import EKS_STATEMENTS, assume_role, eks_policy, pod_identity_trust
+from infra.policies.roles import CLUSTER_ADMIN, EKS_MANAGED, EKS_STATEMENTS, assume_role, eks_policy, pod_identity_trust
 from infra.policies.statements import Policy
 
 SYSTEM_AMI_TYPE = "AL2023_ARM_64_STANDARD"
 LOG_RETENTION_DAYS = 90
 # Every type that EKS has: https://docs.aws.amazon.com/eks/latest/userguide/control-plane-logs.html
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
-# https://docs.aws.amazon.com/eks/latest/userguide/create-node-role.html
-_NODE_POLICIES = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
 # By default the CNI of a GPU node keeps two interfaces' addresses, up to a hundred, for a handful of pods:
 # https://github.com/aws/amazon-vpc-cni-k8s/blob/master/docs/eni-and-ip-target.md
 _CNI_CONFIGURATION = {"env": {"MINIMUM_IP_TARGET": str(NODE_ADDRESSES - 2), "WARM_IP_TARGET": "1"}}
@@ -105,7 +103,7 @@ class Cluster(Component):
         logs = self._log_group(
             f"{self._prefix}-control-plane", names.cluster_log_group, args.key_arn, days=LOG_RETENTION_DAYS
         )
-        role, policy = self._granted_role("cluster", assume_role("eks.amazonaws.com"), ["AmazonEKSClusterPolicy"])
+        role, policy = self._granted_role("cluster", assume_role("eks.amazonaws.com"))
         public = [str(network) for network in eks.public_access_cidrs]
         return aws.eks.Cluster(
             f"{self._prefix}-cluster",
@@ -140,7 +138,7 @@ class Cluster(Component):
                 f"{self._prefix}-admin-{index}",
                 cluster_name=self.name,
                 principal_arn=arn,
-                policy_arn=f"arn:{self._names.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy",
+                policy_arn=f"arn:{self._names.partition}:eks::aws:cluster-access-policy/{CLUSTER_ADMIN}",
                 access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster"),
                 opts=self._after(entry),
             )
@@ -155,7 +153,7 @@ class Cluster(Component):
             opts=self._own,
         )
 
-    def _granted_role(self, name: str, trust: Policy, managed: list[str]) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
+    def _granted_role(self, name: str, trust: Policy) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         """A role, and its permissions, which must exist before the role is used."""
         names, logical = self._names, f"{self._prefix}-{name}"
         role = self._role(logical, trust, description=f"gpufleet {names.stack}: {name} of the Kubernetes cluster")
@@ -166,7 +164,7 @@ class Cluster(Component):
                 policy_arn=f"arn:{names.partition}:iam::aws:policy/{policy}",
                 opts=self._own,
             )
-            for policy in managed
+            for policy in EKS_MANAGED.get(name, [])
         ]
         if name in EKS_STATEMENTS:
             policy = self._policy(
@@ -180,13 +178,13 @@ class Cluster(Component):
         return role, granted
 
     def _gpu_nodes(self) -> pulumi.Output[str]:
-        role, granted = self._granted_role("gpu-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES)
+        role, granted = self._granted_role("gpu-node", assume_role("ec2.amazonaws.com"))
         self._entry("gpu-node", role.arn, "EC2_LINUX")
         return self._profile(f"{self._prefix}-gpu-node", role, self._after(*granted))
 
     def _training(self) -> None:
         trust = pod_identity_trust(self._names, NAMESPACE, SERVICE_ACCOUNT)
-        role, granted = self._granted_role("training", trust, [])
+        role, granted = self._granted_role("training", trust)
         aws.eks.PodIdentityAssociation(
             f"{self._prefix}-training",
             cluster_name=self.name,
@@ -199,7 +197,7 @@ class Cluster(Component):
 
     def _cni_role(self) -> aws.eks.AddonPodIdentityAssociationArgs:
         trust = pod_identity_trust(self._names, "kube-system", "aws-node")
-        role, _ = self._granted_role("cni", trust, ["AmazonEKS_CNI_Policy"])
+        role, _ = self._granted_role("cni", trust)
         return aws.eks.AddonPodIdentityAssociationArgs(role_arn=role.arn, service_account="aws-node")
 
     def _addon(
@@ -225,7 +223,7 @@ class Cluster(Component):
         )
 
     def _system_nodes(self, first: list[aws.eks.Addon]) -> aws.eks.NodeGroup:
-        role, granted = self._granted_role("system-node", assume_role("ec2.amazonaws.com"), _NODE_POLICIES)
+        role, granted = self._granted_role("system-node", assume_role("ec2.amazonaws.com"))
         tags = self._named(f"{self._prefix}-system")
         template = aws.ec2.LaunchTemplate(
             f"{self._prefix}-system-node",

@@ -23,7 +23,15 @@ EKS_STATEMENTS = {
     "ReadBaseWeights ListBaseWeights UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
     "system-node": "SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
 }
-
+# AWS's policies that EKS requires of its roles: https://docs.aws.amazon.com/eks/latest/userguide/create-node-role.html
+_NODE = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
+EKS_MANAGED = {
+    "cluster": ["AmazonEKSClusterPolicy"],
+    "cni": ["AmazonEKS_CNI_Policy"],
+    "gpu-node": _NODE,
+    "system-node": _NODE,
+}
+CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
 
 # Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
 TRAINING_STATEMENTS = (

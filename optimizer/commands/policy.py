@@ -33,8 +33,9 @@ def command(
     """Print the least IAM permissions to run `gpufleet up` and `gpufleet down` (deployer), or the checks (preflight).
 
     The deployer's come in several documents, each small enough for a managed policy; the last is preflight's. They name
-    the stack's resources by name, tag, region and account, and are for platform ec2. Whoever may write roles and pass
-    them may do what those roles may: set gpufleet:permissionsBoundary to bound that.
+    the stack's resources by name, tag, region and account; its plan and configuration count, so print them again when
+    these change. Whoever may write roles and pass them may do what those roles may: set gpufleet:permissionsBoundary to
+    bound that.
     """
     documents = _deployer(stack, region, account, directory) if who == "deployer" else _preflight("aws")
     if out is None:
@@ -68,13 +69,6 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
         raise InvalidInputError(f"--account is {account}", limit="12 digits", next_step="aws sts get-caller-identity")
     file = read_stack(stack, directory) if stack_path(directory, stack).exists() else None
     config = file.config_texts if file else {}
-    if config.get("gpufleet:platform") == "eks":
-        raise InvalidInputError(
-            f"stack {stack} has gpufleet:platform eks",
-            limit="platform ec2",
-            why="the deployer's policy of a cluster is not written",
-            next_step="deploy it with an administrator's role",
-        )
     region = region or (file.plan.region if file else None)
     if region is None:
         raise InvalidInputError(
@@ -91,6 +85,7 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
         lustre=file is not None and file.plan.lustre is not None,
+        eks=config.get("gpufleet:platform") == "eks",
     )
     parts = enumerate(deployer_documents(policy), start=1)
     return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _preflight(partition)

@@ -27,6 +27,7 @@ DEPLOYER = "DEPLOYERDEPLOYER"
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _ACCOUNT, _REGION = "123456789012", "us-east-1"
 _TAG = "gpufleet:stack"
+_CLUSTER_TAG = "aws:eks:cluster-name"
 _ROLE = re.compile(r"arn:aws:iam::\d+:role/[\w+=,.@/-]+")
 # Type of an EC2 resource, by the letters of its id, where they are not its own.
 _EC2_TYPES = {
@@ -71,16 +72,31 @@ _ACTIONS = {
     },
 }
 _STACK_NAMES = ("gpufleet-{}", "/gpufleet/{}", "AutoScaling_{}-")
-_REST = ("s3", "lambda")
-# The deployer's policy is of platform ec2 only.
-_NOT_JUDGED = "eks"
+_REST = ("s3", "lambda", "eks")
+# Services that an operation passes its roles to (iam:PassedToService):
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_eks.html
+_PASSED_TO = {
+    "AddRoleToInstanceProfile": "ec2",
+    "CreateAccessEntry": "ec2",
+    "CreateAddon": "eks pods.eks",
+    "CreateAutoScalingGroup": "autoscaling",
+    "CreateCluster": "eks",
+    "CreateFlowLogs": "vpc-flow-logs",
+    "CreateFunction": "lambda",
+    "CreateNodegroup": "eks ec2",
+    "CreatePodIdentityAssociation": "pods.eks",
+}
 # Operations that look like another's request, or like a deprecated one of the same path.
 _NOT_MEANT = {"AbortMultipartUpload", "CopyObject", "GetBucketLifecycle", "PutBucketLifecycle", "UploadPart"}
 
 
 @dataclass(frozen=True, order=True)
 class Question:
-    """One question to IAM: an action on a resource; the stack's tag in the request and on the resource, "" for none."""
+    """One question to IAM: an action on a resource; the stack's tag in the request and on the resource, "" for none.
+
+    What else a condition asks of the request stands behind the ARN and a "#": the call that tags, the policy, the
+    service. A group that EKS made has EKS's tag, the cluster's name, in place of the stack's.
+    """
 
     action: str
     resource: str
@@ -110,14 +126,15 @@ class Recording:
             asked = sorted(self._asked)
             return [json.dumps([[q.action, q.resource, q.requested, q.tagged] for q in asked]).encode()]
         signed = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
-        if signed and signed[1] == DEPLOYER and signed[3] != _NOT_JUDGED:
+        if signed and signed[1] == DEPLOYER:
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             environ["wsgi.input"] = io.BytesIO(body)
             self._asked.update(
                 questions(
                     service=signed[3],
                     method=environ["REQUEST_METHOD"],
-                    path=environ["PATH_INFO"],
+                    # An ARN in a path of EKS has slashes of its own, which are quoted.
+                    path=environ["REQUEST_URI"].partition("?")[0],
                     query=environ.get("QUERY_STRING", ""),
                     target=environ.get("HTTP_X_AMZ_TARGET", ""),
                     body=b"" if signed[3] == "s3" else body,
@@ -140,20 +157,20 @@ def tag_of(resource_id: str) -> str:
     if re.fullmatch(r"[0-9a-f-]{36}", resource_id):
         tags = kms_backends[_ACCOUNT][_REGION].list_resource_tags(resource_id)["Tags"]
         return next((str(tag["TagValue"]) for tag in tags if tag["TagKey"] == _TAG), "")
-    filters: Any = {"resource-id": [resource_id], "key": [_TAG]}
+    filters: Any = {"resource-id": [resource_id], "key": [_TAG, _CLUSTER_TAG]}
     return next((str(tag["value"]) for tag in ec2_backends[_ACCOUNT][_REGION].describe_tags(filters=filters)), "")
 
 
 def of_stack_dev(asked: Iterable[Question], stack: str) -> set[Question]:
     """Return questions as a stack "dev" asks them, without what Pulumi makes up at the end of names."""
     renamed = [(pattern.format(stack), pattern.format("dev")) for pattern in _STACK_NAMES]
-    made_up = re.compile(r"(?<=-)[0-9a-f]{7}$|(?<=key/)[0-9a-f-]{36}$|[0-9a-f]{64}")
+    made_up = re.compile(r"(?<=-)[0-9a-f]{7}(?=#|$)|(?<=key/)[0-9a-f-]{36}$|[0-9a-f]{64}")
     result = set()
     for question in asked:
-        resource = question.resource
+        resource, tagged = question.resource, question.tagged
         for own, dev in renamed:
-            resource = resource.replace(own, dev)
-        tags = ("dev" if tag == stack else tag for tag in (question.requested, question.tagged))
+            resource, tagged = resource.replace(own, dev), tagged.replace(own, dev)
+        tags = ("dev" if tag == stack else tag for tag in (question.requested, tagged))
         result.add(Question(question.action, made_up.sub("*", resource), *tags))
     return result
 
@@ -187,15 +204,17 @@ def questions(
         yield from _of_ec2(operation, given, tag_of)
     else:
         key = given.get("KeyId", "") if service == "kms" else _of_fsx(given) if service == "fsx" else ""
-        yield Question(action, _arn(service, operation, given), _requested(given), key and tag_of(key))
+        policy = given.get("PolicyArn") or given.get("policyArn")
+        arn = _arn(service, operation, given) + (f"#{policy}" if policy else "")
+        yield Question(action, arn, _requested(given), key and tag_of(key))
         if operation == "CreateDataRepositoryAssociation":
             system = f"arn:aws:fsx:{_REGION}:{_ACCOUNT}:file-system/*"
             yield Question(action, system, _requested(given), tag_of(given["FileSystemId"]))
-    if operation in ("CreateAutoScalingGroup", "CreateFunction", "CreateFlowLogs"):
-        for role in sorted(set(_ROLE.findall(" ".join(given.values())))):
-            yield Question("iam:PassRole", role)
-    if operation == "AddRoleToInstanceProfile":
-        yield Question("iam:PassRole", f"arn:aws:iam::{_ACCOUNT}:role/{given['RoleName']}")
+    # A person's own role is not passed.
+    if operation in _PASSED_TO and given.get("type") != "STANDARD":
+        named = [f"arn:aws:iam::{_ACCOUNT}:role/{given['RoleName']}"] if "RoleName" in given else given.values()
+        for role in set(_ROLE.findall(" ".join(named))):
+            yield from (Question("iam:PassRole", f"{role}#{to}.amazonaws.com") for to in _PASSED_TO[operation].split())
 
 
 def _of_fsx(given: dict[str, str]) -> str:
@@ -248,7 +267,7 @@ def _rest(service: str, method: str, path: str, query: str) -> tuple[str, dict[s
             continue
         found = pattern.fullmatch(path.rstrip("/"))
         if found and len(wanted) > best[0]:
-            best = len(wanted), name, found.groupdict()
+            best = len(wanted), name, {key: urllib.parse.unquote(value) for key, value in found.groupdict().items()}
     assert best[1], f"no operation of {service} is {method} {path}?{query}"
     return best[1], best[2] | asked
 
@@ -291,6 +310,8 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
             if "CustomSuffix" in given:
                 role = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{given['CustomSuffix']}"
                 return f"arn:aws:iam:{everywhere}:role/aws-service-role/{role}"
+        case "eks":
+            return _arn_of_eks(operation, given)
         case "kms":
             if "AliasName" in given:
                 return f"arn:aws:kms:{here}:{given['AliasName']}"
@@ -325,3 +346,23 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
         case "ssm":
             return f"arn:aws:ssm:{_REGION}::parameter{given['Name']}"
     return "*"
+
+
+def _arn_of_eks(operation: str, given: dict[str, str]) -> str:
+    """ARN of what a request to EKS is about: making a part of a cluster is asked of the cluster.
+
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelastickubernetesservice.html
+    """
+    cluster = given.get("clusterName") or given.get("name")
+    if operation == "CreateCluster" or not cluster:
+        return "*"
+    parts = {
+        "addonName": f"addon/{cluster}/{given.get('addonName')}/*",
+        "associationId": f"podidentityassociation/{cluster}/*",
+        "nodegroupName": f"nodegroup/{cluster}/*/*",
+        "principalArn": f"access-entry/{cluster}/*",
+    }
+    part = next((arn for name, arn in parts.items() if name in given), None)
+    if part is None or operation.startswith("Create"):
+        part = f"cluster/{cluster}"
+    return f"arn:aws:eks:{_REGION}:{_ACCOUNT}:{part}"

@@ -539,7 +539,13 @@ class TestClusters:
         network = cluster["resourcesVpcConfig"]
         assert (network["endpointPublicAccess"], network["publicAccessCidrs"]) == (True, ["0.0.0.0/0"])
         group = network["clusterSecurityGroupId"]
-        assert aws("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["VpcId"] == network["vpcId"]
+        (described,) = aws("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
+        assert described["VpcId"] == network["vpcId"]
+        assert {"Key": "aws:eks:cluster-name", "Value": "whole"} in described["Tags"]
+        public = {"publicAccessCidrs": ["203.0.113.0/24"]}
+        update = eks.update_cluster_config(name="whole", resourcesVpcConfig=public)["update"]
+        assert eks.describe_update(name="whole", updateId=update["id"])["update"]["status"] == "Successful"
+        assert eks.describe_cluster(name="whole")["cluster"]["resourcesVpcConfig"] == network | public
         eks.delete_cluster(name="whole")
         with refusal("InvalidGroup.NotFound"):
             aws("ec2").describe_security_groups(GroupIds=[group])

@@ -17,14 +17,18 @@ from optimizer.preflight.policy import preflight_policy
 from tests.engine.recording import Question
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
-CALLS = Path(__file__).with_name("deployer_calls.json")
-"""Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1 adds what is new); its every run judges the calls of its own."""
+CALLS = {name: Path(__file__).with_name(f"deployer_calls{end}.json") for name, end in (("ec2", ""), ("eks", "_eks"))}
+"""By platform, eks's without those of ec2. Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1 adds what is new); its
+every run judges the calls of its own."""
 # Calls whose refusal the provider takes: it then asks STS for the account, and reads an image without its UEFI data.
 MAY_BE_REFUSED = {"iam:GetUser", "ec2:GetInstanceUefiData"}
+# Condition keys whose value a question has behind its ARN.
+BEHIND_THE_ARN = ("ec2:CreateAction", "eks:policyArn", "iam:PassedToService", "iam:PolicyARN")
 
 
-def recorded() -> list[Question]:
-    return [Question(*fields) for fields in json.loads(CALLS.read_text(encoding="utf-8"))]
+def recorded(platform: str) -> set[Question]:
+    """Return the calls of a platform that no file before it has."""
+    return {Question(*fields) for fields in json.loads(CALLS[platform].read_text(encoding="utf-8"))}
 
 
 def allows(policy: dict[str, Any], question: Question) -> bool:
@@ -44,17 +48,17 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
     context = {
         "aws:RequestTag/gpufleet:stack": question.requested,
         "aws:ResourceTag/gpufleet:stack": question.tagged,
-        "ec2:CreateAction": question.resource.partition("#")[2],
+        # EKS's tag of a group that it made; no stack is named like its cluster.
+        "aws:ResourceTag/aws:eks:cluster-name": question.tagged,
+        **dict.fromkeys(BEHIND_THE_ARN, question.resource.partition("#")[2]),
     }
     for operator, keys in condition.items():
         for key, wanted in keys.items():
-            if key == "iam:PassedToService":
-                continue  # the calls that pass a role do not name the service
             value = context.get(key, "")
             if operator == "Null":
                 if (value == "") != (wanted == "true"):
                     return False
-            elif operator == "StringEquals":
+            elif operator in ("StringEquals", "ArnEquals"):
                 if value not in as_list(wanted):
                     return False
             else:
@@ -62,26 +66,29 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
     return True
 
 
-def denied(calls: Iterable[Question]) -> list[Question]:
+def denied(calls: Iterable[Question], platform: str) -> list[Question]:
     """Return the calls of a stack "dev" that the printed documents do not allow, and that must succeed."""
-    policy = deployer_policy(NAMES, lustre=True)
+    policy = deployer_policy(NAMES, lustre=True, eks=platform == "eks")
     read = {action for one in preflight_policy()["Statement"] for action in as_list(one["Action"])}
     return [call for call in sorted(calls) if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)]
 
 
 def test_every_call_is_allowed_and_every_action_is_called() -> None:
-    policy, calls = deployer_policy(NAMES, lustre=True), recorded()
-    assert len(calls) > 300
-    assert denied(calls) == []
-    actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
-    unused = actions - {call.action for call in calls}
-    assert unused <= WITHOUT_A_CALL.keys()
-    assert WITHOUT_A_CALL.keys() - unused == {"iam:PutRolePermissionsBoundary"}, "a reason that nothing needs"
+    calls = {"ec2": recorded("ec2"), "eks": recorded("ec2") | recorded("eks")}
+    assert len(recorded("ec2")) > 300 and len(recorded("eks")) > 90
+    uncalled = set()
+    for platform, made in calls.items():
+        assert denied(made, platform) == []
+        policy = deployer_policy(NAMES, lustre=True, eks=platform == "eks")
+        actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
+        uncalled |= actions - {call.action for call in made}
+    assert uncalled <= WITHOUT_A_CALL.keys()
+    assert WITHOUT_A_CALL.keys() - uncalled == {"iam:PutRolePermissionsBoundary"}, "a reason that nothing needs"
 
 
 def test_another_stacks_resources_are_out_of_reach() -> None:
-    policy = deployer_policy(NAMES, lustre=True)
-    for call in recorded():
+    policy = deployer_policy(NAMES, lustre=True, eks=True)
+    for call in recorded("ec2") | recorded("eks"):
         if call.action in policy["Statement"][0]["Action"] or call.resource == "*":
             continue
         other = Question(
@@ -109,15 +116,28 @@ def test_a_move_may_carry_the_run_s_own_objects_and_parameters(action: str, reso
 
 def test_a_boundary_is_demanded_of_each_role() -> None:
     boundary = "arn:aws:iam::123456789012:policy/limits"
-    statements = {one["Sid"]: one for one in deployer_policy(NAMES, boundary=boundary, iam_path="/ml/")["Statement"]}
+    policy = deployer_policy(NAMES, boundary=boundary, iam_path="/ml/", eks=True)
+    statements = {one["Sid"]: one for one in policy["Statement"]}
     assert statements["BoundedRoles"]["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+    assert statements["GiveRoles"]["Condition"]["StringEquals"] == {"iam:PermissionsBoundary": boundary}
     assert not {"iam:CreateRole", "iam:PutRolePolicy"} & set(statements["Roles"]["Action"])
     assert statements["Roles"]["Resource"] == "arn:aws:iam::123456789012:role/ml/gpufleet-dev-*"
     assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
 
 
-def test_a_plan_without_a_file_system_asks_for_nothing_of_fsx() -> None:
-    assert "fsx" not in json.dumps(deployer_policy(NAMES))
+def test_a_stack_asks_for_nothing_of_what_it_does_not_have() -> None:
+    policy = json.dumps(deployer_policy(NAMES))
+    assert "fsx" not in policy and "eks" not in policy
+
+
+def test_a_cluster_s_roles_get_only_the_policies_that_eks_requires() -> None:
+    policy = deployer_policy(NAMES, eks=True)
+    role = "arn:aws:iam::123456789012:role/gpufleet-dev-cluster-1234567"
+    for action in ("iam:AttachRolePolicy", "iam:DetachRolePolicy"):
+        assert allows(policy, Question(action, f"{role}#arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"))
+        assert not allows(policy, Question(action, f"{role}#arn:aws:iam::aws:policy/AdministratorAccess"))
+    assert allows(policy, Question("iam:PassRole", f"{role}#eks.amazonaws.com"))
+    assert not allows(deployer_policy(NAMES), Question("iam:PassRole", f"{role}#eks.amazonaws.com"))
 
 
 def test_an_existing_vpc_is_named() -> None:
@@ -127,10 +147,11 @@ def test_an_existing_vpc_is_named() -> None:
 
 
 @pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])
-def test_each_part_fits_into_a_managed_policy(boundary: str) -> None:
+@pytest.mark.parametrize(("eks", "documents"), [(False, 3), (True, 4)])
+def test_each_part_fits_into_a_managed_policy(boundary: str, eks: bool, documents: int) -> None:
     longest = Names(stack="s" * 22, account_id="1" * 12, region="ap-southeast-2", partition="aws-us-gov")
-    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True)
+    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True, eks=eks)
     parts = deployer_documents(policy)
     assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
     assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_LIMIT for part in parts)
-    assert len(parts) <= 3
+    assert len(parts) <= documents

@@ -37,6 +37,7 @@ def install() -> None:
         EKSResponse,
         create_cluster,
         delete_cluster,
+        update_cluster_config,
         create_nodegroup,
         describe_update,
         describe_addon_versions,
@@ -68,6 +69,8 @@ def create_cluster(self: EKSResponse) -> ActionResult:
     group = ec2.create_security_group(
         f"eks-cluster-sg-{cluster.name}-{secrets.token_hex(4)}", "EKS created security group", vpc_id=vpc
     )
+    # https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
+    group.add_tags({f"kubernetes.io/cluster/{cluster.name}": "owned", "aws:eks:cluster-name": cluster.name})
     network |= {"vpcId": vpc, "clusterSecurityGroupId": group.id}
     network.setdefault("endpointPublicAccess", True)
     network.setdefault("endpointPrivateAccess", False)
@@ -84,6 +87,13 @@ def delete_cluster(self: EKSResponse) -> ActionResult:
         group = cluster.resources_vpc_config["clusterSecurityGroupId"]
         ec2_backends[self.current_account][self.region].delete_security_group(group_id=group)
     return result
+
+
+def update_cluster_config(self: EKSResponse) -> ActionResult:
+    """UpdateClusterConfig of the network: what the request does not name stays."""
+    cluster = self.eks_backend.describe_cluster(name=self._get_param("name"))
+    cluster.resources_vpc_config |= self._get_param("resourcesVpcConfig") or {}
+    return _updated(secrets.token_hex(8))
 
 
 def create_nodegroup(self: EKSResponse) -> ActionResult:
@@ -105,7 +115,10 @@ def create_nodegroup(self: EKSResponse) -> ActionResult:
 
 def describe_update(self: EKSResponse) -> ActionResult:
     """DescribeUpdate: every update is done at once."""
-    id_ = self.path.rsplit("/", 1)[-1]
+    return _updated(self.path.rsplit("/", 1)[-1])
+
+
+def _updated(id_: str) -> ActionResult:
     return ActionResult({"update": {"id": id_, "status": "Successful", "type": "ConfigUpdate", "errors": []}})
 
 
