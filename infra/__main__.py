@@ -58,6 +58,7 @@ def main(*, starts_nodes: bool = True) -> None:
     )
     observability = Observability(stack, security.key_arn, security.claim, network.own_vpc_id)
     lustre = None
+    mounted: pulumi.Input[str] = settings.file_system.address if settings.file_system else ""
     if plan.lustre:
         lustre = Lustre(
             stack,
@@ -70,6 +71,7 @@ def main(*, starts_nodes: bool = True) -> None:
             # Its servers talk to each other and to the nodes by the rules of the nodes' group.
             pulumi.ResourceOptions(depends_on=[security]),
         )
+        mounted = lustre.address
     cluster = None
     if settings.platform == "eks":
         cluster = Cluster(
@@ -103,7 +105,7 @@ def main(*, starts_nodes: bool = True) -> None:
             zone_name=network.zone_name,
             placement_group=network.placement_group,
             node_config=cluster.node_config if cluster else "",
-            lustre=lustre.address if lustre else "",
+            lustre=mounted,
         ),
         # A node needs its endpoints, permissions and files from its start to its end.
         pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *filter(None, [cluster, lustre])]),

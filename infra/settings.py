@@ -23,6 +23,8 @@ from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutlook
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
+# LUSTRE_MOUNT of bootstrap/lib.sh.
+LUSTRE_FOLDER = "/mnt/lustre"
 
 Mode = Literal["training", "workers"]
 Platform = Literal["ec2", "eks"]
@@ -124,6 +126,16 @@ class DlamiSettings(_Model):
     region: str
 
 
+class FileSystemSettings(_Model):
+    """Value of gpufleet:fileSystem."""
+
+    # https://docs.aws.amazon.com/fsx/latest/LustreGuide/mounting-ec2-instance.html
+    address: str = Field(pattern=r"^fs-[0-9a-f]{8,17}\.fsx\.[a-z0-9-]+\.amazonaws\.com(\.cn)?@tcp:/\w{1,8}$")
+    """DNS name and mount name, as `mount -t lustre` takes them."""
+    security_group: str = Field(pattern=r"^sg-[0-9a-f]{8,17}$")
+    """Security group of its network interfaces; the stack adds rules for its nodes to it."""
+
+
 class Settings(_Model):
     """Checked configuration of a stack; a value of nothing ("", 0, false, [], {}) means the default."""
 
@@ -179,6 +191,10 @@ class Settings(_Model):
     plan with a Lustre file system links that instead), or a folder on the nodes. The command finds it in
     GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes synthetic samples. A bucket outside the stack's account
     or under another key must grant it too."""
+    file_system: FileSystemSettings | None = None
+    """Existing FSx for Lustre file system that every node mounts at /mnt/lustre, {address, securityGroup}: `gpufleet
+    stack set --file-system fs-...` asks AWS for both. data is then a folder of it. It is in vpcId, platform ec2 only,
+    and neither plan nor meter counts its cost."""
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
@@ -319,6 +335,8 @@ class Settings(_Model):
         parts: list[Any] = [train_archive, self.train_command, plan]
         if self.data:
             parts.append(self.data)
+        if self.file_system:
+            parts.append({"file_system": self.file_system.address})
         if self.base_weights:
             parts.append({"base_weights": self.base_weights})
         if self.image:

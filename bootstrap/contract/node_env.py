@@ -78,7 +78,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_TRAIN_ROLE_ARN: str  # role of the training's own; empty: it has the node's
     GPUFLEET_UPLOAD_MBIT_PER_S: str  # bound on what the node sends outside its VPC; empty for none
     GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for none
-    GPUFLEET_LUSTRE: str  # file system of the data, DNS-NAME@tcp:/MOUNT-NAME; empty: the data is copied
+    GPUFLEET_LUSTRE: str  # file system of the data, DNS-NAME@tcp:/MOUNT-NAME; empty for none
     GPUFLEET_STAGING_LIMIT_S: str  # time that the set-up may take longer for the data, s; 0 without data in S3
     GPUFLEET_BASE_WEIGHTS: str  # s3:// URI or path on the node; empty for random weights
     GPUFLEET_AMI_KIND: str  # dlami, custom; eks on a Kubernetes node, where nothing is installed

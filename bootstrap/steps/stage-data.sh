@@ -29,6 +29,9 @@ if [[ $data == s3://* ]]; then
     python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 |
       { python bootstrap.logs.relay "$(imds instance-id || true)" || cat; } >&2
   } 3>&1)
+elif ((${#linked[@]})) && [[ ! -e $ROOT$data ]]; then
+  log "FAIL $data is not on the file system $GPUFLEET_LUSTRE: name a folder that it has in gpufleet:data"
+  exit 78
 fi
 set_runtime GPUFLEET_DATA_DIR "${data#"$ROOT"}"
 # The trainer reads a folder of the node as it is, and would copy from S3.

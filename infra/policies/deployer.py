@@ -105,7 +105,7 @@ _CLUSTER = (
     "UntagResource UpdateAddon UpdateClusterConfig UpdateClusterVersion UpdateNodegroupConfig UpdateNodegroupVersion "
     "UpdatePodIdentityAssociation"
 )
-_CLUSTER_GROUP = (
+_GROUP_RULES = (
     "AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress RevokeSecurityGroupEgress RevokeSecurityGroupIngress"
 )
 
@@ -162,11 +162,13 @@ def deployer_policy(
     boundary: str = "",
     vpc_id: str = "",
     lustre: bool = False,
+    file_system_group: str = "",
     eks: bool = False,
 ) -> Policy:
     """Policy of the deployer of one stack; ``iam_path``, ``boundary`` and ``vpc_id`` as the stack's keys have them.
 
-    ``lustre``: its plan has a file system. ``eks``: its platform.
+    ``lustre``: its plan has a file system. ``file_system_group``: security group of an existing one. ``eks``:
+    its platform.
 
     Names that Pulumi makes up begin with the stack's prefix, so those of a stack "dev-2" also fit "dev-*". Whoever may
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
@@ -219,6 +221,15 @@ def deployer_policy(
             condition={"StringEquals": {"iam:PassedToService": [f"{service}.amazonaws.com" for service in services]}},
         ),
         *(_file_system(names, requested, tagged) if lustre else []),
+        *(
+            [
+                allow(
+                    "FileSystemGroup", _actions("ec2", _GROUP_RULES), here("ec2", f"security-group/{file_system_group}")
+                )
+            ]
+            if file_system_group
+            else []
+        ),
         *(_cluster(names, requested, roles, boundary) if eks else []),
         allow("MakeKey", _actions("kms", "CreateKey TagResource"), "*", condition=requested),
         allow("Key", _actions("kms", _KEY), here("kms", "key/*"), condition=tagged),
@@ -330,7 +341,7 @@ def _cluster(names: Names, requested: Statement, roles: str, boundary: str) -> l
         # EKS makes this group, with this tag: https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
         allow(
             "ClusterGroup",
-            _actions("ec2", _CLUSTER_GROUP),
+            _actions("ec2", _GROUP_RULES),
             here("ec2", "security-group/*"),
             condition={"StringEquals": {"aws:ResourceTag/aws:eks:cluster-name": cluster}},
         ),

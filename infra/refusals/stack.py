@@ -17,7 +17,7 @@ from infra.images import brings_torch
 from infra.naming import slug
 from infra.refusals.files import prefix_refusals, train_dir_refusals, wheels_refusals
 from infra.refusals.kubernetes import eks_refusals
-from infra.refusals.lustre import lustre_refusals
+from infra.refusals.lustre import file_system_refusals, lustre_refusals
 from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
@@ -98,6 +98,8 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
         yield from eks_refusals(settings)
     if plan.lustre:
         yield from lustre_refusals(settings)
+    if settings.file_system:
+        yield from file_system_refusals(settings)
 
 
 def start_refusals(settings: Settings) -> Iterator[str]:

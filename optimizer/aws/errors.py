@@ -27,7 +27,7 @@ CODES = {
     "not permitted": "403 AccessDenied AccessDeniedException UnauthorizedOperation NotAuthorized",
     "region disabled": "OptInRequired",
     # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
-    "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
+    "not found": "404 FileSystemNotFound InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
     "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidSubnetID.NotFound "
     "InvalidVpcID.NotFound InvalidDocument ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException "
     "NotFoundException RepositoryNotFoundException ResourceNotFoundException",

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # Follow from the plan, the image and the packages of the new stack.
 NEW_KEYS = (PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY, WHEELS_KEY)
 # Name something of one region.
-BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image")
+BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image", "gpufleet:fileSystem")
 
 
 @click.command(

@@ -200,6 +200,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         endpoints=interface_endpoints(eks=eks, image=text("image")),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
+        file_system=file.file_system if file else None,
         system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,

@@ -102,6 +102,7 @@ class Target:
         session_log_group: where the nodes may log Session Manager's sessions; empty for nowhere.
         container_image: URI of the image that the training runs in; empty for none.
         data_bucket: bucket of the training data; empty for none.
+        file_system: address and security group of an existing file system.
         steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
@@ -126,6 +127,7 @@ class Target:
     session_log_group: str
     container_image: str
     data_bucket: str
+    file_system: tuple[str, str] | None
 
     @property
     def one_zone(self) -> bool:

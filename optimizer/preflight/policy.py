@@ -9,7 +9,7 @@ _READS = {
     "budgets": "ViewBudget",
     "ec2": "DescribeAddresses DescribeAvailabilityZones DescribeCapacityBlockOfferings "
     "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes "
-    "DescribeInstances DescribeInternetGateways DescribePlacementGroups DescribeRegions "
+    "DescribeInstances DescribeInternetGateways DescribeNetworkInterfaces DescribePlacementGroups DescribeRegions "
     "DescribeRouteTables DescribeSpotInstanceRequests DescribeSpotPriceHistory DescribeSubnets "
     "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "
     "GetEbsEncryptionByDefault GetSpotPlacementScores",

@@ -140,6 +140,13 @@ def test_a_cluster_s_roles_get_only_the_policies_that_eks_requires() -> None:
     assert not allows(deployer_policy(NAMES), Question("iam:PassRole", f"{role}#eks.amazonaws.com"))
 
 
+def test_rules_are_added_to_the_group_of_the_existing_file_system_alone() -> None:
+    policy = deployer_policy(NAMES, file_system_group="sg-1")
+    for action in ("ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress"):
+        assert allows(policy, Question(action, NAMES.arn("ec2", "security-group/sg-1")))
+        assert not allows(policy, Question(action, NAMES.arn("ec2", "security-group/sg-2")))
+
+
 def test_an_existing_vpc_is_named() -> None:
     statements = {one["Sid"]: one for one in deployer_policy(NAMES, vpc_id="vpc-1")["Statement"]}
     assert statements["InVpc"]["Resource"].endswith("vpc/vpc-1")

@@ -20,7 +20,7 @@ OFFLINE = {
     *("launch-config", "simulate"),
 }
 # What makes one of these ask AWS, a registry or another program.
-ASKS = ("--refresh", "--from-stack", "--image", "--respect-quotas", "report demo", "&& pulumi")
+ASKS = ("--refresh", "--from-stack", "--image", "--file-system", "--respect-quotas", "report demo", "&& pulumi")
 BY_THE_WHEEL = {"quick-start.md", "example-lora.md", "example-spot.md", "example-resnet.md"}
 # One command an engine, each for a plan that this engine carries out: tests/unit/optimizer/launch_config.
 ALTERNATIVES = {"engines.md"}

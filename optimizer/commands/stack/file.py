@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
 POLICY_KEY = "gpufleet:spotPolicy"
-CONTAINER_KEY = "gpufleet:image"
+CONTAINER_KEY, FILE_SYSTEM_KEY = "gpufleet:image", "gpufleet:fileSystem"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,14 @@ class StackFile:
             for key, value in self.config.items()
             if key not in (PLAN_KEY, REGION_KEY)
         }
+
+    @property
+    def file_system(self) -> tuple[str, str] | None:
+        """Address and security group of gpufleet:fileSystem; None where it is not set as the program takes it."""
+        value = self.config.get(FILE_SYSTEM_KEY)
+        if not isinstance(value, Mapping) or not {"address", "securityGroup"} <= value.keys():
+            return None
+        return str(value["address"]), str(value["securityGroup"])
 
 
 def check_name(stack: str, next_step: str = "choose another --stack NAME") -> None:

@@ -27,6 +27,7 @@ from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
+    ADDRESS,
     DENIED,
     DENIED_EC2,
     DIGEST,
@@ -38,6 +39,7 @@ from tests.unit.optimizer.preflight.account import (
     FakeAws,
     Refusal,
     aws,
+    file_system_answers,
     healthy,
     quota_answer,
     registry_answer,
@@ -342,7 +344,7 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
         lustre={"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0},
     )
     aws.answers |= {
-        "DescribeFileSystems": {"FileSystems": []},
+        **file_system_answers(),
         "GetServiceQuota": Refusal("NoSuchResourceException"),
         "GetAWSDefaultServiceQuota": quota_answer(),
         "DescribeAddresses": {"Addresses": []},
@@ -370,7 +372,8 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     aws.answers["BatchGetImage"] = registry_answer()
     running.preflight(target(container_image=f"{REPOSITORY}@{DIGEST}"), at=NOW)
     running.preflight(target(nat=True, permissions_boundary="arn:aws:iam::123456789012:policy/limits"), at=NOW)
-    running.preflight(target(block, vpc_id="vpc-1", subnet_ids=("subnet-1",)), at=NOW)
+    own = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",), "file_system": (ADDRESS, "sg-0123456789abcdef0")}
+    running.preflight(target(block, **own), at=NOW)
     made = {iam_action(operation) for operation, _ in aws.calls}
     allowed: set[str] = set()
     for statement in preflight_policy()["Statement"]:
