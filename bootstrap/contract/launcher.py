@@ -50,5 +50,13 @@ def gang_faults(words: Sequence[str]) -> Iterator[str]:
         )
 
 
+def loses_sigterm(words: Sequence[str]) -> bool:
+    """Return whether a command begins with `conda run`, which SIGTERM ends while its own command goes on, untold.
+
+    https://github.com/conda/conda/blob/26.7.1/conda/gateways/subprocess.py
+    """
+    return bool(words) and PurePath(words[0]).name == "conda" and "run" in words
+
+
 def _names(words: Sequence[str]) -> set[str]:
     return {PurePath(word).name for word in words}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootstrap.contract.launcher import Start, split_command, start_of
+from bootstrap.contract.launcher import Start, loses_sigterm, split_command, start_of
 from bootstrap.contract.words import counted
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
@@ -238,7 +238,15 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
 
     command = str(file.config.get("gpufleet:trainCommand") or "") if file else ""
     if not plan.beyond_trainer or command:
-        how = _STARTED[start_of(split_command(command) or [])]
+        words = split_command(command) or []
+        how = _STARTED[start_of(words)]
+        if loses_sigterm(words):
+            return warning(
+                "training code",
+                "gpufleet:trainCommand begins with `conda run`, which ends on SIGTERM and does not pass it on",
+                why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
+                next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/launchers.md)",
+            )
         text = f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan)
         return passed("training code", text)
     return warning(

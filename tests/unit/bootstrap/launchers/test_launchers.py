@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.contract.launcher import gang_faults, split_command, start_of
+from bootstrap.contract.launcher import gang_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers.environment import expand, write_files
 
 ROOT = Path(__file__).parents[4]
@@ -45,16 +45,22 @@ def test_a_launcher_that_would_train_each_node_by_itself_is_named() -> None:
     assert named("horovodrun -np 16 python train.py") == ["horovodrun"]
 
 
+def test_conda_run_keeps_sigterm_to_itself() -> None:
+    assert loses_sigterm(["/opt/conda/bin/conda", "run", "-n", "env", "python", "train.py"])
+    for command in ("", "run conda", "/opt/conda/envs/run/bin/python train.py", "conda info", "bash run.sh"):
+        assert not loses_sigterm(split_command(command) or [])
+
+
 def test_the_pages_commands_start_a_gang() -> None:
     page = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
     commands = [split_command(text) or [] for text in re.findall(r"gpufleet:trainCommand '(.*)'\n", page)]
     assert [(words[0], start_of(words)) for words in commands] == [
         ("accelerate", "program"), ("deepspeed", "program"), ("mpirun", "mpi"), ("python", "program"),
-        ("conda", "program"),
+        ("/opt/conda/envs/env/bin/torchrun", "program"),
     ]  # fmt: skip
     given = dict.fromkeys(re.findall(r"`(GPUFLEET_\w+|MASTER_\w+)`", page), "1")
     for words in commands:
-        assert not list(gang_faults(words))
+        assert not list(gang_faults(words)) and not loses_sigterm(words)
         assert "${" not in " ".join(expand(words, given)), "the page's table has every variable"
 
 

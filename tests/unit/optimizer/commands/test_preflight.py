@@ -256,6 +256,10 @@ def test_a_plan_that_nothing_would_train_is_a_warning(
     write_stack(tmp_path, trainCommand="train.py", amiName="a")
     found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
     assert rows_of(found)["training code"]["level"] == "ok"
+    write_stack(tmp_path, trainCommand="conda run -n env python train.py", amiName="a")
+    found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
+    row = rows_of(found)["training code"]
+    assert row["level"] == "warning" and "SIGTERM" in row["found"] and "/bin/python" in row["next"]
 
 
 def test_a_plan_no_pinned_image_drives_is_an_error(gpufleet: Gpufleet, aws: FakeAws, tmp_path: Path) -> None:
