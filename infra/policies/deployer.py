@@ -130,7 +130,6 @@ _REASONS = {
     "the provider lifts the protection of nodes that a destroyed group still has": "autoscaling:SetInstanceProtection",
     "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy "
     "kms:GenerateDataKeyWithoutPlaintext",
-    "gpufleet up follows the run where it has nodes, and gpufleet logs": "logs:FilterLogEvents",
     "gpufleet move and up --regions copy a checkpoint in parts, and carry parameters": "s3:AbortMultipartUpload "
     "ssm:GetParametersByPath ssm:PutParameter",
     "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",

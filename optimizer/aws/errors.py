@@ -39,6 +39,8 @@ CODES = {
     # A conditional write lost: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     "written by another": "PreconditionFailed ConditionalRequestConflict",
 }
+# Next step where AWS does not say who asks.
+CHECK_CREDENTIALS = "aws sts get-caller-identity shows whether credentials work"
 MESSAGE_LENGTH = 200  # printed characters of AWS's message
 
 

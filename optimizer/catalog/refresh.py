@@ -315,5 +315,5 @@ def _nothing_refreshed(reasons: Sequence[str]) -> GpufleetError:
         "nothing could be read from AWS: " + "; ".join(unique[:5]),
         limit="at least one source of one region answers",
         why="a catalog is replaced by a better one only",
-        next_step="the last good catalog stays in use; `aws sts get-caller-identity` shows whether credentials work",
+        next_step=f"the last good catalog stays in use; {errors.CHECK_CREDENTIALS}",
     )

@@ -270,15 +270,14 @@ def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
 
 
 def _ask_aws(call: Callable[[], T]) -> T:
+    from optimizer.aws.errors import CHECK_CREDENTIALS
     from optimizer.preflight.model import Unknown, ask
 
     with patience("asking AWS"):
         answer = ask(call)
     if isinstance(answer, Unknown):
-        identity = "aws sts get-caller-identity shows whether credentials work"
-        raise GpufleetError(
-            f"AWS cannot be asked: {answer.reason}", next_step=f"allow {answer.action}" if answer.action else identity
-        )
+        next_step = f"allow {answer.action}" if answer.action else CHECK_CREDENTIALS
+        raise GpufleetError(f"AWS cannot be asked: {answer.reason}", next_step=next_step)
     return answer
 
 

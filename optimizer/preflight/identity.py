@@ -41,7 +41,7 @@ def identify(region: str) -> Account | Unknown:
                     f"nothing was checked: {errors.reason(error)}",
                     limit="credentials that may read, and a way to AWS",
                     why="preflight asks the account the plan would run in",
-                    next_step="aws sts get-caller-identity",
+                    next_step=errors.CHECK_CREDENTIALS,
                 ) from error
             raise
         return Account(id=answer["Account"], arn=answer["Arn"])

@@ -343,7 +343,7 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
             if not operation.startswith("Describe"):
                 name = given["AutoScalingGroupName"]
                 return f"arn:aws:autoscaling:{here}:autoScalingGroup:*:autoScalingGroupName/{name}"
-        case "ssm":
+        case "ssm" if given["Name"].startswith("/"):  # else a document, which preflight reads
             return f"arn:aws:ssm:{_REGION}::parameter{given['Name']}"
     return "*"
 

@@ -94,10 +94,11 @@ def _read_region(region: str, types: Sequence[str]) -> Rooms:
 
 
 def _not_read(reasons: Sequence[str]) -> GpufleetError:
+    from optimizer.aws.errors import CHECK_CREDENTIALS
+
     return GpufleetError(
         "--respect-quotas is set, and no quota could be read: " + "; ".join(dict.fromkeys(reasons)),
         limit="quotas and running instances of one region at least",
         why="what they leave free is unknown",
-        next_step="aws sts get-caller-identity shows whether credentials work (docs/preflight.md has the permissions); "
-        "or leave out --respect-quotas",
+        next_step=f"{CHECK_CREDENTIALS} (docs/preflight.md has the permissions); or leave out --respect-quotas",
     )

@@ -223,6 +223,6 @@ def caller_of(region: str) -> Any:
     with errors.explained(
         "AWS does not say whose account this is",
         why="the names of the stack's resources hold the account",
-        next_step="aws sts get-caller-identity",
+        next_step=errors.CHECK_CREDENTIALS,
     ):
         return clients.sts(region).get_caller_identity()

@@ -10,6 +10,7 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
+from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.errors import GpufleetError
 from optimizer.preflight.hardware import check_hardware
 from optimizer.preflight.identity import check_region, identify
@@ -55,7 +56,7 @@ def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
     aws.answers["GetCallerIdentity"] = Refusal(code, 403)
     with pytest.raises(GpufleetError, match=f"nothing was checked: AWS refused the credentials .{code}.") as caught:
         identify("us-east-1")
-    assert caught.value.exit_code == 1 and caught.value.next_step == "aws sts get-caller-identity"
+    assert caught.value.exit_code == 1 and caught.value.next_step == CHECK_CREDENTIALS
 
 
 def test_a_configuration_that_boto3_cannot_use_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
