@@ -315,8 +315,12 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
 def _cluster(names: Names, requested: Statement, roles: str, boundary: str) -> list[Statement]:
     """Statements for a cluster, its parts, and what EKS asks of whoever makes them.
 
-    EKS makes its own roles with the first cluster and node group of an account:
+    EKS makes its own roles with the first cluster and node group of an account. With the caller's permission it also
+    passes roles, grants itself the key, and tries the node group's launch template (the permissions of AWS::EKS::* in
+    CloudFormation's schemas); those statements are platform ec2's too:
     https://docs.aws.amazon.com/eks/latest/userguide/using-service-linked-roles.html
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_eks.html
+    https://docs.aws.amazon.com/cloudformation-cli/latest/userguide/resource-type-schema.html
     """
     here, cluster = names.arn, names.cluster
     parts = [f"{kind}/{cluster}/*" for kind in ("access-entry", "addon", "nodegroup", "podidentityassociation")]
