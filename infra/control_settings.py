@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bootstrap.contract import one_group
 from bootstrap.contract.codec import to_json
+from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
 from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
@@ -145,12 +147,20 @@ def control_settings(
         if reserves_starts(settings)
         else None,
     )
-    while len(VARIABLE) + len(variable_text(control)) >= VARIABLES_LIMIT and len(control.places) > 1:
+    while not _fits(control) and len(control.places) > 1:
         # The last in the plan's order of trying goes first, and the fallback stays.
         kept = list(control.places)
         kept.pop(-2 if control.fallback_on_demand and len(kept) > 2 else -1)
         control = replace(control, places={name: found[name] for name in kept} if len(kept) > 1 else {})
+    if terms := table_terms(control):
+        shipped = replace(control, table=one_group.pack(terms))
+        # A place is worth more than the half second once an instance of the function in which it computes the table.
+        control = shipped if _fits(shipped) else control
     return control
+
+
+def _fits(control: ControllerSettings) -> bool:
+    return len(VARIABLE) + len(variable_text(control)) < VARIABLES_LIMIT
 
 
 def variable_text(control: ControllerSettings) -> str:

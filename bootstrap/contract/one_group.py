@@ -9,6 +9,8 @@ tests/benchmarks/results/spot_zones_202611.md.
 
 from __future__ import annotations
 
+import zlib
+from base64 import b85decode, b85encode
 from functools import lru_cache
 from itertools import pairwise
 
@@ -29,15 +31,39 @@ WAITING, ON_DEMAND = range(2)
 _DROUGHT_HOURS = 1.0
 # Time that a look at the pools takes at most, beyond two launches, h.
 _LOOK_HOURS = 0.1
+# Cost, h of on-demand, that a change saves at least: rounding decides no tie, so every machine makes the same table.
+_TIE_HOURS = 1e-9
 
 
-def changes(terms: Terms, mode: int, *, work_hours: float, left_hours: float, age_hours: float) -> bool:
-    """Return whether a waiting run buys on demand, or on-demand nodes end for a look at the spot pools."""
+def changes(
+    terms: Terms, mode: int, *, work_hours: float, left_hours: float, age_hours: float, packed: str = ""
+) -> bool:
+    """Return whether a waiting run buys on demand, or on-demand nodes end for a look at the spot pools.
+
+    ``packed`` is ``pack(terms)``, where it is known.
+    """
     step = step_hours(terms)
     work = min(max(int(work_hours / step + 1 - 1e-9), 0), work_cells(terms))
     slack = min(max(int((left_hours - work_hours) / step), 0), slack_cells(terms))
     age = sum(age_hours >= edge for edge in AGES[1:])
-    return bool(table(terms)[((work * (slack_cells(terms) + 1) + slack) * len(AGES) + age) * 2 + mode])
+    decisions = unpack(packed, terms) if packed else table(terms)
+    return bool(decisions[((work * (slack_cells(terms) + 1) + slack) * len(AGES) + age) * 2 + mode])
+
+
+def pack(terms: Terms) -> str:
+    """Return the table as text of some 500 characters, for a controller whose share of a core computes it slowly."""
+    return b85encode(zlib.compress(table(terms), 9)).decode()
+
+
+@lru_cache(maxsize=1)
+def unpack(packed: str, terms: Terms) -> bytes:
+    """Return the table of ``pack``; what another version packed is computed anew."""
+    try:
+        decisions = zlib.decompress(b85decode(packed))
+    except (ValueError, zlib.error):
+        return table(terms)
+    size = (work_cells(terms) + 1) * (slack_cells(terms) + 1) * len(AGES) * 2
+    return decisions if len(decisions) == size else table(terms)
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +134,7 @@ def table(terms: Terms) -> bytes:
             else:
                 looks = [LATE] * len(AGES)
             for age in ages:
-                decisions += bytes((bought < waited[age], looks[age] < keeps[age]))
+                decisions += bytes((bought < waited[age] - _TIE_HOURS, looks[age] < keeps[age] - _TIE_HOURS))
             new_waits.append([min(bought, one) for one in waited])
             new_demands.append([min(pair) for pair in zip(keeps, looks, strict=True)])
         waits, demands, spots = new_waits, new_demands, new_spots

@@ -81,6 +81,22 @@ def one_group_delays(*, drain_s: float, gang_window_s: float, lost_bound_hours: 
     )
 
 
+def one_group_terms(delays: Delays, *, whole_hours: float, deadline_hours: float, spot_price: float) -> Terms:
+    """Return the terms of a run's table for one group; ``spot_price`` is of an hour, on-demand's is 1.
+
+    They are rounded, so that all ticks of a run have the same table.
+    """
+    return Terms(
+        work_hours=round(whole_hours, 3),
+        # Work may be done faster than planned.
+        deadline_hours=round(max(deadline_hours, whole_hours + delays.restart_bound_hours), 3),
+        price_ratio=round(1 / max(spot_price, _LEAST_PRICE), 3),
+        restart_hours=delays.restart_hours,
+        restart_bound_hours=delays.restart_bound_hours,
+        lost_bound_hours=delays.lost_bound_hours,
+    )
+
+
 @dataclass(kw_only=True, slots=True)
 class RunView(Generic[Pool]):
     """State of one run, as its policy sees it.
@@ -139,10 +155,21 @@ class Adaptive(Generic[Pool]):
         records: what the run knows of each pool; ties keep this order.
         spot_hours: time with spot nodes so far.
         beside: launches are tried beside running nodes; else these end first, as in one Auto Scaling group.
+        terms: of the table for one group; by default those of each view, with these records' pools.
+        packed: ``one_group.pack(terms)``, where it is known.
     """
 
-    def __init__(self, records: Mapping[Pool, PoolRecord], *, spot_hours: float = 0.0, beside: bool = True) -> None:
+    def __init__(
+        self,
+        records: Mapping[Pool, PoolRecord],
+        *,
+        spot_hours: float = 0.0,
+        beside: bool = True,
+        terms: Terms | None = None,
+        packed: str = "",
+    ) -> None:
         self.beside = beside
+        self._terms, self._packed = terms, packed
         self._records = dict(records)
         self._spot_hours = spot_hours
         self._came_hours = 0.0
@@ -232,19 +259,19 @@ class Adaptive(Generic[Pool]):
         return self._changes(view, one_group.ON_DEMAND, age_s)
 
     def _changes(self, view: RunView[Pool], mode: int, age_s: float) -> bool:
-        delays = view.delays
-        # Rounded, so that all ticks of a run have the same table; work may be done faster than planned.
-        deadline_hours = max(view.elapsed_hours + view.left_hours, view.whole_hours + delays.restart_bound_hours)
-        terms = Terms(
-            work_hours=round(view.whole_hours, 3),
-            deadline_hours=round(deadline_hours, 3),
-            price_ratio=round(1 / max(min(view.prices[name] for name in self._records), _LEAST_PRICE), 3),
-            restart_hours=delays.restart_hours,
-            restart_bound_hours=delays.restart_bound_hours,
-            lost_bound_hours=delays.lost_bound_hours,
+        terms = self._terms or one_group_terms(
+            view.delays,
+            whole_hours=view.whole_hours,
+            deadline_hours=view.elapsed_hours + view.left_hours,
+            spot_price=min(view.prices[name] for name in self._records),
         )
         return one_group.changes(
-            terms, mode, work_hours=view.work_hours, left_hours=view.left_hours, age_hours=age_s / 3600
+            terms,
+            mode,
+            work_hours=view.work_hours,
+            left_hours=view.left_hours,
+            age_hours=age_s / 3600,
+            packed=self._packed,
         )
 
 

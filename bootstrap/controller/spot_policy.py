@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from bootstrap.contract.pool_policy import Adaptive, Mode, RunView, one_group_delays
+from bootstrap.contract.pool_policy import Adaptive, Mode, RunView
 from bootstrap.contract.pools import PoolRecord
-from bootstrap.contract.settings import Lifecycle, Place
+from bootstrap.contract.run_terms import run_delays, table_terms, whole_hours, work_prices
 from bootstrap.contract.state import UP, ControllerState
 from bootstrap.contract.timings import TICK
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
 
-def buying(places: Mapping[str, Place], purchase: Lifecycle) -> dict[str, Place]:
-    """Return the places whose nodes are bought so."""
-    return {name: place for name, place in places.items() if place.purchase == purchase}
-
-
 def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
-    """Build the policy's view; prices are shares of the cheapest on-demand place's, or of the dearest place's."""
+    """Build the policy's view."""
     settings, now = tick.settings, tick.now
     places = settings.places
-    demand = buying(places, "on-demand").values()
-    reference = min((place.usd_per_work_hour for place in demand), default=0.0)
-    reference = reference or max(place.usd_per_work_hour for place in places.values()) or 1.0
     elapsed = hours(now - state.run_started_at)
     mode = Mode.IDLE
     if state.phase in UP:
         mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
-    whole = min(place.hours_p95 for place in demand or places.values())
-    lost = settings.checkpoint_interval_s / 3600
+    whole, delays = whole_hours(places), run_delays(settings)
     # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
     saved = mode is Mode.SPOT or state.complete_since or not settings.adaptive
-    unsaved = 0.0 if saved else min(lost, state.progress * whole)
+    unsaved = 0.0 if saved else min(delays.lost_bound_hours, state.progress * whole)
     return RunView(
-        delays=one_group_delays(drain_s=settings.drain_s, gang_window_s=settings.gang_window_s, lost_bound_hours=lost),
+        delays=delays,
         now_s=now.timestamp(),
         elapsed_hours=elapsed,
         left_hours=left_hours(tick, state),
         step_hours=hours(TICK),
         work_hours=(1 - state.progress) * whole + unsaved,
         whole_hours=whole,
-        prices={key: place.usd_per_work_hour / reference for key, place in places.items()},
+        prices=work_prices(places),
         mode=mode,
         pool=state.place.name if state.place and state.place.name in places else settings.own_place,
         # Until all nodes are in service nothing is worked.
@@ -56,7 +47,8 @@ def make_policy(tick: Tick, state: ControllerState, names: Iterable[str]) -> Ada
     elapsed = hours(tick.now - state.run_started_at)
     served = state.progress * settings.places[settings.own_place].hours_p95
     records = {name: state.pools.get(name, PoolRecord()) for name in names}
-    return Adaptive(records, spot_hours=min(elapsed, served), beside=False)
+    spot_hours = min(elapsed, served)
+    return Adaptive(records, spot_hours=spot_hours, beside=False, terms=table_terms(settings), packed=settings.table)
 
 
 def left_hours(tick: Tick, state: ControllerState) -> float:
