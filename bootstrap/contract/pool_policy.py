@@ -190,7 +190,7 @@ class Adaptive(Generic[Pool]):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
-            tries = self.beside or view.mode is Mode.IDLE or self._pays_to_leave(view)
+            tries = self.beside or view.mode is Mode.IDLE or not self.why_stay(view)
             self._order = self.rank(view)[::-1] if tries else []
         return self._order.pop().name if self._order else None
 
@@ -242,21 +242,26 @@ class Adaptive(Generic[Pool]):
             return bool(worth)
         return not self._changes(view, one_group.WAITING, view.now_s - max(known))
 
-    def _pays_to_leave(self, view: RunView[Pool]) -> bool:
-        """Return whether on-demand nodes should end before spot is tried, one pool after another.
+    def why_stay(self, view: RunView[Pool]) -> str:
+        """Say why running nodes of one group stay; empty where they should end before spot is tried, pool after pool.
 
         If all refuse, on-demand nodes start again, and the deadline must allow that.
         """
-        if view.mode is not Mode.ON_DEMAND or view.loading_hours > 0:
-            return False
+        if view.mode is not Mode.ON_DEMAND:
+            return "spot nodes are not left for other spot"
+        if view.loading_hours > 0:
+            return "these nodes do not work yet"
         ranked, delays = self.rank(view), view.delays
+        if not ranked:
+            return "no spot place is worth its restarts, or may be tried now"
         spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
-        if not ranked or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
-            return False
+        if not may_launch(view) or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
+            return "the deadline does not allow a look at spot that fails"
         refused_s = [self._records[prospect.name].empty_at_s for prospect in ranked]
         # A pool that has not refused may have had capacity since the start.
         age_s = min(view.elapsed_hours * 3600 if at_s is None else view.now_s - at_s for at_s in refused_s)
-        return self._changes(view, one_group.ON_DEMAND, age_s)
+        pays = self._changes(view, one_group.ON_DEMAND, age_s)
+        return "" if pays else "a look at spot would cost more than it can save"
 
     def _changes(self, view: RunView[Pool], mode: int, age_s: float) -> bool:
         terms = self._terms or one_group_terms(

@@ -81,6 +81,21 @@ class ChosenPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StandingDecision:
+    """Decision of an adaptive gang to stay as it is, made anew in each tick."""
+
+    what: str
+    why: str
+    since: datetime  # first tick in a row that decided so, for whatever reason
+    spare_hours: float  # that may pass without work until nodes on demand are needed
+
+    @property
+    def told(self) -> str:
+        """Decision with its reason, after "the controller"."""
+        return f"{self.what}, as {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StartReservation:
     """Capacity reservation that the present attempt starts in."""
 
@@ -127,6 +142,7 @@ class ControllerState:
     on_demand: bool = False  # in place of spot nodes that did not come
     place: ChosenPlace | None = None  # where the nodes were last asked for
     next_place: ChosenPlace | None = None  # where the attempt goes on
+    decision: StandingDecision | None = None  # None: not adaptive, or nodes come or go
     round_started_at: datetime | None = None  # places that refused since are not tried again in this attempt
     pools: dict[str, PoolRecord] = field(default_factory=dict)  # by place; times are Unix times
     progress: float = 0.0  # share of the run that is done

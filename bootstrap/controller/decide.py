@@ -19,6 +19,7 @@ from bootstrap.controller.places import count_progress
 from bootstrap.controller.reservations import follow_reservation, plan_reservation
 from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
 from bootstrap.controller.scores import keep_scores
+from bootstrap.controller.standing import explain_standing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         ceiling_usd=settings.ceiling_usd,
         desired_seen=seen.group.desired if seen.group and state.phase in UP else 0,
         nodes=count_nodes(tick, state),
+        decision=explain_standing(tick, state, before.decision if before else None),
     )
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=tuple(changes))
 

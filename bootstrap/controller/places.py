@@ -100,8 +100,12 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
 def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     """Return the place for which an adaptive gang ends the nodes that it has, or asks for, if any."""
-    if not tick.settings.adaptive:
-        return None
+    decided = weigh_leaving(tick, state) if tick.settings.adaptive else ""
+    return None if isinstance(decided, str) else decided
+
+
+def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
+    """Return the place for which an adaptive gang ends its nodes, or why it keeps them."""
     view, places = view_run(tick, state), tick.settings.places
     ready = {
         name: place
@@ -110,16 +114,21 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     }
     demand = buying(ready, "on-demand")
     if view.mode is Mode.SPOT:
-        if not (demand and must_buy(view)):
-            return None
+        if not must_buy(view):
+            return "the deadline still allows that they are lost"
+        if not demand:
+            return (
+                "AWS has just refused nodes on demand, or the ceiling does not pay them, though the deadline needs them"
+            )
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
     # On-demand nodes that AWS has refused in this run may not come back.
     records = [state.pools.get(name) for name in buying(places, "on-demand")]
     if any(record and (record.returns or record.empty_at_s) for record in records):
-        return None
+        return "AWS has refused nodes on demand in this run, so these may not come back"
     spot = buying(ready, "spot")
-    leaves = make_policy(tick, state, spot).next_try(view) is not None
-    return _best_spot(tick, state, view, spot) if leaves else None
+    why = make_policy(tick, state, spot).why_stay(view)
+    # With a reason to leave, some place is worth its restarts.
+    return why or _best_spot(tick, state, view, spot) or ""
 
 
 def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:

@@ -33,7 +33,7 @@ WATCH_S = 20
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
     *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
-    *("place", "next_place", "progress"),
+    *("place", "next_place", "decision", "progress"),
     *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
 )
 INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
@@ -185,6 +185,11 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
     else:
         after = f", then {state.after}" if state.after else ""
         lines.append(f"{state.phase}{after} since {utc(state.since)}: {state.reason}")
+        if decision := state.decision:
+            lines.append(
+                f"since {utc(decision.since)} the controller {decision.told}; {decision.spare_hours:.1f} h to spare, "
+                f"decided last at {utc(state.updated_at)}"
+            )
         if state.is_silent(reading.at):
             lines.append(
                 f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "

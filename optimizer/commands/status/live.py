@@ -85,6 +85,8 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
         lines.append("no word from the controller yet")
     if "controller" in shown:
         lines.append(f"controller {shown['controller']}")
+    if reading.state is not None and reading.state.decision is not None:
+        lines.append(f"the controller {reading.state.decision.told}")
     if reading.state is not None and _decides_at(reading, reading.state) is not None:
         lines.append(f"next: {shown['next']}")
     if "data" in shown:
@@ -127,6 +129,8 @@ def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str
         after = f", then {state.after}" if state.after else ""
         shown["phase"] = f"{state.phase}{after} since {utc(state.since)}"
         shown["decision"] = state.reason
+        if state.decision is not None:
+            shown["stays"] = f"{state.decision.told}; {state.decision.spare_hours:.1f} h to spare"
         if decision := _next_decision(reading, state, ahead):
             shown["next"] = decision
         if (until := _decides_at(reading, state)) is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bootstrap.contract import one_group
 from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
-from bootstrap.contract.state import read_state
+from bootstrap.contract.state import StandingDecision, read_state
 from bootstrap.controller.observation import Target
 from bootstrap.controller.reservations import longest_drain
 from tests.unit.bootstrap.controller.world import MINUTE, PLACES, RESERVED, START, World, adaptive, trained
@@ -159,6 +159,58 @@ def test_the_table_of_the_settings_decides_every_tick_as_the_one_that_the_contro
     assert histories[0] == histories[1]
     # All ticks of a run have one table.
     assert computed == [1, 0]
+
+
+def standings(world: World) -> list[StandingDecision]:
+    """The standing decisions of a history, each once, in order."""
+    found = [one.state.decision for one in world.decisions if one.state.decision]
+    return [one for one, last in zip(found, [None, *found], strict=False) if not last or one.told != last.told]
+
+
+def test_a_gang_that_stays_says_since_when_and_why() -> None:
+    places = {name: replace(one, hours_p95=15.0) for name, one in PLACES.items()}
+    training = Training(World(adaptive(places=places, deadline_hours=40.0, steps=900), rooms=dict(NO_SPOT)))
+    world = training.world
+    training.minute()
+    assert world.known.decision is None
+    while world.phase != "running":
+        training.minute()
+    waits = standings(world)[0]
+    assert waits.what == "waits for spot, without paid nodes"
+    assert waits.spare_hours == pytest.approx(40 - 15 - 0.6 - 0.25, abs=0.1)
+    since = world.now
+    for _ in range(30):
+        training.minute()
+    decision = world.known.decision
+    assert decision and decision.what == "keeps its nodes on demand"
+    assert decision.why == "a look at spot would cost more than it can save"
+    assert abs(decision.since - since) <= 2 * MINUTE
+    world.rooms = {}
+    while bought(world)[-1] == "on-demand":
+        training.minute()
+    while world.phase != "running":
+        assert world.known.decision is None
+        training.minute()
+    decision = world.known.decision
+    assert decision and decision.told == "keeps its nodes on spot, as the deadline still allows that they are lost"
+    for _ in range(30):
+        training.minute()
+    # The same decision; a working gang spends nothing of what is to spare.
+    assert world.known.decision and world.known.decision.since == decision.since
+    assert world.known.decision.spare_hours == pytest.approx(decision.spare_hours, abs=0.3)
+    assert read_state(world.known.to_text(), "state") == world.known
+    training.finish()
+    assert world.known.decision is None
+
+
+def test_a_gang_that_cannot_leave_spot_for_the_deadline_says_so() -> None:
+    world = standing()
+    world.capacity["on-demand"] = 0
+    world.run(300)
+    told = [one.told for one in standings(world)]
+    assert any("EC2 is asked first for on-demand p4d az2: on demand, as the deadline" in line for line in told)
+    assert any("AWS has just refused nodes on demand" in line for line in told)
+    assert world.known.decision and world.known.decision.spare_hours == 0
 
 
 def test_dear_spot_is_no_reason_to_leave_on_demand_nodes() -> None:
