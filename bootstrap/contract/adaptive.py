@@ -169,7 +169,7 @@ def decide(
         tick_hours: time until the next decision.
         arithmetic: operations of the numbers' kind.
     """
-    where, whole, _ = arithmetic
+    where = arithmetic.where
     slack = left_hours - work_hours
     bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
     may_idle = slack - tick_hours >= bound
@@ -177,17 +177,19 @@ def decide(
     may_stay = where(loading, may_idle, slack >= bound + lost)
     spot_allowed = where(mode == SPOT, may_stay, may_launch) & pool.available
 
-    step = step_hours(terms)
-    # A launch under way is still work to do; slack is rounded down and work up, against the policy.
+    # A launch under way is still work to do.
     pending = where(loading, terms.restart_hours / 2, 0.0)
-    slack_cell = _clipped(whole((slack - pending) / step), slack_cells(terms), arithmetic)
-    work_cell = _clipped(whole(work_hours / step + 1 - 1e-9), work_cells(terms), arithmetic)
-    age_bin = sum(whole(pool.age_hours >= edge) for edge in AGES[1:])
-    situation = where(pool.available, mode, where(mode == ON_DEMAND, 4, 3))
-    index = ((work_cell * (slack_cells(terms) + 1) + slack_cell) * len(AGES) + age_bin) * 5 + situation
-    losses = sum(whole(pool.loss_factor > bound) for bound in _BOUNDS)
-    returns = sum(whole(pool.return_factor > bound) for bound in _BOUNDS)
-    wanted = arithmetic.pick(lambda which: table(terms, which), losses * len(_FACTORS) + returns, index)
+    wanted = look_up(
+        terms,
+        available=pool.available,
+        mode=mode,
+        work_hours=work_hours,
+        slack_hours=slack - pending,
+        age_hours=pool.age_hours,
+        loss_factor=pool.loss_factor,
+        return_factor=pool.return_factor,
+        arithmetic=arithmetic,
+    )
 
     choice = where(wanted == SPOT, where(spot_allowed, SPOT, where(may_idle, IDLE, ON_DEMAND)), wanted)
     # Spot nodes that work and are safe stay: only rounding makes the table want on-demand there.
@@ -198,6 +200,32 @@ def decide(
     unproved = pool.available & (choice != SPOT) & (forced == 0)
     reason = where(choice == SPOT, 0, where(forced, 3, where(unproved, 4, where(choice == IDLE, 1, 2))))
     return Decision(choice, reason)
+
+
+def look_up(
+    terms: Terms,
+    *,
+    available: Number,
+    mode: Number,
+    work_hours: Number,
+    slack_hours: Number,
+    age_hours: Number,
+    loss_factor: Number = 1.0,
+    return_factor: Number = 1.0,
+    arithmetic: Arithmetic = FLOATS,
+) -> Number:
+    """Return the table's choice of the next mode, which no guard has seen; the factors are over the curve's rates."""
+    where, whole, pick = arithmetic
+    step = step_hours(terms)
+    # Slack is rounded down and work up, against the policy.
+    slack_cell = _clipped(whole(slack_hours / step), slack_cells(terms), arithmetic)
+    work_cell = _clipped(whole(work_hours / step + 1 - 1e-9), work_cells(terms), arithmetic)
+    age_bin = sum(whole(age_hours >= edge) for edge in AGES[1:])
+    situation = where(available, mode, where(mode == ON_DEMAND, 4, 3))
+    index = ((work_cell * (slack_cells(terms) + 1) + slack_cell) * len(AGES) + age_bin) * 5 + situation
+    losses = sum(whole(loss_factor > bound) for bound in _BOUNDS)
+    returns = sum(whole(return_factor > bound) for bound in _BOUNDS)
+    return pick(lambda which: table(terms, which), losses * len(_FACTORS) + returns, index)
 
 
 def _clipped(cell: Number, last: int, arithmetic: Arithmetic) -> Number:

@@ -6,15 +6,16 @@ the records in its state. ``pools.py`` orders the pools; the guard here keeps th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
-from bootstrap.contract import one_group
+from bootstrap.contract import adaptive, one_group
 from bootstrap.contract.adaptive import Terms
 from bootstrap.contract.pools import (
+    YOUNG_S,
     Pool,
     PoolRecord,
     Prices,
@@ -28,7 +29,7 @@ from bootstrap.contract.pools import (
 )
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
-# Cheapest spot, as a share of on-demand's price, that the table for one group tells from a cheaper one.
+# Cheapest spot, as a share of on-demand's price, that a table tells from a cheaper one.
 _LEAST_PRICE = 0.01
 
 
@@ -81,8 +82,8 @@ def one_group_delays(*, drain_s: float, gang_window_s: float, lost_bound_hours: 
     )
 
 
-def one_group_terms(delays: Delays, *, whole_hours: float, deadline_hours: float, spot_price: float) -> Terms:
-    """Return the terms of a run's table for one group; ``spot_price`` is of an hour, on-demand's is 1.
+def table_terms(delays: Delays, *, whole_hours: float, deadline_hours: float, spot_price: float) -> Terms:
+    """Return the terms of a run's table; ``spot_price`` is of an hour, on-demand's is 1.
 
     They are rounded, so that all ticks of a run have the same table.
     """
@@ -149,13 +150,13 @@ def must_buy(view: RunView[Pool]) -> bool:
 
 
 class Adaptive(Generic[Pool]):
-    """Spot in the best pool; on-demand where the spot to be expected does not do the work, or the deadline demands it.
+    """Spot in the best pool; on-demand where a table says that waiting costs more, or the deadline demands it.
 
     Args:
         records: what the run knows of each pool; ties keep this order.
-        spot_hours: time with spot nodes so far.
+        spot_hours: time with spot nodes so far, for ``expected_spot_hours``.
         beside: launches are tried beside running nodes; else these end first, as in one Auto Scaling group.
-        terms: of the table for one group; by default those of each view, with these records' pools.
+        terms: of the tables; by default those of each view, with these records' pools.
         packed: ``one_group.pack(terms)``, where it is known.
     """
 
@@ -172,7 +173,6 @@ class Adaptive(Generic[Pool]):
         self._terms, self._packed = terms, packed
         self._records = dict(records)
         self._spot_hours = spot_hours
-        self._came_hours = 0.0
         self._order: list[Prospect[Pool]] = []
         self._asked_hours = -1.0
 
@@ -191,16 +191,15 @@ class Adaptive(Generic[Pool]):
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
             tries = self.beside or view.mode is Mode.IDLE or not self.why_stay(view)
-            self._order = self.rank(view)[::-1] if tries else []
+            ranked = self.rank(view) if tries else []
+            if self.beside and view.mode is Mode.ON_DEMAND:
+                ranked = [prospect for prospect in ranked if self._pays_to_move(view, prospect, ranked)]
+            self._order = ranked[::-1]
         return self._order.pop().name if self._order else None
 
     def note(self, event: Event, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
         self._records[pool] = _RECORDED[event](self._records[pool], hours * 3600)
-        if event is Event.CAME:
-            self._came_hours = hours
-        elif event in (Event.RECLAIMED, Event.LEFT):
-            self._spot_hours += hours - self._came_hours
 
     def expected_spot_hours(self, view: RunView[Pool]) -> float:
         """Return the time with spot nodes that can be expected until the deadline."""
@@ -233,14 +232,46 @@ class Adaptive(Generic[Pool]):
         )
 
     def _may_wait(self, view: RunView[Pool]) -> bool:
-        if self.beside:
-            return self.expected_spot_hours(view) >= view.work_hours + 2 * view.delays.restart_bound_hours
-        worth = [self._records[prospect.name].empty_since_s for prospect in self.rank(view)]
-        known = [since_s for since_s in worth if since_s is not None]
+        ranked = self.rank(view)
+        droughts = self._droughts_s(view, ranked)
         # A pool that has not refused is asked first; without one that is worth its restart nothing is waited for.
-        if len(known) < len(worth) or not worth:
-            return bool(worth)
-        return not self._changes(view, one_group.WAITING, view.now_s - max(known))
+        if len(droughts) < len(ranked) or not ranked:
+            return bool(ranked)
+        if self.beside:
+            return self._look_up(view, available=False, age_s=min(droughts), droughts_s=droughts) == adaptive.IDLE
+        return not self._changes(view, one_group.WAITING, min(droughts))
+
+    def _pays_to_move(self, view: RunView[Pool], prospect: Prospect[Pool], ranked: Sequence[Prospect[Pool]]) -> bool:
+        """Return whether on-demand nodes end for this pool if it has capacity: the restarts spend slack, too."""
+        refused_s = self._records[prospect.name].empty_at_s
+        if refused_s is None:
+            return True
+        # It came back halfway, on average.
+        age_s = (view.now_s - refused_s) / 2
+        droughts = self._droughts_s(view, ranked)
+        return self._look_up(view, available=True, age_s=age_s, droughts_s=droughts) == adaptive.SPOT
+
+    def _droughts_s(self, view: RunView[Pool], ranked: Sequence[Prospect[Pool]]) -> list[float]:
+        """Return how long each of these pools has been empty, as far as it has refused."""
+        since = [self._records[prospect.name].empty_since_s for prospect in ranked]
+        return [view.now_s - since_s for since_s in since if since_s is not None]
+
+    def _look_up(self, view: RunView[Pool], *, available: bool, age_s: float, droughts_s: Sequence[float]) -> int:
+        """Return the choice of the table for one pool; all pools are taken for one, whose droughts the first ends."""
+        terms = self._terms_of(view)
+        youngest_s = min(droughts_s, default=0.0)
+        choice: int = adaptive.look_up(
+            # Prices that change in every tick need no table each.
+            replace(terms, price_ratio=round(terms.price_ratio, 1)),
+            available=available,
+            mode=adaptive.ON_DEMAND if view.mode is Mode.ON_DEMAND else adaptive.IDLE,
+            work_hours=view.work_hours,
+            slack_hours=view.left_hours - view.work_hours,
+            age_hours=age_s / 3600,
+            # Rates add; each is 1 / (age + YOUNG_S).
+            return_factor=sum((YOUNG_S + youngest_s) / (YOUNG_S + one) for one in droughts_s) or 1.0,
+        )
+        return choice
 
     def why_stay(self, view: RunView[Pool]) -> str:
         """Say why running nodes of one group stay; empty where they should end before spot is tried, pool after pool.
@@ -264,19 +295,21 @@ class Adaptive(Generic[Pool]):
         return "" if pays else "a look at spot would cost more than it can save"
 
     def _changes(self, view: RunView[Pool], mode: int, age_s: float) -> bool:
-        terms = self._terms or one_group_terms(
-            view.delays,
-            whole_hours=view.whole_hours,
-            deadline_hours=view.elapsed_hours + view.left_hours,
-            spot_price=min(view.prices[name] for name in self._records),
-        )
         return one_group.changes(
-            terms,
+            self._terms_of(view),
             mode,
             work_hours=view.work_hours,
             left_hours=view.left_hours,
             age_hours=age_s / 3600,
             packed=self._packed,
+        )
+
+    def _terms_of(self, view: RunView[Pool]) -> Terms:
+        return self._terms or table_terms(
+            view.delays,
+            whole_hours=view.whole_hours,
+            deadline_hours=view.elapsed_hours + view.left_hours,
+            spot_price=min(view.prices[name] for name in self._records),
         )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bootstrap.contract import pool_policy
 from bootstrap.contract.adaptive import Terms
-from bootstrap.contract.pool_policy import Delays, one_group_delays, one_group_terms
+from bootstrap.contract.pool_policy import Delays, one_group_delays
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place
 
 
@@ -45,7 +46,7 @@ def table_terms(settings: ControllerSettings) -> Terms | None:
     if not (settings.adaptive and spot and settings.deadline_hours is not None):
         return None
     prices = work_prices(settings.places)
-    return one_group_terms(
+    return pool_policy.table_terms(
         run_delays(settings),
         whole_hours=whole_hours(settings.places),
         deadline_hours=settings.deadline_hours,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract import adaptive
 from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, has_no_time, may_launch, must_buy
-from bootstrap.contract.pools import PoolRecord, came, reclaimed, refused
+from bootstrap.contract.pools import YOUNG_S, PoolRecord, came, reclaimed, refused
 
 HOUR = 3600.0
 DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25, try_hours=0.05)
@@ -55,7 +56,7 @@ def test_the_work_that_ends_within_the_tick_is_not_bought_again() -> None:
 
 def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and_the_deadline_allows_it() -> None:
     fresh = {"a": PoolRecord(), "b": PoolRecord()}
-    lately = dict.fromkeys(fresh, refused(PoolRecord(), 9.5 * HOUR))
+    lately = dict.fromkeys(fresh, refused(PoolRecord(), 9 * HOUR))
     flapping = PoolRecord()
     for hour in range(6):
         flapping = reclaimed(came(flapping, hour * HOUR), (hour + 0.05) * HOUR)
@@ -65,8 +66,10 @@ def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and
         return Adaptive(records, beside=beside).next_try(seen)
 
     assert tried(fresh, seen) == "a"
-    # Beside running nodes a refusal costs nothing.
+    # Beside running nodes a refusal costs nothing, but capacity that can only be minutes old is not worth two restarts.
     assert (tried(lately, seen), tried(lately, seen, beside=True)) == (None, "a")
+    just_now = dict.fromkeys(fresh, refused(PoolRecord(), 9.5 * HOUR))
+    assert tried(just_now, seen, beside=True) is None
     assert tried({"a": flapping}, seen) is None
     assert tried(fresh, replace(seen, prices={"a": 0.9, "b": 0.9})) is None
     assert tried(fresh, replace(seen, loading_hours=0.2)) is None
@@ -75,3 +78,29 @@ def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and
     assert tried(fresh, replace(seen, left_hours=12.44)) is None
     assert tried(fresh, replace(seen, work_hours=1.0)) is None
     assert tried(fresh, replace(seen, mode=Mode.SPOT)) is None
+
+
+def test_the_rates_at_which_empty_pools_come_back_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def look_up(terms: object, **state: Any) -> int:
+        asked.append(state)
+        return adaptive.IDLE
+
+    monkeypatch.setattr(adaptive, "look_up", look_up)
+    # Pool a is empty since two hours, pool b since five; c, whose spot costs more than on-demand, ends no wait.
+    records = {name: refused(PoolRecord(), (10 - hours) * HOUR) for name, hours in (("a", 2), ("b", 5), ("c", 1))}
+    seen = view(Mode.IDLE, 20.0, prices={"a": 0.3, "b": 0.3, "c": 1.2})
+    assert Adaptive(records).keep(seen) is Mode.IDLE
+    young = YOUNG_S / HOUR
+    factor = 1 + (young + 2) / (young + 5)
+    assert asked == [
+        {
+            "available": False,
+            "mode": adaptive.IDLE,
+            "work_hours": 10.0,
+            "slack_hours": 10.0,
+            "age_hours": 2.0,
+            "return_factor": pytest.approx(factor),
+        }
+    ]

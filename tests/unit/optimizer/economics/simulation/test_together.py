@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 
@@ -222,7 +223,8 @@ def test_adaptive_takes_cheap_pools_and_moves_to_them() -> None:
 
 
 def test_adaptive_buys_on_demand_early_where_spot_will_not_do() -> None:
-    rows = costs(random_traces(2, (4.0,)), job(48, 57.6), (4.0,))
+    traces = [replace(trace, nodes=4 * trace.nodes) for trace in lomax_pools(2, 1, 400)]
+    rows = costs(traces, job(48, 57.6), (4.0,))
     assert rows["adaptive"].mean_normalised_cost < 0.9 * rows["greedy"].mean_normalised_cost
 
 
@@ -244,7 +246,7 @@ def lomax_pools(seed: int, count: int, hours: float) -> list[Trace]:
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.5])
-def test_one_group_costs_less_than_uniform_progress_and_hardly_more_than_launches_beside_nodes(factor: float) -> None:
+def test_one_group_costs_less_than_uniform_progress_and_a_little_more_than_launches_beside_nodes(factor: float) -> None:
     asked = job(24, 24 * factor, price_ratio=3.3, restart_hours=0.2)
     traces = lomax_pools(3, 2, 300)
     windows = np.stack([[trace.nodes[first : first + 288 * 2] > 0 for trace in traces] for first in range(0, 2880, 96)])
@@ -258,7 +260,7 @@ def test_one_group_costs_less_than_uniform_progress_and_hardly_more_than_launche
 
     one_group, beside = (cost(ZONE_POLICIES[name]) for name in ("adaptive_one_group", "adaptive"))
     assert one_group < cost(PaceInOneGroup)
-    assert one_group < 1.1 * beside
+    assert beside < one_group < 1.1 * beside
 
 
 def test_traces_that_do_not_fit_together_are_refused() -> None:
