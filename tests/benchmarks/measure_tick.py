@@ -126,8 +126,8 @@ def main() -> None:
         f"CPU time of `decide` on a shared machine, and at 256 MB of a Lambda ({VCPU_SHARE:.3f} vCPU): {HISTORIES} "
         f"histories of {HOURS} h, {len(PLACES)} places. Goal: at most {GOAL_MS:g} ms of Lambda time more. Adaptive "
         f"adds {added:.1f} ms a tick on average and {worst:.1f} ms to the longest one, and {imported / VCPU_SHARE:.0f} "
-        f"ms to a cold start, where its modules are imported ({imported:.1f} ms here). Lambda's figures are computed, "
-        f"CPU time here over the share of a core: nothing ran on AWS.",
+        f"ms to a cold start, where its modules are imported ({imported:.1f} ms here; every stack's function "
+        f"imports them). Lambda's figures are computed, CPU time here over the share of a core: nothing ran on AWS.",
         *heading("Ticks", ("policy", "ticks", "mean, ms", "Lambda", "p99, ms", "Lambda", "most, ms", "Lambda")),
         *(summarise(policy, [ms for _, ms in of_policy]) for policy, of_policy in ticks.items()),
     ]
