@@ -209,10 +209,10 @@ def host_factor(x: Inputs, full: Number) -> Number:
 def unsaved_bytes(x: Inputs) -> Number:
     """Bytes a token that a layer with adapters saves less than one whose weights train.
 
-    Frozen norms keep no normalised input, and a product without an adapter no input; an adapter keeps its inner vector.
+    Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an adapter keeps its inner vector.
     """
     element, (_, _, count) = x.element_bytes, _sides(x)
-    norms = 2.0 * element * x.llama_like * x.hidden
+    norms = 2.0 * element * x.llama_like * x.hidden * (1.0 - x.fused_norms)
     products = (1.0 - x.adapts_mlp) * element * (x.hidden + x.ffn)
     return np.where(x.adapter_rank > 0, norms + products - element * x.adapter_rank * count, 0.0)
 
