@@ -64,7 +64,10 @@ def tabulate_rows(rows: Sequence[MeasuredRun]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "row": rows,
-            "key": [residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework) for s in setups],
+            "key": [
+                residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework, pipelines=s.pipelines)
+                for s in setups
+            ],
             "kind": [model_kind(setup.model) for setup in setups],
             "model": [setup.model.name for setup in setups],
             "processor": [setup.hardware.gpu.die for setup in setups],

@@ -23,6 +23,7 @@ CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
 FUSED = " fused"
+PIPELINES = " pipelines"
 # Kinds of models with a residual of their own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
@@ -140,17 +141,24 @@ class Calibration(BaseModel):
         )
 
     def residual(
-        self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None
+        self,
+        gpu: Gpu,
+        precision: Precision = "bf16",
+        framework: str = "",
+        *,
+        kind: str | None = None,
+        pipelines: bool = False,
     ) -> Residual:
         """Rows behind this GPU's speed in the precision's width, and their error.
 
-        Frameworks without rows and models of a kind have at least the error of left-out ones.
+        Frameworks without rows and models of a kind have at least the error of left-out ones. ``pipelines``: a
+        pipeline's stages are on several nodes.
         """
         if kind:
-            any_kind, own = self.residual(gpu, precision, framework), self._of_kind(kind)
+            any_kind, own = self.residual(gpu, precision, framework, pipelines=pipelines), self._of_kind(kind)
             return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
-        residual = self.residuals.get(residual_key(gpu, precision, framework), unknown)
+        residual = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
         if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
             return residual
         new = self.residuals.get(NEW_FRAMEWORK, unknown)
@@ -159,24 +167,32 @@ class Calibration(BaseModel):
     def _of_kind(self, kind: str) -> Residual:
         return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
-    def describe(self, gpu: Gpu, precision: Precision = "bf16", framework: str = "", *, kind: str | None = None) -> str:
+    def describe(
+        self,
+        gpu: Gpu,
+        precision: Precision = "bf16",
+        framework: str = "",
+        *,
+        kind: str | None = None,
+        pipelines: bool = False,
+    ) -> str:
         """Describe the source of this GPU's speed in one sentence."""
+        residual = self.residual(gpu, precision, framework, kind=kind, pipelines=pipelines)
         if kind:
+            any_kind = self.describe(gpu, precision, framework, pipelines=pipelines)
+            rows = self._of_kind(kind).rows or "no"
             return (
-                f"{self.describe(gpu, precision, framework)}; {self._of_kind(kind).rows or 'no'} measured runs of a "
-                f"{kind} judge this one, so error "
-                f"{self.residual(gpu, precision, framework, kind=kind).relative_error:.0%}"
+                f"{any_kind}; {rows} measured runs of a {kind} judge this one, so error {residual.relative_error:.0%}"
             )
-        residual = self.residual(gpu, precision, framework)
+        key = residual_key(gpu, precision, framework, pipelines=pipelines)
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
-            width = residual_key(gpu, precision, framework)
-            return f"{residual.rows} measured runs on {width} ({error}), fitted {self.as_of} to {self.source}"
+            return f"{residual.rows} measured runs on {key} ({error}), fitted {self.as_of} to {self.source}"
         gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and "-bit" not in name]
-        gpus = [name for name in gpus if name.split()[-1] not in frameworks()]
+        gpus = [name for name in gpus if not frameworks().keys() & set(name.split())]
         measured = ", ".join(gpus)
         return (
-            f"no measured run on {residual_key(gpu, precision, framework)}: efficiency pooled from {measured} (error "
+            f"no measured run on {key}: efficiency pooled from {measured} (error "
             f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "
             f"{self.source}"
         )
@@ -189,14 +205,16 @@ def model_kind(model: ModelSpec) -> str | None:
     return CONVOLUTIONAL if model.convolutional else None
 
 
-def residual_key(gpu: Gpu, precision: str, framework: str) -> str:
+def residual_key(gpu: Gpu, precision: str, framework: str, *, pipelines: bool = False) -> str:
     """Key of a GPU's residual: its name, the width if not 16 bits, " fused" for 8 bits in fused kernels, and the
-    framework if its error is its own.
+    framework if its error is its own, with " pipelines" where they span nodes.
     """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
     profile = frameworks()[framework_name(framework)]
     fused = FUSED if precision == "fp8" and profile.fused_kernels else ""
-    return gpu.name + width + fused + (f" {framework_name(framework)}" if profile.own_error else "")
+    if not profile.own_error:
+        return gpu.name + width + fused
+    return f"{gpu.name}{width}{fused} {framework_name(framework)}" + (PIPELINES if pipelines else "")
 
 
 def product_precision(precision: str, framework: str) -> str:

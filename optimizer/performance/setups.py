@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.errors import InvalidInputError
@@ -54,6 +56,11 @@ class Setup:
         check_legal(self.model, self.recipe, self.grid)
         if SHARDINGS[self.grid.sharding] not in self.recipe.shardings:  # type: ignore[call-overload]
             raise _refuse_shardings(self.recipe.gradient_compression, SHARDINGS[self.grid.sharding])  # type: ignore[call-overload]
+
+    @property
+    def pipelines(self) -> bool:
+        """Tell if a pipeline's stages are on several nodes."""
+        return bool(np.asarray(self.grid.pipeline) > 1) and bool(np.asarray(self.grid.nodes) > 1)
 
     def inputs(self, calibration: Calibration | None) -> Inputs:
         """Build the set-up's inputs; without a calibration coefficients are 1."""

@@ -56,7 +56,16 @@ def speed_source(
     unmeasured_recipe: str = "",
 ) -> tuple[Residual, str]:
     """The error of the speed of a layout with these splits on ``nodes`` nodes, and its source in words."""
-    residual, source = _speed_on_gpu(calibration, hardware.gpu, precision, framework, model, splits, unmeasured_recipe)
+    residual, source = _speed_on_gpu(
+        calibration,
+        hardware.gpu,
+        precision,
+        framework,
+        model,
+        splits,
+        unmeasured_recipe,
+        pipelines=nodes > 1 and "pipeline" in splits,
+    )
     error = network_error(hardware, nodes)
     if residual.relative_error >= error:
         return residual, source
@@ -72,10 +81,12 @@ def _speed_on_gpu(
     model: ModelSpec,
     splits: Collection[str],
     unmeasured_recipe: str,
+    *,
+    pipelines: bool,
 ) -> tuple[Residual, str]:
     kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
-    residual = calibration.residual(gpu, precision, framework, kind=kind)
-    source = calibration.describe(gpu, precision, framework, kind=kind)
+    residual = calibration.residual(gpu, precision, framework, kind=kind, pipelines=pipelines)
+    source = calibration.describe(gpu, precision, framework, kind=kind, pipelines=pipelines)
     measured = measured_splits(gpu, framework)
     unmeasured = " or ".join(split for split in splits if split not in measured)
     if unmeasured_recipe:

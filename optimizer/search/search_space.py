@@ -27,6 +27,7 @@ from optimizer.search.tables import join_rows, take_rows
 CONFIDENCE_LEVELS = 3
 # Rows whose memory is computed together: with fewer, numpy's calls dominate; with more, arrays miss the cache.
 _ROWS_TOGETHER = 4096
+_PIPELINE = 1 << layouts.SPLITS.index("pipeline")  # of LayoutTable.splits
 
 
 class RowMemory(NamedTuple):
@@ -77,13 +78,18 @@ class SearchSpace:
         self.steps = problem.amount.steps
         self.splits = self.table.splits
         kind, self._pooled_error = model_kind(self.model), calibration.residuals[POOLED].relative_error
-        residuals = [
-            calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind) for i in self.machines.instances
-        ]
+        residuals, of_pipelines = (
+            [
+                calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
+                for i in self.machines.instances
+            ]
+            for pipelines in (False, True)
+        )
         self.measured = [residual.rows > 0 for residual in residuals]
-        self._errors = np.array([residual.relative_error for residual in residuals])
-        if unmeasured_parts(recipe, self.model, recipe.gradient_compression):
-            self._errors = np.maximum(self._errors, self._pooled_error)
+        least = self._pooled_error if unmeasured_parts(recipe, self.model, recipe.gradient_compression) else 0.0
+        self._errors, self._pipeline_errors = (
+            np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
+        )
         # Of the estimates of several nodes.
         self._network_errors = np.array(
             [network_error(Hardware.from_instance_type(i), nodes=2) for i in self.machines.instances]
@@ -108,8 +114,10 @@ class SearchSpace:
 
     def relative_error(self, machine: Ints, row: Ints) -> Floats:
         """Error of the estimates."""
-        error = np.where(self.confidence(machine, row) < 2, self._errors[machine], self._pooled_error)
-        return np.maximum(error, np.where(self.table.nodes[row] > 1, self._network_errors[machine], 0.0))
+        several, stages = self.table.nodes[row] > 1, (self.splits[row] & _PIPELINE) > 0
+        error = np.where(several & stages, self._pipeline_errors[machine], self._errors[machine])
+        error = np.maximum(error, np.where(self.confidence(machine, row) < 2, 0.0, self._pooled_error))
+        return np.maximum(error, np.where(several, self._network_errors[machine], 0.0))
 
     def columns(self, row: Ints) -> dict[str, Any]:
         """Fields of Grid, without sharding and checkpointing."""

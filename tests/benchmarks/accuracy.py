@@ -203,7 +203,11 @@ def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> J
     errors = log_errors(rows, calibration)
     stated = [
         calibration.residual(
-            setup.hardware.gpu, setup.recipe.precision, setup.recipe.framework, kind=model_kind(setup.model)
+            setup.hardware.gpu,
+            setup.recipe.precision,
+            setup.recipe.framework,
+            kind=model_kind(setup.model),
+            pipelines=setup.pipelines,
         ).relative_error
         for setup in (row.setup for row in rows)
     ]

@@ -123,6 +123,23 @@ def test_residuals_come_near_the_errors_left_out_as_rows_come_in() -> None:
     assert residuals(a100, np.zeros(3), SHIPPED)["H100"] == SHIPPED.residuals["H100"]
 
 
+def test_an_error_covers_the_worse_of_two_models() -> None:
+    """A model that nobody measured may be like the worse one, however many rows the better one has."""
+    rows = on(rows_of("llmfoundry"), "l4-24gb")
+    names = [row.setup.model.name for row in rows]
+    rows = [row for row in rows if names.count(row.setup.model.name) >= 10] * 4
+    names = [row.setup.model.name for row in rows]
+    worse = np.array([name == names[0] for name in names])
+    assert 19 <= worse.sum() < len(rows) / 2
+    errors = np.where(worse, np.linspace(-0.8, 0.0, len(rows)), 0.0)
+    stated = residuals(rows, errors, SHIPPED)["L4"].relative_error
+    assert np.mean(-errors[worse] <= 1.645 * stated) >= 0.95
+    # One run in 20 is above the largest of 19.
+    few = [row for row in rows if row.setup.model.name == names[0]][:19]
+    errors = np.array([-0.7] + 18 * [0.0])
+    assert residuals(few, errors, SHIPPED)["L4"].relative_error == pytest.approx(0.7 / 1.645, abs=1e-3)
+
+
 def test_one_model_never_proves_an_error_below_the_best_known() -> None:
     bf16 = [row for row in rows_of("h200") if row.setup.recipe.precision == "bf16"]
     rows = on([row for row in bf16 if row.setup.model.name == "llama-410m"], "l4-24gb") * 20

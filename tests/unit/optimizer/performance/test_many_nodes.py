@@ -30,7 +30,8 @@ def test_a_model_left_out_is_met_on_many_nodes(model: str) -> None:
     assert undisturbed.median_error < 0.15
     speeds = list(undisturbed.preferred.values())
     assert math.exp(np.mean(np.log(speeds))) > 0.93
-    assert undisturbed.within_p95 > 0.87  # missed: 97% and 88% (docs/estimator.md, Many nodes)
+    assert undisturbed.within_p95 >= 0.95
+    assert every.within_p95 > 0.92  # missed: 94% and 93% (docs/estimator.md, Many nodes)
     assert every.median_error < 0.18
 
 

@@ -23,7 +23,7 @@ from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
 from optimizer.search.branch_and_bound import TIE, FastestSearch
-from optimizer.search.confidence import MEASURED_SPLITS, measured_splits
+from optimizer.search.confidence import MEASURED_SPLITS, measured_splits, speed_source
 from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
@@ -334,6 +334,29 @@ def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: t
     assert unmeasured.any() and not unmeasured.all()
     assert (result.relative_error[unmeasured] == pooled).all()
     assert (result.relative_error[~unmeasured] == own).all()
+
+
+def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
+    """nanotron's stages on several nodes were up to 25 times too slow; the search and a plan's description agree."""
+    model, recipe = resolve_model("llama-3.1-8b"), Recipe(seq_len=4096, framework="nanotron")
+    asked = make_problem(model, recipe, global_batch=256, max_nodes=4)
+    (result,) = find_fastest(asked, [catalog().instance_type("p5.48xlarge")])
+    assert isinstance(result, Fastest)
+    hardware = Hardware.from_instance_type(result.instance)
+    for i, error in enumerate(result.relative_error):
+        splits = [name for name in layouts.SPLITS if getattr(result.layouts, name)[i] > 1]
+        described, _ = speed_source(calibration(), hardware, int(result.nodes[i]), "bf16", "nanotron", model, splits)
+        assert error == described.relative_error
+    space = SearchSpace(asked, [result.instance], [layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))])
+    row = np.arange(space.table.size)
+    between = (space.table.pipeline > 1) & (space.table.nodes > 1)
+    errors = space.relative_error(np.zeros_like(row), row)
+    of_others, of_pipelines = (
+        calibration().residuals[f"H100 nanotron{name}"].relative_error for name in ("", " pipelines")
+    )
+    assert of_others < 0.5 < 1.0 < of_pipelines
+    assert (errors[between] == of_pipelines).all() and (errors[~between] == of_others).all()
+    assert between.any() and (space.table.pipeline[~between] > 1).any()
 
 
 @pytest.mark.parametrize(("name", "sure"), [("g6e.48xlarge", False), ("p4d.24xlarge", True)])
