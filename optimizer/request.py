@@ -111,6 +111,8 @@ class Workload(_Model):
         "megatron",
         "megatron-core",
         "megatron-deepspeed",
+        "nemo",
+        "nemo-fp32",
         "nanotron",
     ] = Field(
         default="gpufleet",

@@ -131,7 +131,7 @@ def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[N
     reduced = parameters * x.reduce_bytes
     ring = ranks.ring(parameters, layers)
     reduce_scatter = ring(x.reduce_bytes)
-    gather = ring(np.minimum(x.element_bytes, x.weight_bytes))
+    gather = ring(np.minimum(x.gathered_bytes, x.weight_bytes))
     # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else shards are reduced and gathered.
     sent, calls = reduced, buckets(reduced)
     if gradient_compression.compresses(x):

@@ -28,8 +28,7 @@ ALIASES = {
     "trl": "torch",
     "axolotl": "torch",
     "torchtune": "torchtitan",
-    "nemo": "megatron-core",
-    "megatron-bridge": "megatron-core",
+    "megatron-bridge": "nemo",
     "gpt-neox": "megatron-deepspeed",
     "llm-foundry": "composer-fsdp",
     "composer": "composer-fsdp",
@@ -47,6 +46,7 @@ class Framework(BaseModel):
     master_bytes: float = Field(ge=0)
     gradient_bytes: float = Field(ge=0)
     cast_bytes: float = Field(ge=0)
+    fp8_weights: bool
     reduce_bytes: float = Field(ge=0)
     bucket_bytes: float = Field(ge=0)
     persistent_gradients: bool

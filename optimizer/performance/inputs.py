@@ -103,6 +103,7 @@ class Inputs:
     gradient_bytes: Number
     cast_bytes: Number
     cached_bytes: Number
+    gathered_bytes: Number
     reduce_bytes: Number
     bucket_bytes: Number
     persistent_gradients: Number

@@ -145,7 +145,9 @@ def build_inputs(
         master_bytes=framework.master_bytes if sixteen_bit else 0.0,
         gradient_bytes=framework.gradient_bytes if sixteen_bit else 4.0,
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
-        cached_bytes=FP8_COPIES_BYTES if fused_fp8 else 0.0,
+        # 8-bit weights by rows and by columns take what 16-bit ones do.
+        cached_bytes=FP8_COPIES_BYTES if fused_fp8 and not framework.fp8_weights else 0.0,
+        gathered_bytes=1.0 if fused_fp8 and framework.fp8_weights else ELEMENT_BYTES[recipe.precision],
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),

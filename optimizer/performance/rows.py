@@ -121,7 +121,7 @@ def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]
         framework = "megatron-deepspeed"
     if framework == "megatron" and attention == "flash":
         framework = "megatron-core"
-    if framework == "megatron-core" and sharding == "ddp":
+    if framework in ("megatron-core", "nemo", "nemo-fp32") and sharding == "ddp":
         sharding = "zero1"  # its distributed optimizer
     return framework, sharding
 

@@ -26,7 +26,7 @@ SPLITS = AXES[1:]
 MIN_CONTEXT_TOKENS = 2048
 # Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
 # (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
-_SHARDINGS = {"megatron": (DDP, ZERO1), "megatron-core": (DDP, ZERO1)}
+_SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (DDP, ZERO1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

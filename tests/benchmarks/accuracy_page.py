@@ -30,9 +30,11 @@ suite nobody here has seen, expect somewhat more."""
 JUDGED_NOTES = """\
 Where the goal of 5 per cent is missed, and what was tried:
 
-- **dgxc-gpt**: too slow where many data ranks reduce much in few micro-batches (Nemotron-4 15B on 2,048 GPUs -12 and
-  -20%, 340B -9 and -14%): rings of 512 ranks seem to lose less than the equations have. No run that may be learned from
-  has more than 128 data ranks, so the rings' slowdown with nodes stays as it was.
+- **dgxc-gpt**: Nemotron-4 15B on 1,024 and 2,048 GPUs is 5 to 19% too slow: rings of 256 and 512 ranks seem to lose
+  less than the equations have. The runs that may be learned from say otherwise: with a loss by the logarithm or the
+  root of the nodes, or one that ends, Megatron left out is met worse (2.6 to 4.1, with none 5.9, instead of 2.4), so
+  the slowdown stays as it was. 340B was up to 14% too slow before NeMo had its profile: its recipe reduces gradients
+  in 16 bits and, in fp8, gathers weights in 8.
 - **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (25.11's FSDP).
 - **torchtitan**: the H100s are of 500 W and 2.4 TB/s. Code of those dates gave attention to FlashAttention 2 on Hopper
   (PROVENANCE.md), which the second line has (looked up after the first was seen);
@@ -40,9 +42,11 @@ Where the goal of 5 per cent is missed, and what was tried:
 - **deeplearningexamples**: NVIDIA's container has batch norms and fp32 convolutions of its own (not looked into).
   Before batch norm's cycles were counted the same runs in 16 bits were 23 to 32% too slow.
 - **new suites**: with dgxc-llama in the fit, h200, llm-foundry and Megatron left out went from 7.3, 3.3 and 2.2 to 7.6,
-  4.3 and 3.5, vTrain from 7.2 to 6.7; dgxc-gpt from 7.5 (bf16) and 10.1 (fp8) to 3.1 and 4.5.
-- **Memory**: NeMo's runs keep 16-bit gradients and, in fp8, no 16-bit weights, which no profile has: 30 of the 86 that
-  ran on 80 GB are predicted not to fit (16 with 16-bit gradients). The other published runs are predicted to fit."""
+  4.3 and 3.5, vTrain from 7.2 to 6.7; dgxc-gpt from 7.5 (bf16) and 10.1 (fp8) to 3.1 and 4.5. With NeMo's profile they
+  are at 7.4, 4.1, 2.4 and 6.8, dgxc-gpt at 2.7 and 3.7.
+- **Memory**: of the 86 runs of NeMo on 80 GB five are predicted not to fit (30 before NeMo had its profile): Llama 3.1
+  405B on 576 GPUs in both precisions, by 0.4% of the limit, and three of 70B without context ranks, by 12%. The other
+  published runs are predicted to fit."""
 
 # Goals on rows not used for fitting, per cent: what, which rows, which errors, the goal.
 GOALS: tuple[tuple[str, Callable[[MeasuredRun], bool], str, float], ...] = (
@@ -107,10 +111,10 @@ def _goals(results: Results) -> list[str]:
     gaps = _memory_gaps(results)
     if gaps.size:
         lines.append(_goal(f"peak memory ({gaps.size} rows)", MEMORY_GOAL, float(100 * np.abs(gaps).mean())))
-    # The learned runs keep 16-bit gradients, which no profile has.
-    known = np.array([row.suite != LEARNED for row in results.rows])
-    refused = int((~results.fits & known).sum())
-    lines.append(f"| ran, and predicted not to fit | 0 | {refused} of {known.sum()} | {_verdict(refused, 0, '')} |")
+    refused = int((~results.fits).sum())
+    lines.append(
+        f"| ran, and predicted not to fit | 0 | {refused} of {len(results.rows)} | {_verdict(refused, 0, '')} |"
+    )
     for allocator, (count, wrong) in results.ran_out.items():
         assumed = allocator != "default"  # limits assume expandable segments (optimizer/performance/memory.py)
         zero, verdict = ("0", _verdict(len(wrong), 0, "")) if assumed else ("-", "not the allocator assumed")

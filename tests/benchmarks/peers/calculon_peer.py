@@ -106,7 +106,7 @@ def _run(row: dict[str, Any], systems: dict[str, Any]) -> tuple[float, float]:
             "optimizer_sharding": data > 1 and row["sharding"] != "ddp",
             "tensor_par_comm_type": "rs_ag" if row["sequence_parallel"] and tensor > 1 else "ar",
             # --tp-comm-overlap and --overlap-grad-reduce, which runs of Megatron Core have (frameworks.toml).
-            "tensor_par_overlap": "ring" if row["framework"] == "megatron-core" and tensor > 1 else "none",
+            "tensor_par_overlap": "ring" if row["framework"] in ("megatron-core", "nemo") and tensor > 1 else "none",
             "seq_par_ag_redo": False,
             "data_par_overlap": data > 1 and row["framework"] not in ("megatron", "megatron-deepspeed"),
             "weight_offload": False,

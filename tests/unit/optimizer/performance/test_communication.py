@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
+from optimizer.hardware import Precision
 from optimizer.performance.collectives import Communicator
-from optimizer.performance.communication import communication
+from optimizer.performance.communication import communication, data_communication
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.stage import updated_parameters
@@ -288,3 +289,23 @@ def test_parts_add_up_in_every_layout(layout: dict[str, Any], sharding: int) -> 
     assert sum(estimates.memory_gib.values()) == pytest.approx(float(estimates.peak_memory_gib))
     assert sum(estimates.time_s.values()) == pytest.approx(float(estimates.step_time_s))
     assert all(value >= 0 for value in (*estimates.memory_gib.values(), *estimates.time_s.values()))
+
+
+def test_nemo_reduces_16_bits_and_gathers_8_in_8_bit_training() -> None:
+    """Bytes a parameter of ZeRO-1: 4 reduced and 2 gathered by Megatron, 2 and 2 by NeMo, 2 and 1 in fp8."""
+    seconds = {}
+    runs: tuple[tuple[str, Precision], ...] = (
+        ("megatron-core", "bf16"),
+        ("nemo", "bf16"),
+        ("nemo", "fp8"),
+        ("nemo-fp32", "fp8"),
+    )
+    for name, precision in runs:
+        recipe = Recipe(seq_len=4096, framework=name, precision=precision)
+        x = inputs(recipe=recipe, nodes=8, data=64, sharding=ZERO1)
+        c = replace(x.coefficients, network_efficiency=1.0, network_call_s=0.0)
+        seconds[name, precision] = float(data_communication(replace(x, coefficients=c))[1])
+    a_byte = (seconds["megatron-core", "bf16"] - seconds["nemo", "bf16"]) / 2
+    assert seconds["nemo", "bf16"] - seconds["nemo", "fp8"] == pytest.approx(a_byte)
+    assert seconds["nemo-fp32", "fp8"] - seconds["nemo", "fp8"] == pytest.approx(2 * a_byte)
+    assert a_byte > 0.2 * seconds["nemo", "bf16"]

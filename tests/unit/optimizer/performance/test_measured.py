@@ -100,13 +100,23 @@ def test_a_suite_left_out_of_the_fit_is_met(suite: str, bound: float) -> None:
     assert abs(errors.mean()) < 0.09  # neither too fast nor too slow by habit
 
 
-@pytest.mark.parametrize(("suite", "bound"), [("dgxc-gpt", 0.05), ("nemo-fp8", 0.07)])
+@pytest.mark.parametrize(("suite", "bound"), [("dgxc-gpt", 0.04), ("nemo-fp8", 0.07)])
 def test_published_runs_on_many_nodes_that_only_judge_are_met(suite: str, bound: float) -> None:
     """Llama, GPT-3 and Nemotron-4 on up to 2,048 H100, in 16 and 8 bits."""
     judge = [row for row in read_runs(PUBLIC, gpu_table()) if row.suite == suite]
     errors = log_errors(judge, CALIBRATION)
     assert suite != LEARNED and len(judge) >= 16
     assert np.abs(throughput_error(errors)).mean() < bound
+
+
+def test_published_runs_of_nemo_fit_the_80_gb_that_they_ran_on() -> None:
+    """Five do not (accuracy page, Runs that only judge); before NeMo had a profile 30 of the 86 did not."""
+    nemo = [row for row in read_runs(PUBLIC, gpu_table()) if row.setup.recipe.framework.startswith("nemo")]
+    estimates = predict(nemo, CALIBRATION)
+    over = np.array(estimates.peak_memory_gib / estimates.limit_gib)
+    assert len(nemo) == 86
+    assert np.count_nonzero(~estimates.fits) == 5
+    assert over.max() < 1.13
 
 
 def test_convolutional_networks_on_a_gpu_that_none_was_fitted_to_are_met() -> None:

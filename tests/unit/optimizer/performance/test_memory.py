@@ -88,6 +88,23 @@ def test_a_tensor_rank_of_plain_pytorch_keeps_casts_and_logits_whole() -> None:
     assert megatron["logits"] == pytest.approx(8 * 2048 * three.vocab_size / 4 * 8 / GIB)
 
 
+def test_nemo_keeps_16_bit_gradients_and_8_bit_weights_alone() -> None:
+    """Two bytes of weights by rows and columns, two of gradients; Megatron has both beside 16-bit weights, and four."""
+    nemo, default, megatron = (
+        {
+            precision: of(LLAMA_8B, sharding=ZERO1, recipe=Recipe(seq_len=512, framework=name, precision=precision))
+            for precision in ("bf16", "fp8")
+        }
+        for name in ("nemo", "nemo-fp32", "megatron-core")
+    )
+    n = LLAMA_8B.parameters / GIB
+    for estimates in nemo.values():
+        assert (estimates.memory_gib["weights"], estimates.memory_gib["gradients"]) == pytest.approx((2 * n, 2 * n))
+    assert default["fp8"].memory_gib["gradients"] == pytest.approx(4 * n)
+    assert default["fp8"].memory_gib["weights"] == pytest.approx(2 * n)
+    assert [float(each.memory_gib["weights"]) for each in megatron.values()] == pytest.approx([2 * n, 4 * n])
+
+
 def test_unfused_attention_keeps_the_scores_and_flash_does_not() -> None:
     """Korthikanti et al., arXiv:2205.05198, equation 1: 5 a s / h more, in units of s b h a layer."""
     tokens = 4 * 1024

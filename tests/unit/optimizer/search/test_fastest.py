@@ -116,7 +116,7 @@ def expected(
     samples=st.sampled_from([1, 1000, 999_999]),
     nodes=st.integers(1, 3),
     name=st.sampled_from(TYPES),
-    framework=st.sampled_from(["torch", "megatron", "megatron-core", "nanotron"]),
+    framework=st.sampled_from(["torch", "megatron", "megatron-core", "nemo", "nanotron"]),
     compiled=st.booleans(),
 )
 def test_the_search_finds_what_brute_force_finds(
