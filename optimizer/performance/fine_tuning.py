@@ -209,7 +209,8 @@ def host_factor(x: Inputs, full: Number) -> Number:
 def unsaved_bytes(x: Inputs) -> Number:
     """Bytes a token that a layer with adapters saves less than one whose weights train.
 
-    Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an adapter keeps its inner vector.
+    Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an adapter
+    keeps its inner vector.
     """
     element, (_, _, count) = x.element_bytes, _sides(x)
     norms = 2.0 * element * x.llama_like * x.hidden * (1.0 - x.fused_norms)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
 from optimizer.performance.evaluate import evaluate
+from optimizer.performance.frameworks import TRAINER, frameworks
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
@@ -51,3 +54,9 @@ def inputs_of(model: ModelSpec, recipe: Recipe, **grid: Any) -> Inputs:
     """Inputs of ``model`` on one H100 node; the grid is one node of eight data-parallel GPUs unless said otherwise."""
     settings: dict[str, Any] = {"nodes": 1, "data": 8}
     return build_inputs(model, recipe, node(), Grid(**(settings | grid)), CALIBRATION)
+
+
+def written_out_norms(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Estimate the reference trainer as it was until 2026-11-26, with transformers' norms."""
+    then = frameworks()[TRAINER].model_copy(update={"fused_norms": False, **changes})
+    monkeypatch.setitem(frameworks(), TRAINER, then)

@@ -18,7 +18,16 @@ from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, Z
 from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model
 from tests.benchmarks.spot_zones import RESULTS
-from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
+from tests.unit.optimizer.performance.fixtures import (
+    BERT,
+    CALIBRATION,
+    GPT2_XL,
+    LLAMA_8B,
+    RESNET,
+    node,
+    of,
+    written_out_norms,
+)
 
 MODELS = [GPT2_XL, LLAMA_8B, BERT, RESNET]
 
@@ -314,8 +323,9 @@ def test_recomputing_more_never_takes_more_activations(  # type: ignore[no-untyp
     assert estimates.peak_memory_gib[FULL] <= estimates.peak_memory_gib[NONE] + 1e-9
 
 
-def test_the_allocator_holds_what_only_the_stream_of_reductions_can_use() -> None:
+def test_the_allocator_holds_what_only_the_stream_of_reductions_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two H100 with the reference trainer, nothing fitted: reserved bytes, and 8B that ran at half its speed."""
+    written_out_norms(monkeypatch)
     with (RESULTS / "trainer_2xh100_202611.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["sharding"] in ("zero2", "zero3")]
     results = estimate_rows(rows, gpu_table(), CALIBRATION)
