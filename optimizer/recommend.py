@@ -47,6 +47,7 @@ from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.levers import (
     describe_batch,
     describe_commitments,
+    describe_compiler,
     describe_policies,
     describe_reclaims,
     describe_slack,
@@ -202,7 +203,11 @@ def recommend(
     if chosen:
         first = plans[chosen[0]]
         offer = catalog.offer(first.instance_type, first.region)
-        slack = [*describe_slack(problem, searched, first), *describe_batch(problem, searched, first)]
+        slack = [
+            *describe_slack(problem, searched, first),
+            *describe_batch(problem, searched, first),
+            *describe_compiler(problem, first),
+        ]
         if request.objective == "cost":
             slack += describe_policies([plans[position] for position in chosen[:PRICED_PLANS]])
         advice += [*slack, *describe_commitments(first, offer, only_long=True)]

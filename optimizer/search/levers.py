@@ -1,5 +1,5 @@
 """Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline,
-and a batch that other numbers of nodes divide.
+compiled code, and a batch that other numbers of nodes divide.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import numpy as np
 
 from optimizer.economics.commitment import break_even_hours, break_even_share
 from optimizer.hardware import Offer
+from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.plan import FleetPlan
-from optimizer.search.candidates import CandidateTable, build_tables
+from optimizer.search.candidates import CandidateTable, build_tables, find_tables
 from optimizer.search.nearest import divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
@@ -143,6 +144,30 @@ def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:
     return [
         f"plan {number + 1}, {plan.node_count} x {plan.instance_type}, would save {first - least:,.0f} USD by its "
         f"spot policy: {least:,.2f} USD expected against {first:,.2f} (plans are ranked by the policy fallback)"
+    ]
+
+
+def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
+    """Say what compiled training code saves, of the kinds of model that the trainer was measured to compile."""
+    model, recipe, work = problem.model, problem.recipe, problem.request.workload
+    kinds = ("decoder", "encoder", "cnn")
+    known = recipe.framework in (TRAINER, CNN_DEFAULT) and model.architecture in kinds and not model.experts
+    if recipe.compiled or not known or not work.tuning.trains_all or problem.request.objective != "cost":
+        return []
+    request = problem.request.model_copy(update={"workload": work.model_copy(update={"compiled": True})})
+    compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True))
+    candidate = rank_first(find_tables(compiled), request)
+    if candidate is None:
+        return []
+    table, row = candidate
+    usd, nodes = float(table.cost.expected[row]), int(table.nodes[row])
+    if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
+        return []
+    purchase = table.purchases[int(table.purchase[row])]
+    return [
+        f"--compile would save {plan.cost_usd.expected - usd:,.0f} USD: {nodes} x {table.fastest.instance.name}, "
+        f"{purchase.in_short} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
+        f"{usd:,.2f} USD expected"
     ]
 
 

@@ -57,6 +57,19 @@ def test_a_later_deadline_saves_what_the_note_says() -> None:
     assert not any("h more would save" in note for note in answer(**where).notes)
 
 
+def test_compiled_code_saves_what_the_note_says() -> None:
+    where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"]}
+    eager = answer(**where)
+    note = only(eager.notes, r"--compile would save ([0-9,]+) USD: .* and ([0-9.]+) USD expected")
+    compiled = answer(work={"compiled": True}, **where)
+    assert compiled.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.01)
+    assert eager.plans[0].cost_usd.expected - compiled.plans[0].cost_usd.expected == pytest.approx(
+        float(note[1]), abs=1
+    )
+    others = (compiled, answer(work={"framework": "megatron-core"}, **where), answer("mixtral-8x7b", **where))
+    assert not any("--compile" in note for other in others for note in other.notes)
+
+
 def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -> None:
     work = {"tokens": "1B", "seq_len": 4096}
     where: dict[str, Any] = {"instance_types": ["g6.12xlarge"], "purchase_options": ["on-demand"]}

@@ -126,7 +126,8 @@ def test_a_capacity_block_is_used_when_the_run_ends_before_it(
 
 def test_a_capacity_block_that_is_over_is_named() -> None:
     times = {"start": "2025-12-01T11:30:00Z", "end": "2025-12-03T11:30:00Z"}
-    (note,) = answer(existing_reservations=[owned(2, capacity_block=times)], max_nodes=2).notes
+    notes = answer(existing_reservations=[owned(2, capacity_block=times)], max_nodes=2).notes
+    (note,) = (note for note in notes if "--compile" not in note)
     assert "2 p4d.24xlarge in us-east-1 is not used: its Capacity Block is over" in note and "2025-12-03 11:00" in note
 
 
