@@ -98,7 +98,9 @@ def _fuse_norms(model: nn.Module) -> None:
 
 
 def _rms_norm(norm: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    return rms_norm(hidden_states, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    # Under autocast norms of queries and keys get 16 bits, and the kernel takes no two types.
+    wider = torch.promote_types(hidden_states.dtype, norm.weight.dtype)
+    return rms_norm(hidden_states.to(wider), norm.weight.shape, norm.weight.to(wider), norm.variance_epsilon)
 
 
 def _is_plain_rms_norm(module: Any) -> bool:

@@ -71,9 +71,9 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     if np.any(x.context > 1):  # attention's output once more
         products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
     if np.any(x.head_norms > 0):
-        products = products + x.head_norms * (x.query + x.kv) * (
-            element + HEAD_NORM_BYTES * by_hand * (1.0 - x.fused_norms)
-        )
+        # Under autocast the kernel reads a widened copy.
+        widened = by_hand * np.where(autocast > 0, 1.0, 1.0 - x.fused_norms)
+        products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * widened)
     # A compiler recomputes the gate's product.
     gated = x.mlp_matrices > 2.5
     by_operators = np.where(gated, x.t5_like, x.causal)  # T5 1.1's gate is GPT-2's function

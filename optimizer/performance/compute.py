@@ -295,7 +295,10 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     quantise = x.quantise_bytes * (2.0 * x.hidden + (x.query + wide) / x.tensor)
     split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
     if np.any(x.head_norms > 0):
-        narrow_norm = np.where(norms_by_hand, kernels.WRITTEN_NORM_16_BIT[index], kernels.NORM[index])
+        # Under autocast the kernel reads a widened copy, counted as if written out.
+        narrow_norm = np.where(
+            norms_by_hand | (by_hand & (residual > element)), kernels.WRITTEN_NORM_16_BIT[index], kernels.NORM[index]
+        )
         narrow_norm = np.where(compiled, kernels.COMPILED_NORM[index], narrow_norm)
         rotary = rotary + x.head_norms * element * narrow_norm
     masks = np.where(masks_windows(x), x.windowed * x.seq_len * kernels.MASK[index], 0.0)

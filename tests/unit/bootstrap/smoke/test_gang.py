@@ -122,8 +122,13 @@ def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: 
 
 def test_a_host_that_is_slow_with_all_others_is_named(reports: Reports) -> None:
     for report in reports["slow_host"]:
-        assert report["bad_hosts"] == ["host-2"]
-        assert by_name(report)["slowest_pair"]["note"] == "host-2 is slow with every host"
+        tests = by_name(report)
+        pair = tests["slowest_pair"]
+        assert (pair["hosts"], pair["note"]) == (["host-2"], "host-2 is slow with every host")
+        # Other tests can slow a rank's products too, whose host is then blamed beside this one.
+        failed = {name for name, test in tests.items() if test["verdict"] == "fail"}
+        assert failed <= {"slowest_pair", "slowest_rank_products"}
+        assert report["bad_hosts"] == ["host-2"] or "slowest_rank_products" in failed
 
 
 def test_each_of_three_faults_at_once_is_found_by_its_own_test(reports: Reports) -> None:

@@ -249,7 +249,7 @@ def test_a_catalog_that_breaks_an_invariant_is_not_kept(pricing: Stubber, monkey
     monkeypatch.setattr(
         invariants, "check", lambda _: [invariants.InvariantViolation(rule="a rule", place="here", value="0")]
     )
-    with pytest.raises(GpufleetError, match=r"breaks 1 rules.*\n.*here: 0 \(rule: a rule\)"):
+    with pytest.raises(GpufleetError, match=r"breaks 1 rule,.*\n.*here: 0 \(rule: a rule\)"):
         refresh.refresh([REGION])
     assert not snapshot.user_directory().exists()
 

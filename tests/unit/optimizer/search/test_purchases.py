@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,16 +134,16 @@ def test_a_capacity_block_that_is_over_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "reservation", "why"),
+    ("model", "make", "why"),
     [
-        ("gpt2-xl", block(0.6, 2), "the fastest run takes"),
-        ("gpt2-xl", owned(2, usd_per_hour=1e6), "the cheapest run needs"),
-        ("llama-3.1-70b", block(2000), "the fewest nodes of p4d.24xlarge that the training fits on are"),
+        ("gpt2-xl", partial(block, 0.6, 2), "the fastest run takes"),
+        ("gpt2-xl", partial(owned, 2, usd_per_hour=1e6), "the cheapest run needs"),
+        ("llama-3.1-70b", partial(block, 2000), "the fewest nodes of p4d.24xlarge that the training fits on are"),
     ],
     ids=["too short a block", "too dear", "too few nodes"],
 )
-def test_owned_nodes_that_no_plan_uses_are_named(model: str, reservation: dict[str, Any], why: str) -> None:
-    found = answer(model, existing_reservations=[reservation], instance_types=["p4d"], max_nodes=4, budget_usd=1e6)
+def test_owned_nodes_that_no_plan_uses_are_named(model: str, make: Callable[[], dict[str, Any]], why: str) -> None:
+    found = answer(model, existing_reservations=[make()], instance_types=["p4d"], max_nodes=4, budget_usd=1e6)
     assert found.plans and {plan.instance_type for plan in found.plans} == {"p4d.24xlarge"}
     assert not any(plan.purchase.capacity_reservation_id for plan in found.plans)
     (note,) = [note for note in found.notes if "reservation of" in note]
