@@ -55,10 +55,10 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     # rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
     # 2026-11-21).
     autocast = np.where(residual_bytes > element, 1.0, 0.0)
-    # DDP's buckets and tensor collectives cut what is compiled into parts, which save what eager code does (41.1 GiB of
+    # DDP's buckets and tensor collectives cut compiled layers into parts, which save what eager code does (41.1 GiB of
     # Llama 1B with DDP and 37.1 of 3B with two tensor ranks, 0.9 and 2.7% less than eager; two H100, torch 2.11,
     # trainer_torchtitan_2xh100_202611.md).
-    cut = ((x.sharding == 0) & (x.data > 1)) | (x.tensor > 1)
+    cut = (x.compiles_layers > 0) & (((x.sharding == 0) & (x.data > 1)) | (x.tensor > 1))
     compiled = np.where(cut, 0.0, x.compiled)
     eager = x.written_out * (1.0 - compiled)
     by_hand = x.llama_like * eager

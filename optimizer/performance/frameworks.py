@@ -59,6 +59,7 @@ class Framework(BaseModel):
     fused_kernels: bool
     fused_norms: bool
     masks_compiled: bool
+    compiles_layers: bool
     grouped_experts: bool
     flash_kernel: FlashKernel
     pads_vocabulary: bool

@@ -129,6 +129,7 @@ class Inputs:
     late_reduction: Number
     fused_norms: Number
     masks_compiled: Number
+    compiles_layers: Number
     splits_logits: Number
     loss_turn_elements: Number
     # Hardware

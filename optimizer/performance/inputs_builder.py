@@ -174,6 +174,7 @@ def build_inputs(
         # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/models.py).
         fused_norms=float(framework.fused_norms and model.norms_per_layer == 2),
         masks_compiled=float(framework.masks_compiled),
+        compiles_layers=float(framework.compiles_layers),
         splits_logits=float(framework.splits_logits),
         loss_turn_elements=framework.loss_turn_elements,
         peak_flop_per_s=peak_flop_per_s(hardware.gpu, recipe.precision),

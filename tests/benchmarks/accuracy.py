@@ -217,7 +217,7 @@ def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> J
 
 
 def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[JudgedSuite, ...]:
-    """Judge the published suites by precision, with torchtitan's attention of their date too, and one H100."""
+    """Judge the published suites by precision, with torchtitan's kernels of their date too, and one H100."""
     judged = []
     published = read_runs(PUBLIC, gpus)
     for suite in sorted({row.suite for row in published}, key=lambda suite: (suite != LEARNED, suite)):
@@ -227,7 +227,8 @@ def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Ju
             name = f"{suite}, {precision}"
             judged.append(judge(f"{name} (learned from)" if suite == LEARNED else name, of_precision, calibration))
             if suite.startswith("torchtitan-h"):
-                earlier = frameworks()["torchtitan"].model_copy(update={"flash_kernel": "flash2"})
+                then = {"flash_kernel": "flash2", "fused_norms": False}
+                earlier = frameworks()["torchtitan"].model_copy(update=then)
                 with patch.dict(frameworks(), {"torchtitan": earlier}):
                     judged.append(judge(f"{name}, FlashAttention 2", of_precision, calibration))
     steps = [row for row in read_usable_runs(H100_STEPS, gpus)[0] if row.row_id not in H100_NOT_COMPARED]

@@ -37,8 +37,8 @@ Where the goal of 5 per cent is missed, and what was tried:
   in 16 bits and, in fp8, gathers weights in 8.
 - **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (25.11's FSDP).
 - **torchtitan**: the H100s are of 500 W and 2.4 TB/s. Code of those dates gave attention to FlashAttention 2 on Hopper
-  (PROVENANCE.md), which the second line has (looked up after the first was seen);
-  on A100 its norms were one kernel, where the profile has several.
+  (PROVENANCE.md) and wrote norms out, which the second line has (looked up after the first was seen); on A100 its
+  norms were one kernel, as in the profile and in torch 2.11.
 - **deeplearningexamples**: NVIDIA's container has batch norms and fp32 convolutions of its own (not looked into).
   Before batch norm's cycles were counted the same runs in 16 bits were 23 to 32% too slow.
 - **new suites**: with dgxc-llama in the fit, h200, llm-foundry and Megatron left out went from 7.3, 3.3 and 2.2 to 7.6,
