@@ -148,14 +148,16 @@ def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:
 
 
 def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
-    """Say what compiled training code saves, of the kinds of model that the trainer was measured to compile."""
+    """Say what compiled code saves on the plan's instance type, of models that the trainer is known to compile."""
     model, recipe, work = problem.model, problem.recipe, problem.request.workload
     kinds = ("decoder", "encoder", "cnn")
     known = recipe.framework in (TRAINER, CNN_DEFAULT) and model.architecture in kinds and not model.experts
     if recipe.compiled or not known or not work.tuning.trains_all or problem.request.objective != "cost":
         return []
     request = problem.request.model_copy(update={"workload": work.model_copy(update={"compiled": True})})
-    compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True))
+    # One type: all of them would double the time of an answer.
+    own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
+    compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True), instance_types=own)
     candidate = rank_first(find_tables(compiled), request)
     if candidate is None:
         return []
