@@ -1,4 +1,4 @@
-"""What a stack's settings fix of a run under the adaptive policy: prices, hours, delays, and its table's terms.
+"""Prices, hours and delays of a run under the adaptive policy, and its table's terms, from a stack's settings.
 
 ``infra`` packs the table into the settings, and the controller reads it there: a function of 256 MB has a seventh of a
 core, and would compute it for half a second.

@@ -24,7 +24,7 @@ def explain_standing(tick: Tick, state: ControllerState, before: StandingDecisio
         weighed = weigh_leaving(tick, state)
         what = f"keeps its nodes {'on demand' if view.mode is Mode.ON_DEMAND else 'on spot'}"
         why = weighed if isinstance(weighed, str) else f"EC2 is asked first for {weighed.name}: {weighed.why}"
-    # As ``must_buy`` counts.
+    # Spot nodes may lose the work since a checkpoint, which ``must_buy`` counts too.
     lost = view.delays.lost_bound_hours if view.mode is Mode.SPOT else 0.0
     spare = view.left_hours - view.work_hours - view.delays.restart_bound_hours - lost
     since = before.since if before and before.what == what else tick.now

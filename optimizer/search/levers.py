@@ -14,7 +14,7 @@ from optimizer.hardware import Offer
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable, build_tables, find_tables
-from optimizer.search.nearest import divide_batch, find_needs
+from optimizer.search.nearest import change_work, divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
@@ -149,28 +149,19 @@ def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:
 
 def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     """Say what compiled code saves on the plan's instance type, of models that the trainer is known to compile."""
-    model, recipe, work = problem.model, problem.recipe, problem.request.workload
+    model, recipe = problem.model, problem.recipe
     kinds = ("decoder", "encoder", "cnn")
     known = recipe.framework in (TRAINER, CNN_DEFAULT) and model.architecture in kinds and not model.experts
-    if recipe.compiled or not known or not work.tuning.trains_all or problem.request.objective != "cost":
+    if recipe.compiled or not known or not recipe.tuning.trains_all or problem.request.objective != "cost":
         return []
-    request = problem.request.model_copy(update={"workload": work.model_copy(update={"compiled": True})})
+    request = change_work(problem, compiled=True)
     # One type: all of them would double the time of an answer.
     own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
     compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True), instance_types=own)
     candidate = rank_first(find_tables(compiled), request)
     if candidate is None:
         return []
-    table, row = candidate
-    usd, nodes = float(table.cost.expected[row]), int(table.nodes[row])
-    if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
-        return []
-    purchase = table.purchases[int(table.purchase[row])]
-    return [
-        f"--compile would save {plan.cost_usd.expected - usd:,.0f} USD: {nodes} x {table.fastest.instance.name}, "
-        f"{purchase.in_short} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
-        f"{usd:,.2f} USD expected"
-    ]
+    return _describe_saving("--compile", f"{_fleet(candidate)},", candidate, plan)
 
 
 def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
@@ -182,14 +173,22 @@ def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
     if moved is None or candidate is None or not any(candidate[0] is table for table in moved[1]):
         return []
+    change = f"--global-batch {moved[0].amount.global_batch} instead of {problem.amount.global_batch}"
+    return _describe_saving(change, f"the ranks of {_fleet(candidate)} divide it;", candidate, plan)
+
+
+def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int], plan: FleetPlan) -> list[str]:
+    """Say what a candidate found after a change saves against the plan, where it saves enough."""
     table, row = candidate
-    usd, nodes = float(table.cost.expected[row]), int(table.nodes[row])
+    usd, purchase = float(table.cost.expected[row]), table.purchases[int(table.purchase[row])]
     if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
         return []
-    purchase, batch = table.purchases[int(table.purchase[row])], moved[0].amount.global_batch
     return [
-        f"--global-batch {batch} instead of {problem.amount.global_batch} would save "
-        f"{plan.cost_usd.expected - usd:,.0f} USD: the ranks of {nodes} x {table.fastest.instance.name} divide it; "
-        f"{purchase.in_short} in {purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and "
-        f"{usd:,.2f} USD expected"
+        f"{change} would save {plan.cost_usd.expected - usd:,.0f} USD: {why} {purchase.in_short} in "
+        f"{purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and {usd:,.2f} USD expected"
     ]
+
+
+def _fleet(candidate: tuple[CandidateTable, int]) -> str:
+    table, row = candidate
+    return f"{int(table.nodes[row])} x {table.fastest.instance.name}"

@@ -156,7 +156,7 @@ def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | Non
     if problem.request.workload.steps is not None or moved == batch:
         return None
     amount = replace(problem.amount, global_batch=moved)
-    other = replace(problem, request=_change_work(problem, global_batch=moved), amount=amount)
+    other = replace(problem, request=change_work(problem, global_batch=moved), amount=amount)
     return other, find_tables(other)
 
 
@@ -176,10 +176,11 @@ def _half_precision(problem: Problem) -> list[NearestPlan]:
     if problem.request.workload.precision != "bf16" or "bf16" in known or "fp16" not in known:
         return []
     changes = {"precision": "fp16"}
-    return _open(problem, changes, _change_work(problem, **changes), alone=False)
+    return _open(problem, changes, change_work(problem, **changes), alone=False)
 
 
-def _change_work(problem: Problem, **changes: Any) -> FleetRequest:
+def change_work(problem: Problem, **changes: Any) -> FleetRequest:
+    """Return the problem's request with other keys of its workload."""
     work = problem.request.workload.model_copy(update=changes)
     return problem.request.model_copy(update={"workload": work})
 

@@ -120,11 +120,11 @@ def architecture(name: str, tiny: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def configuration(case: Case, world: int, tiny: bool, more: str = "") -> TrainerConfig:
+def configuration(case: Case, world: int, tiny: bool) -> TrainerConfig:
     name, seq_len, flags = case
     config = parse_config(
         ["--architecture", json.dumps(architecture(name, tiny)), "--gpus-per-node", str(world), "--steps", "1000",
-         "--seq-len", str(max(1, seq_len // 32) if tiny else seq_len), *flags.split(), *more.split()],
+         "--seq-len", str(max(1, seq_len // 32) if tiny else seq_len), *flags.split()],
         {},
     )  # fmt: skip
     return replace(config, micro_batch=min(config.micro_batch, 2)) if tiny else config
@@ -224,22 +224,23 @@ def assembled_step(bench: Bench, config: TrainerConfig) -> tuple[Step, trainer.A
     return lambda: built.stepper.step(data), built
 
 
-def samples_per_second(config: TrainerConfig, seconds: float, gpus: int) -> float:
-    """Tokens (samples of a CNN) a second and GPU."""
-    return config.global_batch * config.seq_len / seconds / gpus
-
-
-def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: Any) -> float:
-    """Measure one configuration of the trainer; returns the seconds of a step."""
-    config = configuration(case, bench.world, bench.tiny, more)
-    step, built = assembled_step(bench, config)
+def write_step(bench: Bench, part: str, loop: str, case: Case, config: TrainerConfig, step: Step, **row: Any) -> None:
+    """Measure a loop's step, and write it; tokens are samples of a CNN."""
     seconds, steps = bench.seconds(step)
+    gpus = dist.get_world_size()
+    samples = config.micro_batch * config.grad_accum * gpus // config.tensor_parallel // config.context_parallel
     bench.write(
-        part=part, loop="trainer", model=case[0], seq_len=config.seq_len, flags=f"{case[2]} {more}".strip(),
-        gpus=dist.get_world_size(), step_s=round(seconds, 6), steps=steps,
-        tokens_per_second_per_gpu=round(samples_per_second(built.config, seconds, dist.get_world_size()), 1), **row,
+        part=part, loop=loop, model=case[0], seq_len=config.seq_len, flags=case[2], gpus=gpus,
+        step_s=round(seconds, 6), steps=steps,
+        tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / gpus, 1), **row,
     )  # fmt: skip
-    return seconds
+
+
+def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: Any) -> None:
+    """Measure one configuration of the trainer."""
+    case = (case[0], case[1], f"{case[2]} {more}".strip())
+    step, built = assembled_step(bench, configuration(case, bench.world, bench.tiny))
+    write_step(bench, part, "trainer", case, built.config, step, **row)
 
 
 def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
@@ -281,13 +282,7 @@ def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    seconds, steps = bench.seconds(step)
-    samples = config.micro_batch * config.grad_accum * bench.world // tensor
-    bench.write(
-        part="loops", loop="by hand", model=case[0], seq_len=config.seq_len, flags=case[2], gpus=bench.world,
-        step_s=round(seconds, 6), steps=steps,
-        tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / bench.world, 1), **row,
-    )  # fmt: skip
+    write_step(bench, "loops", "by hand", case, config, step, **row)
 
 
 def titan_step(bench: Bench, config: TrainerConfig) -> Step:
@@ -296,17 +291,10 @@ def titan_step(bench: Bench, config: TrainerConfig) -> Step:
     return train_step(config, batches(bench, config, bench.rank // config.tensor_parallel, config.grad_accum))
 
 
-def measure_torchtitan(bench: Bench, case: Case, more: str = "", **row: Any) -> None:
+def measure_torchtitan(bench: Bench, case: Case, **row: Any) -> None:
     """Measure torchtitan's trainer on the same shape and layout."""
-    config = configuration(case, bench.world, bench.tiny, more)
-    step = titan_step(bench, config)
-    seconds, steps = bench.seconds(step)
-    samples = config.micro_batch * config.grad_accum * bench.world // config.tensor_parallel
-    bench.write(
-        part="loops", loop="torchtitan", model=case[0], seq_len=config.seq_len, flags=f"{case[2]} {more}".strip(),
-        gpus=bench.world, step_s=round(seconds, 6), steps=steps,
-        tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / bench.world, 1), **row,
-    )  # fmt: skip
+    config = configuration(case, bench.world, bench.tiny)
+    write_step(bench, "loops", "torchtitan", case, config, titan_step(bench, config), **row)
 
 
 def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **row: Any) -> None:

@@ -1,7 +1,23 @@
-"""The S3 server of the store tests, for data and weights on S3."""
+"""The S3 server of the store tests, for data and weights on S3; a compiler without kernels."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bootstrap.trainer import loss
 from tests.unit.bootstrap.training.conftest import aws, moto_url
 
 __all__ = ["aws", "moto_url"]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch.compile traces for real and generates no kernels, which takes minutes on a CPU."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    loss._compiled.cache_clear()
+    yield
+    loss._compiled.cache_clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from bootstrap.trainer import loss
 from bootstrap.trainer.run import assemble, open_samples
 from tests.unit.bootstrap.trainer.test_config import parse
 
@@ -61,14 +59,12 @@ def losses_of(architecture: dict[str, Any], *flags: str) -> list[float]:
 
 # torch's own, in its compiler.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("name", MODELS)
-def test_compiled_models_have_the_losses_of_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_models_have_the_losses_of_eager_ones(name: str) -> None:
     eager = losses_of(MODELS[name])
     torch._dynamo.reset()
-    loss._compiled.cache_clear()
     counters.clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     compiled = losses_of(MODELS[name], "--compiled")
-    loss._compiled.cache_clear()
     assert compiled == pytest.approx(eager, rel=2e-3) and eager[2] < eager[0]
     assert counters["stats"]["unique_graphs"] == 3  # two of the loss, one of all layers

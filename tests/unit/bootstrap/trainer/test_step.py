@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import math
 import time
@@ -37,13 +36,12 @@ def test_the_estimate_counts_the_turns_of_the_loss() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in its compiler
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(
     monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     """Over several turns, with ignored labels; the gradient is that of the weighted sum."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    loss._compiled.cache_clear()
     monkeypatch.setattr(loss, "TURN_ELEMENTS", 64)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 16, generator=generator) * 5
