@@ -33,6 +33,8 @@ echo "nobody: $(setpriv --reuid nobody --clear-groups curl --silent --max-time 5
 # A card with a default route; the step, twice; then datagrams into the VPC and out of it.
 UPLOAD_SCRIPT = """
 ip link add ens5 type veth peer name far
+# An address of IPv6 is announced by packets, which would be counted as well.
+ip link set ens5 addrgenmode none
 ip address add 10.42.0.5/24 dev ens5
 ip link set ens5 up
 ip link set far up

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -129,6 +129,8 @@ def test_the_ceiling_holds(
     idle=st.sampled_from([0.0, 0.5]),
     moves=st.integers(1, 3),
 )
+# Each stack's nodes end in the minute of their launch.
+@example(events=[Event("interrupt", 1, 0)], later=[Event("interrupt", 1, 0)], ceiling=21, idle=0.0, moves=2)
 def test_a_run_that_moves_has_one_meter_and_one_ceiling(
     events: list[Event], later: list[Event], ceiling: int, idle: float, moves: int
 ) -> None:

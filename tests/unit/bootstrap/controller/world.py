@@ -14,6 +14,7 @@ from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import Action, CancelReservation, SetGroup
 from bootstrap.controller.decide import Decision, decide
+from bootstrap.controller.meter import SHORTEST, hours
 from bootstrap.controller.observation import (
     AutoScalingGroup,
     FailedLaunch,
@@ -216,9 +217,10 @@ class World:
         return [key for key in self.alive() if self.nodes[key].state == "InService"]
 
     def true_usd(self) -> float:
-        """Sum the cost of instances and unused reservations up to now, by their price."""
+        """Sum the cost of instances (one that ended: a minute at least) and of unused reservations up to now."""
         nodes_usd = sum(
-            ((node.ended_at or self.now) - node.launched_at).total_seconds() / 3600 * node.usd_per_hour
+            hours(max(node.ended_at - node.launched_at, SHORTEST) if node.ended_at else self.now - node.launched_at)
+            * node.usd_per_hour
             for node in self.nodes.values()
         )
         return nodes_usd + sum(one.unused_usd for one in self.held.values())

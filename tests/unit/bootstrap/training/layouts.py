@@ -165,6 +165,11 @@ def means_of(leg: Leg) -> list[float]:
     return [buffer.sum().item() for name, buffer in leg.model.named_buffers() if name.endswith("running_mean")]
 
 
+def step_of(checkpoint: Path) -> int:
+    """Step in a checkpoint's name."""
+    return int(checkpoint.name.split("-")[1])
+
+
 def alone(folder: Path, layout: str) -> dict[str, Any]:
     """The steps of the whole chain on one rank."""
     return Leg(layout, folder).train(CHAIN_STEPS).facts()
@@ -173,7 +178,7 @@ def alone(folder: Path, layout: str) -> dict[str, Any]:
 def one_leg(folder: Path, layout: str) -> dict[str, Any]:
     """The next two steps of a chain of layouts, over one store."""
     before = sorted(folder.glob("step-*")) if folder.exists() else []
-    start = int(before[-1].name.split("-")[1]) if before else 0
+    start = step_of(before[-1]) if before else 0
     dist.barrier()
     # A notice stops one step later where the agreement runs beside the step.
     steps = 2 if dist.get_world_size() == 1 else 3
@@ -185,7 +190,8 @@ def one_leg(folder: Path, layout: str) -> dict[str, Any]:
 def damaged(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Resume with one byte of one file of the newest checkpoint changed, for each file, at its begin and its end."""
     Leg(layout, folder).train(7)
-    newest = sorted(folder.glob("step-*"))[-1]
+    # That of step 6 is there where it was committed before the run's end.
+    *_, older, newest = sorted(folder.glob("step-*"))
     facts = []
     for path in sorted(newest.iterdir()):
         for at in (0, -5):
@@ -198,7 +204,7 @@ def damaged(folder: Path, layout: str) -> list[dict[str, Any]]:
             dist.barrier()
             leg = Leg(layout, folder)
             with leg.run as run:
-                facts.append({"file": path.name, "step": run.step, "digest": leg.digest()})
+                facts.append({"file": path.name, "step": run.step, "older": step_of(older), "digest": leg.digest()})
             dist.barrier()
             if dist.get_rank() == 0:
                 data[at] ^= 1
