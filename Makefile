@@ -11,8 +11,8 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 # Images of Python set it. Then no process keeps what it compiled, and each of the tests' hundreds compiles torch and
 # pulumi-aws anew: three times the processor time of an import.
 unexport PYTHONDONTWRITEBYTECODE
-# Workers of the test run; the engine and training tests start processes of their own.
-WORKERS ?= 2
+# Workers of the test run. Three keep two cores busy: the longest tests, of the engine and of gangs, mostly wait.
+WORKERS ?= 3
 
 .PHONY: help demo demo-training demo-spot test engine-tools checkov browser docker lint types style docs site wheel benchmark clean
 

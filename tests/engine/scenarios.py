@@ -378,4 +378,3 @@ SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
     "topped-up-elsewhere": topped_up_elsewhere,
     "capacity-block": capacity_block,
 }
-"""The longest first."""
