@@ -24,6 +24,7 @@ from bootstrap.contract.adaptive import (
     step_hours,
     work_cells,
 )
+from bootstrap.contract.pools import age_since_s
 
 WAITING, ON_DEMAND = range(2)
 
@@ -81,8 +82,7 @@ def table(terms: Terms) -> bytes:
     ]
     middles = [(start + end) / 2 for start, end in pairwise((*AGES, 2 * AGES[-1]))]
     come = [_chance(age_hours) for age_hours in middles]
-    # Capacity that has come since the last refusal has been there for half of that time, on average.
-    half = [sum(age_hours / 2 >= edge for edge in AGES[1:]) for age_hours in middles]
+    met = [sum(age_since_s(3600 * age_hours) >= 3600 * edge for edge in AGES[1:]) for age_hours in middles]
     whole_cells, part = divmod(restart / step, 1.0)
     launch_cells = int(whole_cells)
     slacks = range(slack_cells(terms) + 1)
@@ -130,7 +130,7 @@ def table(terms: Terms) -> bytes:
             else:
                 waited = [LATE] * len(AGES)
             if slack >= 2 * bound + lost + _LOOK_HOURS:
-                looks = [come[age] * launched[half[age]] + (1 - come[age]) * bought for age in ages]
+                looks = [come[age] * launched[met[age]] + (1 - come[age]) * bought for age in ages]
             else:
                 looks = [LATE] * len(AGES)
             for age in ages:

@@ -20,6 +20,7 @@ from bootstrap.contract.pools import (
     PoolRecord,
     Prices,
     Prospect,
+    age_since_s,
     came,
     expected_spot_s,
     left,
@@ -246,8 +247,7 @@ class Adaptive(Generic[Pool]):
         refused_s = self._records[prospect.name].empty_at_s
         if refused_s is None:
             return True
-        # It came back halfway, on average.
-        age_s = (view.now_s - refused_s) / 2
+        age_s = age_since_s(view.now_s - refused_s)
         droughts = self._droughts_s(view, ranked)
         return self._look_up(view, available=True, age_s=age_s, droughts_s=droughts) == adaptive.SPOT
 

@@ -17,10 +17,10 @@ from typing import Generic, Protocol, TypeVar
 
 # Youngest age of the rate 1 / (age + YOUNG_S): Lomax distributions of shape 1, fitted to the AWS traces.
 YOUNG_S = 0.4 * 3600
-# Weight of the prior, in events: after two reclaims a pool's own record counts as much.
-_PRIOR_EVENTS = 2.0
-# Age of a pool that the run has never seen empty.
-_UNSEEN_AGE_S = 2 * 3600.0
+# Weight of the prior, in events: between the AWS traces, factors vary like a gamma distribution of shape 11 (stays).
+_PRIOR_EVENTS = 10.0
+# Age of capacity that is met at a random moment, as in a pool not asked before: of eight hours, AWS's lasts four.
+_UNSEEN_AGE_S = 2.9 * 3600
 # A stay is valued up to this length.
 _HORIZON_S = 8 * 3600.0
 _LEAST_CHANCE = 0.02
@@ -183,6 +183,14 @@ def _first_return_s(pools: Mapping[Pool, PoolRecord], now_s: float, most_s: floa
     return longest
 
 
+def age_since_s(refused_s: float) -> float:
+    """Age of capacity that is met ``refused_s`` after a refusal: the median, where it came at the prior rate.
+
+    A stay counts by its chance to last until now, YOUNG_S / (YOUNG_S + age), so most capacity that is met is young.
+    """
+    return min(math.sqrt(YOUNG_S * (YOUNG_S + refused_s)) - YOUNG_S, _UNSEEN_AGE_S)
+
+
 def stay_s(pool: PoolRecord, age_s: float) -> float:
     """Expected further stay, up to eight hours, of nodes in a pool that has had capacity for ``age_s``."""
     rate = _factor(pool.reclaims, pool.expected_reclaims)
@@ -204,8 +212,7 @@ def _outlook(pool: PoolRecord, now_s: float) -> tuple[float, float]:
     returned = 1 - (empty_age / (empty_age + since_s)) ** returns
     # Capacity that came back may have gone again: its share falls from 1 to the usual one.
     still_there = usual + (1 - usual) * YOUNG_S / (YOUNG_S + since_s)
-    # It came back halfway, on average.
-    return max(returned * still_there, _LEAST_CHANCE), stay_s(pool, min(since_s / 2, _UNSEEN_AGE_S))
+    return max(returned * still_there, _LEAST_CHANCE), stay_s(pool, age_since_s(since_s))
 
 
 def _factor(events: int, expected: float) -> float:

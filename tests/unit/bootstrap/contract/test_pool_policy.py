@@ -56,20 +56,20 @@ def test_the_work_that_ends_within_the_tick_is_not_bought_again() -> None:
 
 def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and_the_deadline_allows_it() -> None:
     fresh = {"a": PoolRecord(), "b": PoolRecord()}
-    lately = dict.fromkeys(fresh, refused(PoolRecord(), 9 * HOUR))
+    lately = dict.fromkeys(fresh, refused(PoolRecord(), 8 * HOUR))
     flapping = PoolRecord()
-    for hour in range(6):
-        flapping = reclaimed(came(flapping, hour * HOUR), (hour + 0.05) * HOUR)
+    for quarter in range(24):
+        flapping = reclaimed(came(flapping, quarter * HOUR / 4), (quarter / 4 + 0.05) * HOUR)
     seen = view(Mode.ON_DEMAND, 20.0)
 
     def tried(records: dict[str, PoolRecord], seen: RunView[str], *, beside: bool = False) -> str | None:
         return Adaptive(records, beside=beside).next_try(seen)
 
     assert tried(fresh, seen) == "a"
-    # Beside running nodes a refusal costs nothing, but capacity that can only be minutes old is not worth two restarts.
-    assert (tried(lately, seen), tried(lately, seen, beside=True)) == (None, "a")
-    just_now = dict.fromkeys(fresh, refused(PoolRecord(), 9.5 * HOUR))
-    assert tried(just_now, seen, beside=True) is None
+    # Half of the capacity that is met an hour after a refusal is younger than 21 minutes: not worth two restarts.
+    just_now = dict.fromkeys(fresh, refused(PoolRecord(), 9 * HOUR))
+    for beside in (False, True):
+        assert (tried(lately, seen, beside=beside), tried(just_now, seen, beside=beside)) == ("a", None)
     assert tried({"a": flapping}, seen) is None
     assert tried(fresh, replace(seen, prices={"a": 0.9, "b": 0.9})) is None
     assert tried(fresh, replace(seen, loading_hours=0.2)) is None

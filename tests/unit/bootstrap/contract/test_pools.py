@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from bootstrap.contract.codec import from_json, to_json
 from bootstrap.contract.pools import (
     YOUNG_S,
     PoolRecord,
+    age_since_s,
     came,
     expected_spot_s,
     left,
@@ -53,9 +55,29 @@ def test_a_pool_that_has_just_refused_comes_last_until_time_has_passed() -> None
 
 
 def test_pools_that_keep_nodes_come_before_pools_that_take_them_back() -> None:
-    steady, flapping = lived(20, 3), lived(0.1, 3)
+    steady, flapping = lived(20, 12), lived(0.1, 12)
     assert stay_s(steady, 0) > 1.3 * stay_s(PoolRecord(), 0) > 2 * stay_s(flapping, 0)
     assert order({"flapping": flapping, "steady": steady}, 1000 * HOUR) == ["steady", "flapping"]
+
+
+def test_a_pool_never_asked_comes_before_one_that_kept_nodes_for_long_and_took_them_back_lately() -> None:
+    lately = reclaimed(came(PoolRecord(), 0.0), 20 * HOUR)
+    assert order({"lately": lately, "new": PoolRecord()}, 24 * HOUR) == ["new", "lately"]
+
+
+@pytest.mark.parametrize("hours", [1, 2, 4, 8])
+def test_capacity_met_after_a_refusal_stays_as_long_as_in_pools_drawn_from_the_prior(hours: float) -> None:
+    draw = np.random.default_rng(0)
+    stays: list[float] = []
+    while len(stays) < 4000:
+        # The pool has been empty for six hours; stretches of both kinds follow each other until it is asked.
+        at, has, length = 0.0, False, (6 + YOUNG_S / HOUR) * (1 / (1 - draw.random()) - 1)
+        while at + length < hours:
+            at, has, length = at + length, not has, YOUNG_S / HOUR * (1 / (1 - draw.random()) - 1)
+        if has:
+            stays.append(min(at + length - hours, 8.0))
+    mean_s = sum(stays) / len(stays) * HOUR
+    assert stay_s(PoolRecord(), age_since_s(hours * HOUR)) == pytest.approx(mean_s, rel=0.06)
 
 
 def test_the_prior_alone_is_the_rate_of_the_traces() -> None:
