@@ -174,7 +174,7 @@ class Adaptive(Generic[Pool]):
         self._terms, self._packed = terms, packed
         self._records = dict(records)
         self._spot_hours = spot_hours
-        self._order: list[Prospect[Pool]] = []
+        self._order: list[Pool] = []
         self._asked_hours = -1.0
 
     def keep(self, view: RunView[Pool]) -> Mode:
@@ -195,8 +195,11 @@ class Adaptive(Generic[Pool]):
             ranked = self.rank(view) if tries else []
             if self.beside and view.mode is Mode.ON_DEMAND:
                 ranked = [prospect for prospect in ranked if self._pays_to_move(view, prospect, ranked)]
-            self._order = ranked[::-1]
-        return self._order.pop().name if self._order else None
+            self._order = [prospect.name for prospect in reversed(ranked)]
+            if ranked and not self.beside and view.mode is Mode.SPOT and view.pool is not None:
+                # Where all refuse, the pool that was left most likely has its nodes still.
+                self._order.insert(0, view.pool)
+        return self._order.pop() if self._order else None
 
     def note(self, event: Event, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
@@ -222,15 +225,21 @@ class Adaptive(Generic[Pool]):
             running_price = 1.0
         elif view.mode is Mode.SPOT and view.pool is not None:
             running_price = view.prices[view.pool]
-        return rank_pools(
+        restart_s = view.delays.restart_hours * 3600
+        ranked = rank_pools(
             self._records,
             view.now_s,
             prices=view.prices,
             on_demand_price=1.0,
             running_price=running_price,
-            restart_s=view.delays.restart_hours * 3600,
+            restart_s=restart_s,
             try_s=view.delays.try_hours * 3600,
         )
+        if self.beside or running_price is None or view.mode is Mode.ON_DEMAND:
+            return ranked
+        # Spot nodes of one group end before others are asked for: a refusal costs a restart of the old ones.
+        least = 1.0 - running_price
+        return [one for one in ranked if one.chance * (one.value - least) * one.stay_s > (1 - one.chance) * restart_s]
 
     def _may_wait(self, view: RunView[Pool]) -> bool:
         ranked = self.rank(view)
@@ -276,18 +285,18 @@ class Adaptive(Generic[Pool]):
     def why_stay(self, view: RunView[Pool]) -> str:
         """Say why running nodes of one group stay; empty where they should end before spot is tried, pool after pool.
 
-        If all refuse, on-demand nodes start again, and the deadline must allow that.
+        If all refuse, nodes start again where they were, and the deadline must allow that.
         """
-        if view.mode is not Mode.ON_DEMAND:
-            return "spot nodes are not left for other spot"
         if view.loading_hours > 0:
             return "these nodes do not work yet"
         ranked, delays = self.rank(view), view.delays
         if not ranked:
-            return "no spot place is worth its restarts, or may be tried now"
+            return "no other spot place is worth its restarts, or may be tried now"
         spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
         if not may_launch(view) or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
             return "the deadline does not allow a look at spot that fails"
+        if view.mode is Mode.SPOT:
+            return ""
         refused_s = [self._records[prospect.name].empty_at_s for prospect in ranked]
         # A pool that has not refused may have had capacity since the start.
         age_s = min(view.elapsed_hours * 3600 if at_s is None else view.now_s - at_s for at_s in refused_s)

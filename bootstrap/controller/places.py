@@ -113,16 +113,14 @@ def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
         if not _is_empty(tick, state, name) and _is_payable(tick, state, name)
     }
     demand = buying(ready, "on-demand")
-    if view.mode is Mode.SPOT:
-        if not must_buy(view):
-            return "the deadline still allows that they are lost"
+    if view.mode is Mode.SPOT and must_buy(view):
         if not demand:
             return (
                 "AWS has just refused nodes on demand, or the ceiling does not pay them, though the deadline needs them"
             )
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
     # On-demand nodes that AWS has refused in this run may not come back.
-    records = [state.pools.get(name) for name in buying(places, "on-demand")]
+    records = [state.pools.get(name) for name in buying(places, "on-demand") if view.mode is Mode.ON_DEMAND]
     if any(record and (record.returns or record.empty_at_s) for record in records):
         return "AWS has refused nodes on demand in this run, so these may not come back"
     spot = buying(ready, "spot")

@@ -77,7 +77,23 @@ def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and
     assert tried(fresh, replace(seen, left_hours=12.46)) == "a"
     assert tried(fresh, replace(seen, left_hours=12.44)) is None
     assert tried(fresh, replace(seen, work_hours=1.0)) is None
-    assert tried(fresh, replace(seen, mode=Mode.SPOT)) is None
+
+
+def test_spot_nodes_of_one_group_end_for_much_cheaper_spot_and_are_asked_again_where_that_refuses() -> None:
+    records = {"a": came(PoolRecord(), 0.0), "b": PoolRecord(), "c": PoolRecord()}
+    seen = view(Mode.SPOT, 20.0, prices={"a": 0.7, "b": 0.2, "c": 0.68})
+
+    def tries(seen: RunView[str], b: PoolRecord | None = None) -> list[str]:
+        policy = Adaptive({**records, "b": b or PoolRecord()}, beside=False)
+        return list(iter(lambda: policy.next_try(seen), None))
+
+    assert tries(seen) == ["b", "a"]
+    assert tries(replace(seen, prices={"a": 0.3, "b": 0.2, "c": 0.3})) == []
+    # A chance of a tenth does not pay the restart of the old nodes that a refusal costs.
+    assert tries(seen, refused(PoolRecord(), 9.9 * HOUR)) == []
+    assert tries(replace(seen, loading_hours=0.2)) == []
+    # One try, two slow launches, a tick and lost work on top of the work.
+    assert (tries(replace(seen, left_hours=12.41)), tries(replace(seen, left_hours=12.39))) == (["b", "a"], [])
 
 
 def test_the_rates_at_which_empty_pools_come_back_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,8 @@ def test_a_gang_that_stays_says_since_when_and_why() -> None:
         assert world.known.decision is None
         training.minute()
     decision = world.known.decision
-    assert decision and decision.told == "keeps its nodes on spot, as the deadline still allows that they are lost"
+    told = "keeps its nodes on spot, as no other spot place is worth its restarts, or may be tried now"
+    assert decision and decision.told == told
     for _ in range(30):
         training.minute()
     # The same decision; a working gang spends nothing of what is to spare.
@@ -221,6 +222,25 @@ def test_dear_spot_is_no_reason_to_leave_on_demand_nodes() -> None:
     training = Training(World(adaptive(places=dear, deadline_hours=12.0), rooms=dict(NO_SPOT)))
     training.finish()
     assert len(bought(training.world)) == 1
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_spot_nodes_are_left_for_much_cheaper_spot_once_and_asked_again_where_that_refuses(comes: bool) -> None:
+    # On-demand nodes cost 30 USD/h.
+    prices = {"spot p4d az1": 24.0, "spot p4d az2": 9.0, "spot p4de az3": 25.0}
+    places = {name: replace(one, usd_per_hour=prices.get(name, 30.0), hours_p95=15.0) for name, one in PLACES.items()}
+    config = adaptive(places=places, deadline_hours=40.0, steps=900)
+    training = Training(World(config, rooms={} if comes else {("spot", "subnet-az2"): 0}))
+    world = training.world
+    for _ in range(90):
+        training.minute()
+    assert world.phase == "running" and world.known.place
+    assert world.known.place.name == ("spot p4d az2" if comes else "spot p4d az1")
+    assert bought(world) == ["spot", "spot"]
+    reasons = [one.state.reason for one in world.decisions]
+    assert any("the nodes are given up: next is spot p4d az2" in reason for reason in reasons)
+    assert training.finish() <= timedelta(hours=40)
+    assert world.known.spent_usd == pytest.approx(world.true_usd())
 
 
 def test_on_demand_nodes_that_aws_refused_before_are_kept() -> None:

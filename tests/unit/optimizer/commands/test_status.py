@@ -370,10 +370,10 @@ def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None
 def test_the_standing_decision_of_an_adaptive_gang_is_shown_with_its_reason_and_its_time(
     deployed: DeployedStack, gpufleet: Gpufleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why = "the deadline still allows that they are lost"
+    why = "no other spot place is worth its restarts, or may be tried now"
     decision = {"what": "keeps its nodes on spot", "why": why, "since": "2026-11-23T04:00:00Z", "spare_hours": 3.25}
     deployed.write_state(decision=decision, updated_at="2026-11-23T04:41:00Z")
-    told = "the controller keeps its nodes on spot, as the deadline still allows that they are lost"
+    told = "the controller keeps its nodes on spot, as no other spot place is worth its restarts, or may be tried now"
     _, out, _ = gpufleet("status", *deployed.arguments)
     assert f"since 2026-11-23 04:00:00Z {told}; 3.2 h to spare, decided last at 2026-11-23 04:41:00Z" in " ".join(
         out.split()
