@@ -18,12 +18,15 @@ EC2_FORGETS = timedelta(minutes=10)
 # AWS keeps six weeks: a launch and an end each of some thousand nodes.
 MAX_ACTIVITIES = 5000
 # Error codes of a mixed group ("Could not launch Spot Instances. UnfulfillableCapacity - ..."), and the sentences of a
-# group with one purchase option, where EC2 has no capacity, the reservation is full or the account's quota is reached:
+# group with one purchase option, where EC2 has no capacity ("Insufficient capacity." alone, too), the zone lacks the type,
+# the reservation is full or the account's quota is reached:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+# https://github.com/aws/aws-parallelcluster/issues/618
+# https://github.com/aws/karpenter-provider-aws/pull/2147
 POOL_EMPTY = re.compile(
-    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity"
-    r"|do not have sufficient .*capacity|no Spot capacity available"
+    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|Insufficient capacity"
+    r"|do not have sufficient .*capacity|no Spot capacity available|not supported in your requested Availability Zone"
 )
 NO_ROOM = re.compile(
     r"ReservationCapacityExceeded|sufficient compatible and available capacity"
@@ -56,13 +59,13 @@ def read_activities(clients: Clients, settings: ControllerSettings, since: datet
     return activities
 
 
-def find_failed_launches(activities: Iterable[Any], since: datetime | None) -> tuple[FailedLaunch, ...]:
-    """Return the launches that failed after ``since``, in order."""
+def find_failed_launches(activities: Iterable[Any], since: datetime | None, now: datetime) -> tuple[FailedLaunch, ...]:
+    """Return the launches that failed after ``since``, in order; those after ``now`` are the next tick's."""
     failures = []
     for activity in activities:
         at = to_seconds(activity.get("EndTime") or activity["StartTime"])
         is_launch = activity.get("Description", "").startswith("Launching")
-        if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since):
+        if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since) and at <= now:
             message, began_at = activity.get("StatusMessage", ""), to_seconds(activity["StartTime"])
             failures.append(to_failed_launch(message, at=at, began_at=began_at, subnet=_subnet(activity)))
     return tuple(sorted(failures, key=lambda failure: failure.at))
@@ -78,8 +81,9 @@ def to_failed_launch(message: str, *, at: datetime, began_at: datetime, subnet: 
 
 
 def _subnet(activity: Any) -> str:
-    # "Details": "{\"Subnet ID\":\"subnet-5ea0c127\",\"Availability Zone\":\"us-west-2a\"}":
+    # "Details": "{\"Subnet ID\":\"subnet-5ea0c127\",\"Availability Zone\":\"us-west-2a\"}", of a refused launch too:
     # https://docs.aws.amazon.com/cli/latest/reference/autoscaling/describe-scaling-activities.html
+    # https://github.com/aws/aws-parallelcluster/issues/1944
     match = re.search(r'"Subnet ID"\s*:\s*"(subnet-[0-9a-f]+)"', activity.get("Details") or "")
     return match[1] if match else ""
 

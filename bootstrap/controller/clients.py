@@ -29,9 +29,9 @@ class Clients:
         """Make clients whose calls end long before the function's time."""
         from botocore.config import Config
 
-        config = Config(
-            region_name=region, connect_timeout=3, read_timeout=8, retries={"mode": "standard", "max_attempts": 3}
-        )
+        # "max_attempts" would not count the first: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
+        retries: Any = {"mode": "standard", "total_max_attempts": 3}
+        config = Config(region_name=region, connect_timeout=3, read_timeout=8, retries=retries)
         names = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
         return cls(**{name: session.client(name, config=config) for name in names})
 

@@ -58,7 +58,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         interrupted=frozenset(notices[INTERRUPTION]),
         rebalanced=frozenset(notices[REBALANCE]),
         reports=load_reports(clients, settings, reported_at, problems),
-        failed_launches=(*find_failed_launches(activities, since), *([answer.refused] if answer.refused else [])),
+        failed_launches=(*find_failed_launches(activities, since, now), *([answer.refused] if answer.refused else [])),
         request=request,
         scores=read_scores(clients, settings, state, now, problems),
         reservations=answer.reservations,

@@ -20,6 +20,7 @@ from bootstrap.controller.bucket import ConflictError, StateError
 from bootstrap.controller.gather import gather
 from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE
+from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.engine.moto_extension.placement_scores import scores
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack
@@ -215,6 +216,13 @@ def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
             True,
         ),
         ("Could not launch Spot Instances. MaxSpotInstanceCountExceeded", True),
+        ("Insufficient capacity. Launching EC2 instance failed.", True),
+        (
+            "Could not launch On-Demand Instances. Unsupported - Your requested instance type (p3.2xlarge) is not "
+            "supported in your requested Availability Zone (eu-central-1c). Please retry your request by not "
+            "specifying an Availability Zone or choosing eu-central-1a, eu-central-1b. Launching EC2 instance failed.",
+            True,
+        ),
         ("The image id '[ami-0123]' does not exist. Launching EC2 instance failed.", False),
         ("Instance became unhealthy while waiting for instance to be in InService state.", False),
     ],
@@ -225,6 +233,18 @@ def test_a_lack_of_capacity_is_told_from_other_failures(stack: Stack, message: s
     stack.group.instance_states.pop()
     state = stack.tick()
     assert (state.refused_since is not None) is no_capacity
+
+
+def test_a_launch_that_fails_while_a_tick_reads_is_counted_once(stack: Stack) -> None:
+    stack.tick()
+    fail_launch(stack.group, stack.now + timedelta(minutes=1, seconds=3), "The image id '[ami-0123]' does not exist.")
+    assert [stack.tick().failed_launches for _ in range(3)] == [0, 1, 1]
+
+
+def test_calls_end_before_the_function_does(stack: Stack) -> None:
+    config: Any = stack.clients.ec2.meta.config
+    longest_s = config.retries["total_max_attempts"] * (config.connect_timeout + config.read_timeout)
+    assert longest_s <= TIMEOUT_S - 20, "botocore's waits between attempts, and the rest of the tick"
 
 
 def test_two_ticks_at_once_lose_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
