@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.controller.clients import Clients, to_seconds
@@ -45,7 +45,7 @@ def _read_spot_prices(
                 if usd > 0:
                     # The latest comes first.
                     prices.setdefault((entry["AvailabilityZone"], entry["InstanceType"]), usd)
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
         # The plan's prices count instead.
         problems.append(f"no spot prices: {error}")
     return prices

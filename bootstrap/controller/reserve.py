@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import LASTS, STACK_TAG, START_TAG, read_reservations, start_token
@@ -53,8 +53,9 @@ def reserve(
         return answer
     try:
         return replace(answer, reservations=(*found, _create(clients, settings, asked)))
-    except ClientError as error:
-        if error_code(error) not in _PASSING:
+    except (ClientError, BotoCoreError) as error:
+        # Without an answer it may have been made: the next tick finds it.
+        if isinstance(error, ClientError) and error_code(error) not in _PASSING:
             return replace(answer, refused=_refusal(settings, asked, error, now))
         problems.append(f"no start reservation yet: {error}")
     return answer

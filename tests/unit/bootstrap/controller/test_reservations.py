@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -427,6 +427,24 @@ def test_a_tick_that_dies_after_the_request_loses_nothing(reserved: Stack, monke
     assert state.reservation
     assert (state.reservation.reservation_id, len(reserved.members())) == (made.id, 3)
     assert len(reservations(ec2_backends[ACCOUNT][REGION])) == 1
+
+
+def test_a_request_without_an_answer_stops_no_tick_and_is_found(
+    reserved: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved.tick()
+    ask = reserved.clients.ec2.create_capacity_reservation
+
+    def hang(**request: Any) -> None:
+        ask(**request)
+        raise ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reserved.clients.ec2, "create_capacity_reservation", hang)
+        state = reserved.tick()
+    assert (state.updated_at, len(reserved.members())) == (reserved.now, 0)
+    reserved.tick()
+    assert (len(reserved.members()), len(reservations(ec2_backends[ACCOUNT][REGION]))) == (3, 1)
 
 
 def test_a_throttled_request_is_made_again_and_one_that_aws_forbids_is_not(
