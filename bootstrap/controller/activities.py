@@ -18,8 +18,8 @@ EC2_FORGETS = timedelta(minutes=10)
 # AWS keeps six weeks: a launch and an end each of some thousand nodes.
 MAX_ACTIVITIES = 5000
 # Error codes of a mixed group ("Could not launch Spot Instances. UnfulfillableCapacity - ..."), and the sentences of a
-# group with one purchase option, where EC2 has no capacity ("Insufficient capacity." alone, too), the zone lacks the type,
-# the reservation is full or the account's quota is reached:
+# group with one purchase option, where EC2 has no capacity ("Insufficient capacity." alone, too), the zone lacks the
+# type, the reservation is full or the account's quota is reached:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 # https://github.com/aws/aws-parallelcluster/issues/618

@@ -71,35 +71,17 @@ def _take_down(file: StackFile, directory: Path) -> list[Resource]:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html. The controller, which might make another, goes
     before the placement group does.
     """
+    from optimizer.commands.stop import end_reservations
+
+    names, _ = resolve_names(file)
     try:
         left = take_down(file.stack, directory)
     except GpufleetError:
-        if not _end_reservations(file):
+        if not end_reservations(names):
             raise
         return take_down(file.stack, directory)
-    _end_reservations(file)
+    end_reservations(names)
     return left
-
-
-def _end_reservations(file: StackFile) -> int:
-    """Cancel the controller's reservations; return how many there were."""
-    from bootstrap.contract.start_reservation import read_reservations, start_token
-    from optimizer.aws import clients, errors
-
-    ec2 = clients.ec2(file.plan.region)
-    try:
-        # A pending one is not billed, keeps no placement group, and cannot be cancelled.
-        starts = (entry for entry in read_reservations(ec2) if start_token(entry, file.stack))
-        entries = [entry for entry in starts if entry["State"] == "active"]
-        for entry in entries:
-            ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
-            say(f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        say(f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True)
-        return 0
-    return len(entries)
 
 
 def _running(file: StackFile) -> int:

@@ -50,6 +50,27 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
         ) from error
 
 
+def end_reservations(names: Names) -> int:
+    """Cancel the controller's reservations; return how many there were."""
+    from bootstrap.contract.start_reservation import read_reservations, start_token
+    from optimizer.aws import clients, errors
+
+    ec2 = clients.ec2(names.region)
+    try:
+        # A pending one is not billed, keeps no placement group, and cannot be cancelled.
+        starts = (entry for entry in read_reservations(ec2) if start_token(entry, names.stack))
+        entries = [entry for entry in starts if entry["State"] == "active"]
+        for entry in entries:
+            ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
+            say(f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        say(f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True)
+        return 0
+    return len(entries)
+
+
 @click.command(
     epilog="""\b
 Example:
@@ -113,6 +134,9 @@ def follow_drain(names: Names, save: timedelta) -> None:
             "no longer followed; the request to stop stands",
             next_step=f"gpufleet status --stack {names.stack}, or gpufleet stop again",
         ) from error
+    if drain.took_over:
+        # Idle ones are billed until they end by themselves, up to two hours later.
+        end_reservations(names)
     if drain.completed:
         say(
             f"{counted(len(drain.completed), 'node')} did not complete the terminate hook "

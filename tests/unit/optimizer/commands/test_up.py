@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
-import boto3
 import pytest
 import yaml
 
@@ -241,30 +239,17 @@ def test_down_without_saving_leaves_the_nodes_to_destroy(
 def test_down_ends_the_reservation_of_a_starting_gang(
     blocks: bool, pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ec2: Any = boto3.client("ec2", region_name=deployed.names.region)
-    tags = [{"Key": "gpufleet:stack", "Value": deployed.names.stack}, {"Key": "gpufleet:start", "Value": "a-token"}]
-    made = ec2.create_capacity_reservation(
-        InstanceType="p4d.24xlarge",
-        InstancePlatform="Linux/UNIX",
-        AvailabilityZone="us-east-1a",
-        InstanceCount=2,
-        TagSpecifications=[{"ResourceType": "capacity-reservation", "Tags": tags}],
-    )["CapacityReservation"]["CapacityReservationId"]
-
-    def state() -> str:
-        return str(
-            ec2.describe_capacity_reservations(CapacityReservationIds=[made])["CapacityReservations"][0]["State"]
-        )
+    made = deployed.reserve()
 
     def destroy(stack: str, directory: Path) -> list[engine.Resource]:
-        if blocks and state() == "active":
+        if blocks and deployed.reservation_state(made) == "active":
             raise GpufleetError("pulumi destroy failed: InvalidPlacementGroup.InUse")
         return []
 
     monkeypatch.setattr(down, "take_down", destroy)
     code, out, err = gpufleet("down", *deployed.arguments, "--yes", "--no-save")
     assert code == 0, err
-    assert state() == "cancelled" and f"{made} of a starting gang is cancelled" in err
+    assert deployed.reservation_state(made) == "cancelled" and f"{made} of a starting gang is cancelled" in err
     assert "nothing of stack" in out
     # Any other failure is told as it is.
     monkeypatch.setattr(down, "take_down", Mock(side_effect=GpufleetError("pulumi destroy failed: throttled")))
