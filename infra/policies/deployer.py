@@ -40,6 +40,7 @@ _READS = {
     "DescribeVpcEndpoints DescribeVpcs",
     "kms": "ListAliases",
     "logs": "DescribeLogGroups",
+    "sns": "GetSubscriptionAttributes",
     "ssm": "GetParameter",
 }
 _GROUP = (
@@ -84,8 +85,8 @@ _RULES = (
 )
 _QUEUES = "CreateQueue DeleteQueue GetQueueAttributes ListQueueTags SetQueueAttributes TagQueue UntagQueue"
 _TOPIC = (
-    "CreateTopic DeleteTopic GetSubscriptionAttributes GetTopicAttributes ListTagsForResource SetTopicAttributes "
-    "Subscribe TagResource Unsubscribe UntagResource"
+    "CreateTopic DeleteTopic GetTopicAttributes ListTagsForResource SetTopicAttributes Subscribe TagResource "
+    "UntagResource"
 )
 _METRICS = (
     "DeleteAlarms DeleteDashboards GetDashboard ListTagsForResource PutDashboard PutMetricAlarm TagResource "
@@ -125,6 +126,7 @@ _REASONS = {
     "eks:UpdateClusterVersion eks:UpdateNodegroupConfig eks:UpdateNodegroupVersion "
     "eks:UpdatePodIdentityAssociation fsx:UpdateFileSystem iam:UpdateAssumeRolePolicy "
     "iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
+    "EC2 asks for it where an interface endpoint has private names": "route53:AssociateVPCWithHostedZone",
     "the request names an association, or the task of a deletion": "ec2:DisassociateAddress "
     "ec2:DisassociateRouteTable iam:GetServiceLinkedRoleDeletionStatus",
     "the provider lifts the protection of nodes that a destroyed group still has": "autoscaling:SetInstanceProtection",
@@ -257,6 +259,13 @@ def deployer_policy(
             [here("sqs", queue) for queue in (names.queue, names.dead_letter_queue)],
         ),
         allow("Topic", _actions("sns", _TOPIC), here("sns", f"{names.prefix}-alarms*")),
+        # It takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
+        allow(
+            "EndSubscription",
+            "sns:Unsubscribe",
+            "*",
+            condition={"StringEquals": {"aws:RequestedRegion": names.region}},
+        ),
         allow(
             "Metrics",
             _actions("cloudwatch", _METRICS),
@@ -364,7 +373,12 @@ def _network(names: Names, vpc_id: str) -> list[Statement]:
         return [allow("InVpc", "ec2:CreateSecurityGroup", names.arn("ec2", f"vpc/{vpc_id}"))]
     # EC2 makes a VPC's default security group without tags; the program adopts and closes it.
     untagged = {"Null": {f"aws:ResourceTag/{_TAG}": "true"}, "StringEquals": {f"aws:RequestTag/{_TAG}": names.stack}}
-    return [allow("AdoptDefaultGroup", "ec2:CreateTags", names.arn("ec2", "security-group/*"), condition=untagged)]
+    zones = f"arn:{names.partition}:route53:::hostedzone/*"
+    return [
+        allow("AdoptDefaultGroup", "ec2:CreateTags", names.arn("ec2", "security-group/*"), condition=untagged),
+        # Of CreateVpcEndpoint: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+        allow("NameEndpoints", "route53:AssociateVPCWithHostedZone", zones),
+    ]
 
 
 def _actions(service: str, words: str) -> list[str]:

@@ -294,7 +294,8 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
     given = {name.partition(".member.")[0]: value for name, value in reversed(given.items())}
     named = next((value for name, value in given.items() if name.lower() in ("resourcearn", "topicarn")), "")
     if named or "SubscriptionArn" in given:
-        return named or given["SubscriptionArn"].rpartition(":")[0]
+        # IAM knows no subscription: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
+        return named or "*"
     match service:
         case "s3":
             bucket, key = given.get("Bucket", ""), given.get("Key", "")

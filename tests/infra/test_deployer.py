@@ -46,6 +46,7 @@ def allows(policy: dict[str, Any], question: Question) -> bool:
 
 def _holds(condition: dict[str, Any], question: Question) -> bool:
     context = {
+        "aws:RequestedRegion": NAMES.region,
         "aws:RequestTag/gpufleet:stack": question.requested,
         "aws:ResourceTag/gpufleet:stack": question.tagged,
         # EKS's tag of a group that it made; no stack is named like its cluster.
@@ -112,6 +113,13 @@ def test_a_move_may_carry_the_run_s_own_objects_and_parameters(action: str, reso
     policy = deployer_policy(NAMES)
     assert allows(policy, Question(action, resource))
     assert not allows(policy, Question(action, resource.replace("dev", "prod")))
+
+
+def test_endpoints_may_get_the_private_names_that_ec2_asks_route_53_for() -> None:
+    """moto asks Route 53 for nothing. A person's VPC gets no endpoints."""
+    question = Question("route53:AssociateVPCWithHostedZone", "arn:aws:route53:::hostedzone/Z1")
+    assert allows(deployer_policy(NAMES), question)
+    assert not allows(deployer_policy(NAMES, vpc_id="vpc-1"), question)
 
 
 def test_a_boundary_is_demanded_of_each_role() -> None:
