@@ -31,10 +31,12 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
         return reported
     limit = unfit_limit(settings.node_count)
     if state.unfit_nodes > limit:
+        fault = next((machine.launch_fault for machine in tick.seen.machines if machine.launch_fault), "")
+        failed = f"launch ({fault})" if fault else "set-up or tests"
+        see = "docs/first-fleet.md" if fault else "the log streams node-init/ of the stack's log group"
         return "unfit", (
-            f"{counted(state.unfit_nodes, 'node')} in a row failed set-up or tests, and {limit} may: "
-            "see the log streams "
-            "node-init/ of the stack's log group, then `gpufleet resume`"
+            f"{counted(state.unfit_nodes, 'node')} in a row failed {failed}, and {limit} may: see {see}, then "
+            "`gpufleet resume`"
         )
     if reason := over_budget(tick, state):
         return "over-budget", reason

@@ -13,6 +13,10 @@ from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.observation import Machine
 
+# EC2 ended it at its launch: no right to the volume's key, too many volumes, no capacity:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExceeded|InsufficientInstanceCapacity)")
+
 
 def read_machines(
     clients: Clients, settings: ControllerSettings, now: datetime, problems: list[str]
@@ -55,6 +59,7 @@ def _parse_machine(
     settings: ControllerSettings, instance: Any, spot_prices: Mapping[tuple[str, str], float]
 ) -> Machine:
     state, own = instance["State"]["Name"], instance.get("InstanceLifecycle")
+    reason = instance.get("StateReason", {})
     lifecycle: Lifecycle = own if own in ("spot", "capacity-block") else "on-demand"
     zone = instance.get("Placement", {}).get("AvailabilityZone", "")
     usd = spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None
@@ -71,7 +76,8 @@ def _parse_machine(
         running=state in ("pending", "running"),
         ended=state in ("shutting-down", "terminated"),
         until=_parse_transition(instance.get("StateTransitionReason", "")),
-        reclaimed=instance.get("StateReason", {}).get("Code", "").startswith("Server.Spot"),
+        reclaimed=reason.get("Code", "").startswith("Server.Spot"),
+        launch_fault=reason.get("Message", "") if _LAUNCH_FAULTS.match(reason.get("Code", "")) else "",
         usd_per_hour=usd,
         subnet=instance.get("SubnetId", ""),
     )

@@ -61,6 +61,7 @@ class Machine:
     ended: bool  # never comes back
     until: datetime | None  # end of billing, where EC2 says it
     reclaimed: bool = False  # EC2 took it back
+    launch_fault: str = ""  # why EC2 ended it at its launch
     usd_per_hour: float | None = None  # the spot market's price, or that of an owned node; None for the plan's
     subnet: str = ""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
 
 from bootstrap.contract.capacity import PoolName
 from bootstrap.contract.settings import VARIABLE
@@ -178,6 +179,21 @@ def test_a_reclaimed_node_is_replaced_and_its_dollars_are_kept(stack: Stack) -> 
     assert state.instances[nodes[0]].ended_at
     assert state.instances[nodes[0]].spent_usd >= spent
     assert state.incomplete_since == stack.now
+
+
+def test_nodes_that_ec2_ends_at_their_launch_are_told_from_failed_tests(stack: Stack) -> None:
+    message = "Client.InternalError: Client error on launch"
+    state = stack.tick()
+    for _ in range(2):
+        for node in stack.members("Pending:Wait"):
+            instance = stack.group.ec2_backend.get_instance(node)
+            instance.terminate()
+            instance.state_reason = StateReason(message, "Client.InternalError")
+        stack.group.instance_states.clear()
+        stack.group.set_desired_capacity(3)
+        state = stack.tick()
+    assert (state.phase, state.after, state.unfit_nodes) == ("draining", "unfit", 6)
+    assert f"failed launch ({message})" in state.reason and "node-init" not in state.reason
 
 
 def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
