@@ -125,8 +125,10 @@ class Controller(Component):
             action="lambda:InvokeFunction",
             function=function.name,
             principal="events.amazonaws.com",
+            # Not the account beside it, which is in the ARN: EventBridge was met without it, and the calls then fail
+            # silently (https://github.com/hashicorp/terraform-provider-aws/pull/4116,
+            # https://github.com/awsdocs/aws-cloudformation-user-guide/pull/481).
             source_arn=rule.arn,
-            source_account=self._names.account_id,
             opts=self._own,
         )
         aws.cloudwatch.EventTarget(self._name, rule=rule.name, arn=function.arn, opts=self._after(retries, permission))
