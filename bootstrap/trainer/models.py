@@ -54,6 +54,11 @@ def build(config: TrainerConfig) -> nn.Module:
             f"transformers {transformers.__version__} does not build this {config.kind}: {error}. "
             "Check --architecture against the model's config.json"
         ) from error
+    # transformers makes the padding token's row zero and keeps it so. Samples have no padding, so it is a token like
+    # others (Phi 3's ends documents). Each norm multiplies the gradient of a zero residual by 1/√eps, 1,000: in ten of
+    # Gemma's layers it overflows.
+    tokens: Any = model.get_input_embeddings()  # type: ignore[operator]
+    tokens.padding_idx = None
     has_kernel = getattr(model, "_supports_sdpa", False)  # Gemma 2's soft caps have none
     if config.family == "seq2seq" and not has_kernel:
         raise ConfigurationError(
