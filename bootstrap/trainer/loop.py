@@ -25,6 +25,7 @@ from bootstrap.trainer.loss import IGNORED, cross_entropy
 from bootstrap.trainer.mesh import data_size
 from bootstrap.trainer.optimize import LossScale, gradient_norm, scale_gradients
 from bootstrap.trainer.parallelize import HALF, autocasts
+from bootstrap.trainer.tensor_parallel import first_token
 
 Batch = dict[str, torch.Tensor]
 # Full collections stop the host for as long as many small steps take; the young generations stay small between them.
@@ -63,6 +64,7 @@ class Stepper:
         self._labels = config.global_batch * config.labels
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
+        self._first_label = first_token(mesh["tp"], config.architecture.get("vocab_size", 0))
         self._steps = 0
         self.grad_accum = config.grad_accum
         """Micro-batches of this rank in a step."""
@@ -135,7 +137,14 @@ class Stepper:
                 output = self._model(pixel_values=batch["images"]).logits
             else:
                 output = self._model(**batch).logits
-        loss = cross_entropy(output, labels, weight=weight, group=self._tensor_group, compiled=self._config.compiled)
+        loss = cross_entropy(
+            output,
+            labels,
+            weight=weight,
+            group=self._tensor_group,
+            first=self._first_label,
+            compiled=self._config.compiled,
+        )
         return loss, (labels != IGNORED).sum()
 
     def _part_of_sequences(self, batch: Batch) -> Batch:

@@ -24,6 +24,7 @@ def cross_entropy(
     *,
     weight: torch.Tensor,
     group: dist.ProcessGroup | None = None,
+    first: int = 0,
     compiled: bool = False,
 ) -> torch.Tensor:
     """Sum of the negative log-likelihoods of all labels but ``IGNORED``; float32, for ``backward()`` itself.
@@ -35,21 +36,27 @@ def cross_entropy(
         labels: int64 (...).
         weight: float32 scalar on the device.
         group: tensor ranks that split the vocabulary.
+        first: label of this rank's first logit.
         compiled: by torch.compile, in two kernels and without turns.
     """
-    total: torch.Tensor = _CrossEntropy.apply(logits, labels, weight, group, compiled)  # type: ignore[no-untyped-call]
+    total: torch.Tensor = _CrossEntropy.apply(logits, labels, weight, group, first, compiled)  # type: ignore[no-untyped-call]
     return total
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, group: Any, compiled: bool
+        ctx: Any,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weight: torch.Tensor,
+        group: Any,
+        first: int,
+        compiled: bool,
     ) -> torch.Tensor:
         vocabulary = logits.shape[-1]
         flat, targets = logits.detach().view(-1, vocabulary), labels.reshape(-1)
         total = torch.zeros((), device=logits.device)
-        first = vocabulary * dist.get_rank(group) if group is not None else 0
         turn = len(flat) if compiled else max(1, TURN_ELEMENTS // vocabulary)
         for rows, target in zip(torch.split(flat, turn), torch.split(targets, turn), strict=True):
             valid = target != IGNORED
@@ -61,9 +68,9 @@ class _CrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _replaced(

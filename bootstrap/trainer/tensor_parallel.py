@@ -60,7 +60,7 @@ def split_ends(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) -> None
     if tied:
         head.weight = tokens.weight
     _place(head, mesh, COLUMNS, summed=False)
-    first = mesh.get_local_rank() * tokens.weight.to_local().shape[0]
+    first = first_token(mesh, tokens.weight.shape[0])
 
     def look_up(ids: torch.Tensor) -> torch.Tensor:
         weight = tokens.weight
@@ -69,6 +69,11 @@ def split_ends(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) -> None
 
     tokens.forward = _on_own_part(tokens, look_up, {"weight": COLUMNS})
     _change_input(head, gather)
+
+
+def first_token(mesh: DeviceMesh, vocab_size: int) -> int:
+    """First token of this rank's part of the vocabulary; the last ranks have fewer where they cannot be equal."""
+    return mesh.get_local_rank() * -(-vocab_size // mesh.size())
 
 
 def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement, *, summed: bool) -> None:
