@@ -210,6 +210,12 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
             "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "
             "(gpufleet launch-config PLAN --engine torchtitan)"
         )
+    parts = config.context_parallel * (config.tensor_parallel if config.sequence_parallel else 1)
+    if config.seq_len % parts:
+        raise ConfigurationError(
+            f"--seq-len is {config.seq_len}, of which each of {parts} context and sequence-parallel ranks has a part; "
+            f"give a multiple of {parts}"
+        )
     if config.counts_samples and config.seq_len != 1:
         raise ConfigurationError(f"--seq-len is {config.seq_len}; expected 1: {config.kind} fixes its samples' length")
     if config.target_len and config.family not in ("seq2seq", "speech"):

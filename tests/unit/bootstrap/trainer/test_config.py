@@ -41,6 +41,11 @@ def test_variables_are_the_defaults_of_the_flags() -> None:
         ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
         ({"METHOD": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
         ({"ARCHITECTURE": '{"model_type": "vit"}', "SEQ_LEN": "197"}, "--seq-len is 197; expected 1"),
+        ({"SEQ_LEN": "510", "CONTEXT_PARALLEL": "4"}, "--seq-len is 510.* give a multiple of 4"),
+        (
+            {"SEQ_LEN": "510", "TENSOR_PARALLEL": "4", "SEQUENCE_PARALLEL": "1", "GPUS_PER_NODE": "4"},
+            "--seq-len is 510.* give a multiple of 4",
+        ),
         (
             {"ARCHITECTURE": '{"model_type": "t5"}', "SEQ_LEN": "512", "TRAIN_DATA": "/data", "TARGET_LEN": "64"},
             "--target-len is 64, and span corruption of --train-data makes 114 targets beside 512",
