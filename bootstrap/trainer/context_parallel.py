@@ -34,7 +34,13 @@ def split_context(model: nn.Module, group: dist.ProcessGroup) -> None:
             key, value = (part.repeat_interleave(times, dim=1) for part in (key, value))
         query, key, value = (_to_heads(part.to(value.dtype), group, ranks) for part in (query, key, value))
         out = scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=settings.get("scaling"), enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            dropout_p=settings.get("dropout", 0.0),
+            is_causal=True,
+            scale=settings.get("scaling"),
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return _to_tokens(out, group, ranks), None
 

@@ -118,7 +118,10 @@ def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.
 
 
 def _drops(layer: nn.Module) -> bool:
-    return any(isinstance(part, nn.Dropout) and part.p > 0 for part in layer.modules())
+    # Attention drops by a function, at a rate that its module holds (Llama's attention_dropout).
+    rates = [value for part in layer.modules() for name, value in vars(part).items() if "drop" in name]
+    rates += [part.p for part in layer.modules() if isinstance(part, nn.Dropout)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _replicate(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh) -> nn.Module:

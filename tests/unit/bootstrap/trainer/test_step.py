@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from bootstrap.trainer import loss, oom
+from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.mesh import build_mesh
+from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import (
     LossScale,
     build_optimizer,
@@ -25,6 +27,7 @@ from bootstrap.trainer.optimize import (
     rate_share,
     scale_gradients,
 )
+from bootstrap.trainer.parallelize import parallelize
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.notices import Notice
 from optimizer.performance.frameworks import frameworks
@@ -138,6 +141,36 @@ def test_fp16_with_skipped_steps_schedule_and_evaluation_resumes_bit_equal(tmp_p
     assert min(resumed) == 5 and repr(resumed) == repr({step: rows[step] for step in resumed})
     assert scale_then == scale
     assert all(torch.equal(one, other) for one, other in zip(parameters, parameters_then, strict=True))
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_dropout_of_attention_is_the_same_when_recomputed_and_present_in_context_parallelism() -> None:
+    """Llama's attention drops by a function: no module of its layers is a Dropout."""
+    config = dataclasses.replace(
+        parse(), precision="fp32", seq_len=16, architecture=dict(parse().architecture) | {"attention_dropout": 0.5}
+    )
+    tokens = torch.arange(16)[None]
+
+    def run(checkpointing: str, seed: int = 1, *, splits: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        own = dataclasses.replace(config, activation_checkpointing=checkpointing)
+        mesh = build_mesh(own, world_size=1, device_type="cpu")
+        model: Any = parallelize(build(own), own, mesh, torch.device("cpu"))
+        if splits:
+            split_context(model, mesh.get_group("cp"))
+        torch.manual_seed(seed)
+        loss = model(tokens).logits.float().square().mean()
+        loss.backward()
+        return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    torch.testing.assert_close(run("full"), run("none"))
+    assert run("none", splits=True)[0] != run("none", seed=2, splits=True)[0]
 
 
 def test_norm_and_scaling_of_plain_gradients() -> None:
