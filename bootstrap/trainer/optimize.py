@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import library
+from bootstrap.training.errors import TrainingError
 
 # Last part of a wsd schedule, in which the rate falls (arXiv:2405.18392 finds 10 to 20% enough).
 DECAY_SHARE = 0.2
@@ -69,6 +70,15 @@ def rate_share(config: TrainerConfig, step: int) -> float:
             return 1.0
 
 
+class DivergedError(TrainingError):
+    """Loss or gradients are not finite; another start from the same checkpoint would come to the same."""
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(
+            f"{finding}. Look at the samples, and try a lower --learning-rate, more --warmup-steps or --clip-norm 1"
+        )
+
+
 class LossScale:
     """Dynamic loss scale of fp16.
 
@@ -77,6 +87,8 @@ class LossScale:
     """
 
     GROWTH_INTERVAL = 2000
+    # Megatron-LM's and DeepSpeed's, too: gradients that overflow without any scale are not too small for fp16.
+    LEAST = 1.0
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -84,12 +96,20 @@ class LossScale:
         self._finite_steps = 0
 
     def takes_step(self, norm: torch.Tensor) -> bool:
-        """Update the scale; False where the optimizer must skip the step. Waits for the GPU."""
+        """Update the scale; False where the optimizer must skip the step. Waits for the GPU.
+
+        DivergedError: the gradients overflow at the least scale.
+        """
         if not self.enabled:
             return True
         finite = bool(norm.isfinite())
         self._finite_steps = self._finite_steps + 1 if finite else 0
         if not finite:
+            if self.value <= self.LEAST:
+                raise DivergedError(
+                    f"the gradients' norm is {float(norm)}, and steps that were left out halved fp16's loss scale to "
+                    f"{self.value:g}; --precision bf16 has the range of fp32"
+                )
             self.value /= 2
         elif self._finite_steps % self.GROWTH_INTERVAL == 0:
             self.value *= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 
 from bootstrap.trainer.board import Board
 from bootstrap.trainer.clock import StepClock
+from bootstrap.trainer.optimize import DivergedError
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -27,12 +29,13 @@ INPUT_BOUND_SHARE = 0.05
 
 @dataclass(kw_only=True)
 class _Entry:
-    """A line whose numbers are still on their way from the device."""
+    """Numbers that are still on their way from the device: a line, or only to be checked."""
 
     facts: dict[str, Any]
     names: list[str]
     values: torch.Tensor
     ready: torch.cuda.Event | None
+    is_line: bool
 
 
 class Report:
@@ -46,6 +49,8 @@ class Report:
         flops_per_sample: useful floating-point operations of a sample's forward and backward pass, with
             ``peak_flops_per_s`` of all GPUs: for the MFU.
         on_loss: called with step and loss of each line.
+        refuses_infinity: DivergedError a step or two after one whose loss or gradient norm is not finite. The norm of a
+            step that fp16 leaves out is not.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class Report:
         flops_per_sample: float | None = None,
         peak_flops_per_s: float | None = None,
         on_loss: Callable[[int, float], object] | None = None,
+        refuses_infinity: bool = False,
     ) -> None:
         self._on_loss = on_loss
+        self._refuses_infinity = refuses_infinity
         self._is_writer = os.environ.get("RANK", "0") == "0"
         self._clock = clock
         self._every = every
@@ -103,11 +110,12 @@ class Report:
         if not self._is_writer:
             return
         self._write_ready()
-        if step % self._every and step != self._total_steps:
+        is_line = step % self._every == 0 or step == self._total_steps
+        if not (is_line or self._refuses_infinity):
             return
         facts = {"step": step, "learning_rate": learning_rate, "data_wait_s": data_wait_s}
         values = {"loss": loss} if gradient_norm is None else {"loss": loss, "gradient_norm": gradient_norm}
-        self._add(facts, values)
+        self._add(facts, values, is_line=is_line)
         if step == self._total_steps:
             # The final checkpoint waits for the device anyway, and its event in the ledger takes the last loss.
             self._clock.synchronize()
@@ -129,7 +137,7 @@ class Report:
             self._board.close()
             self._board = None
 
-    def _add(self, facts: dict[str, Any], values: dict[str, torch.Tensor]) -> None:
+    def _add(self, facts: dict[str, Any], values: dict[str, torch.Tensor], *, is_line: bool = True) -> None:
         stacked = torch.stack([value.detach().float() for value in values.values()])
         ready = None
         if stacked.is_cuda:
@@ -137,7 +145,7 @@ class Report:
             stacked = host.copy_(stacked, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._entries.append(_Entry(facts=facts, names=list(values), values=stacked, ready=ready))
+        self._entries.append(_Entry(facts=facts, names=list(values), values=stacked, ready=ready, is_line=is_line))
         self._write_ready()
 
     def _write_ready(self) -> None:
@@ -146,7 +154,17 @@ class Report:
             if ready is not None and not ready.query():  # type: ignore[no-untyped-call]
                 return
             entry = self._entries.popleft()
-            facts = {**entry.facts, **dict(zip(entry.names, entry.values.tolist(), strict=True))}
+            values = dict(zip(entry.names, entry.values.tolist(), strict=True))
+            if self._refuses_infinity and not all(map(math.isfinite, values.values())):
+                self._entries.clear()  # what follows is no more finite
+                step, found = entry.facts["step"], " and ".join(f"{name} {value:g}" for name, value in values.items())
+                raise DivergedError(
+                    f"step {step:,}: {found}. The weights are lost from here on; a start goes on from the newest "
+                    f"checkpoint, so move away those from step-{step - 1:08d} on"
+                )
+            if not entry.is_line:
+                continue
+            facts = {**entry.facts, **values}
             self._write(facts | self._speed(facts.pop("data_wait_s")) if "data_wait_s" in facts else facts)
 
     def _speed(self, waited_s: float) -> dict[str, Any]:
@@ -203,4 +221,6 @@ class Report:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None  # JSON has no infinity

@@ -188,6 +188,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             global_batch=config.global_batch,
             tokens_per_sample=tokens,
             on_loss=lambda step, loss: run.report_loss(step, loss),
+            refuses_infinity=not parts.scale.enabled,
             store=store,
         ) as report,
         SpotTolerantRun(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.trainer import __main__
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.mesh import with_batches
 from bootstrap.training.errors import ConfigurationError
@@ -93,3 +94,26 @@ def test_help_names_each_variable(capsys: pytest.CaptureFixture[str]) -> None:
     text: Any = capsys.readouterr().out
     assert "GPUFLEET_ARCHITECTURE" in text
     assert "[GPUFLEET_SHARDING, ddp]" in text
+
+
+def test_a_fault_of_one_rank_s_own_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Samples, disks and images differ between ranks; what all ranks refuse, rank 0 tells."""
+
+    class EndedError(Exception):
+        pass
+
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    def run(_: TrainerConfig) -> None:
+        raise ConfigurationError("token 70,000 in /data")
+
+    monkeypatch.setattr(__main__, "end_process", end)
+    monkeypatch.setattr(__main__, "train", run)
+    monkeypatch.setenv("RANK", "1")
+    for flags, told in ((["--architecture", '{"model_type": "llama"}'], 1), (["--architecture", "{}"], 0)):
+        caplog.clear()
+        monkeypatch.setattr("sys.argv", ["trainer", *flags])
+        with pytest.raises(EndedError, match="78"):
+            __main__.main()
+        assert len(caplog.records) == told

@@ -17,6 +17,7 @@ from bootstrap.trainer.board import COPY_EVERY_S, Board
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, RunMeasurement, measured_row, slow_notice
+from bootstrap.trainer.optimize import DivergedError
 from bootstrap.trainer.report import Report
 from bootstrap.training.stores import LocalStore
 
@@ -110,6 +111,25 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     assert "step 5/12  loss 1.2500  gradient norm 3.000  lr 1.00e-03  0.016 s/step  20,000 tokens/s" in caplog.text
     assert "(bound by its input: docs/data.md)" in caplog.text and "step 7/12  evaluation loss 2.5000" in caplog.text
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: Path) -> None:
+    """Of every step, though a line is written every tenth; fp16 leaves such steps out, and JSON has no infinity."""
+    clock, nan, infinite = StepClock(CPU), torch.tensor(torch.nan), torch.tensor(torch.inf)
+
+    def run(folder: Path, norms: list[torch.Tensor], **more: Any) -> list[dict[str, Any]]:
+        with Report(
+            folder, clock=clock, every=10, total_steps=10, global_batch=1, tokens_per_sample=None, **more
+        ) as report:
+            for step, norm in enumerate(norms, 1):
+                report.step(step, torch.tensor(2.0), learning_rate=1e-3, gradient_norm=norm)
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    finite = [torch.tensor(1.0)] * 2
+    with pytest.raises(DivergedError, match=r"step 3: loss 2 and gradient_norm nan.* from step-00000002 on"):
+        run(tmp_path / "bf16", [*finite, nan, nan, nan], refuses_infinity=True)
+    lines = run(tmp_path / "fp16", [*finite, *[infinite] * 8])
+    assert [(line["step"], line["gradient_norm"]) for line in lines] == [(10, None)]
 
 
 def test_event_files_reach_the_store_every_few_minutes_and_at_the_end(

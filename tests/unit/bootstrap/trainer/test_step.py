@@ -20,6 +20,7 @@ from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.mesh import build_mesh
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import (
+    DivergedError,
     LossScale,
     build_optimizer,
     build_scheduler,
@@ -87,6 +88,15 @@ def test_fp16_scale_halves_on_infinity_and_survives_a_resume() -> None:
     for _ in range(LossScale.GROWTH_INTERVAL - 1):
         again.takes_step(torch.tensor(1.0))
     assert again.value == 2.0**16
+
+
+def test_fp16_without_a_finite_gradient_at_any_scale_ends() -> None:
+    """Every further step would be left out: a month of them would train nothing."""
+    scale = LossScale(enabled=True)
+    for _ in range(16):
+        assert not scale.takes_step(torch.tensor(torch.nan))
+    with pytest.raises(DivergedError, match="norm is nan, and steps that were left out halved fp16's loss scale to 1"):
+        scale.takes_step(torch.tensor(torch.nan))
 
 
 STEPS, GLOBAL_BATCH = 8, 8
