@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ from bootstrap.trainer.data.images import ImageFolder
 from bootstrap.trainer.data.masking import MaskedTokens
 from bootstrap.trainer.data.spans import SENTINELS, CorruptedSpans
 from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticPairs, SyntheticTokens
-from bootstrap.trainer.data.tokens import TokenFiles
+from bootstrap.trainer.data.tokens import TokenFiles, read_sidecar
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.staging import stage
 
@@ -24,7 +25,6 @@ def open_dataset(
     family: Family,
     seq_len: int = 1,
     vocab_size: int = 0,
-    mask_token_id: int | None = None,
     image_size: int = 224,
     classes: int = 1000,
     target_len: int = 1,
@@ -38,11 +38,10 @@ def open_dataset(
 
     Args:
         uri: folder, file, or ``s3://BUCKET/PREFIX``, copied once to the node's local disk; empty: synthetic samples.
-        mask_token_id: of an encoder's tokenizer; default: the last of the vocabulary.
         target_len, start, end: tokens of a decoder beside an encoder, the first that it reads, and the last of a text.
         mel_shape: bins and frames of a clip.
-        split: ``train`` or ``val``; files or folders whose name begins with it are taken where there are any. ``train``
-            takes all files where none is named so.
+        split: ``train`` or ``val``: token files whose name begins with it, or in a folder of that name; images of the
+            folder. ``train`` takes all that is not ``val`` where nothing is named so.
 
     Raises:
         ConfigurationError: no such data, a format that is not known, data that does not fit the model.
@@ -52,10 +51,8 @@ def open_dataset(
         raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
     # Validation samples are other ones, drawn the same way.
     seed = seed * 2 + (split == "val")
-    masked = None
-    if family == "encoder":
-        mask = vocab_size - 1 if mask_token_id is None else mask_token_id
-        masked = MaskedTokens(mask_token_id=mask, vocab_size=vocab_size, seed=seed)
+    # The last of the vocabulary is RoBERTa's mask; a packed file says its tokenizer's (BERT's is 103).
+    masked = MaskedTokens(mask_token_id=vocab_size - 1, vocab_size=vocab_size, seed=seed)
     if not uri:
         if takes_images:
             return SyntheticImages(image_size=image_size, classes=classes, seed=seed)
@@ -66,13 +63,16 @@ def open_dataset(
             return SyntheticClips(
                 bins=bins, frames=frames, target_len=target_len, vocab_size=vocab_size, start=start, seed=seed
             )
-        return SyntheticTokens(seq_len=seq_len, vocab_size=vocab_size, masked=masked, seed=seed)
+        return SyntheticTokens(
+            seq_len=seq_len, vocab_size=vocab_size, masked=masked if family == "encoder" else None, seed=seed
+        )
     path = stage(uri)
     if takes_images:
         folder = path / split if (path / split).is_dir() else path
         if folder == path and (split == "val" or not path.is_dir()):
             raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")
         return ImageFolder(folder, image_size=image_size, classes=classes, augment=split == "train", seed=seed)
+    files = _token_files(path, uri, split)
     if family == "seq2seq":
         length, _ = span_lengths(seq_len)
         if (spans := spans_of(length)[1]) > SENTINELS:
@@ -81,19 +81,25 @@ def open_dataset(
                 "give a smaller --seq-len"
             )
         corrupted = CorruptedSpans(vocab_size=vocab_size, start=start, end=end, seed=seed)
-        return TokenFiles(_token_files(path, uri, split), seq_len=length, vocab_size=vocab_size, masked=corrupted)
-    return TokenFiles(_token_files(path, uri, split), seq_len=seq_len, vocab_size=vocab_size, masked=masked)
+        return TokenFiles(files, seq_len=length, vocab_size=vocab_size, masked=corrupted)
+    if family == "encoder":
+        if (mask := read_sidecar(files[0]).get("mask_token_id")) is not None:
+            masked = dataclasses.replace(masked, mask_token_id=mask)
+        return TokenFiles(files, seq_len=seq_len, vocab_size=vocab_size, masked=masked)
+    return TokenFiles(files, seq_len=seq_len, vocab_size=vocab_size, masked=None)
 
 
 def _token_files(path: Path, uri: str, split: Split) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(path.glob("**/*.bin"))
-    named = [file for file in files if file.name.startswith(split)]
+    files = [path] if path.is_file() else sorted(path.glob("**/*.bin"))
+
+    def of(name: str) -> list[Path]:
+        return [file for file in files if file.name.startswith(name) or name in file.relative_to(path).parts[:-1]]
+
+    named = of(split)
     if not named and split == "train":
-        named = files
+        named = [path] if path.is_file() else [file for file in files if file not in of("val")]
     if not named:
-        raise _missing(uri, split, f"{split}*.bin")
+        raise _missing(uri, split, f"{split}*.bin or {split}/*.bin")
     return named
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DOCUMENTS = 1024
 # Names of the token after a document in common tokenizers, tried in this order.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+# Names of the token that stands for one to predict (BERT's, RoBERTa's).
+MASK_TOKENS = ("[MASK]", "<mask>")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,6 +82,7 @@ def pack(
         "documents": count,
         "vocab_size": loaded.get_vocab_size(),
         "end_token_id": end,
+        "mask_token_id": next((n for name in MASK_TOKENS if (n := loaded.token_to_id(name)) is not None), None),
         "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
     }
     sidecar.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -44,10 +44,24 @@ def map_tokens(path: Path) -> npt.NDArray[np.integer]:
     return np.memmap(path, dtype=dtype, mode="r", offset=header_bytes, shape=(count,))
 
 
+def read_sidecar(path: Path) -> dict[str, Any]:
+    """What ``pack.py`` noted of a token file; empty without a sidecar."""
+    sidecar = path.with_suffix(".json")
+    if not sidecar.is_file():
+        return {}
+    try:
+        facts = json.loads(sidecar.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{sidecar} is not JSON ({error}); write it again, or copy it whole") from error
+    if not isinstance(facts, dict):
+        raise ConfigurationError(f"{sidecar} is no JSON object; expected dtype and tokens of {path.name}")
+    return facts
+
+
 def _format(path: Path) -> tuple[np.dtype[Any], int]:
     sidecar, index = path.with_suffix(".json"), path.with_suffix(".idx")
     if sidecar.is_file():
-        facts = json.loads(sidecar.read_text(encoding="utf-8"))
+        facts = read_sidecar(path)
         dtype, tokens = SIDECAR_DTYPES.get(facts.get("dtype")), facts.get("tokens")
         if dtype is None:
             raise ConfigurationError(f"{sidecar}: dtype is {facts.get('dtype')!r}; expected uint16 or uint32")

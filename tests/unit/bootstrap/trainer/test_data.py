@@ -49,6 +49,20 @@ def test_every_format_gives_the_same_samples_over_several_files(tmp_path: Path, 
     assert len(open_dataset(str(tmp_path), family="decoder", seq_len=8, vocab_size=VOCABULARY, split="val")) == 1
 
 
+@pytest.mark.parametrize(
+    ("train", "val"), [("train/part-0", "val/part-0"), ("part-0", "val-0"), ("part-0", "val/part-0")]
+)
+def test_held_out_files_are_not_trained_on(tmp_path: Path, train: str, val: str) -> None:
+    for name, first in ((train, 100), (val, 500)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tokens(tmp_path, name, list(range(first, first + 9)), "packed")
+    for split, first in (("train", 100), ("val", 500)):
+        data = open_dataset(str(tmp_path), family="decoder", seq_len=8, vocab_size=VOCABULARY, split=split)  # type: ignore[arg-type]
+        assert data.batch(torch.arange(len(data)), CPU)["input_ids"][:, 0].tolist() == [first]
+    with pytest.raises(ConfigurationError, match="has no val data"):
+        open_dataset(str(tmp_path / f"{train}.bin"), family="decoder", seq_len=8, vocab_size=VOCABULARY, split="val")
+
+
 def test_token_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path) -> None:
     def open_it(**changes: Any) -> Dataset:
         settings: dict[str, Any] = {"family": "decoder", "seq_len": 8, "vocab_size": VOCABULARY}
@@ -66,6 +80,9 @@ def test_token_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path)
     with (tmp_path / "train.bin").open("r+b") as file:
         file.truncate(20)
     with pytest.raises(ConfigurationError, match=r"has 5 tokens and train\.json says 9: an incomplete copy"):
+        open_it()
+    (tmp_path / "train.json").write_text('{"dtype": ')
+    with pytest.raises(ConfigurationError, match=r"train\.json is not JSON"):
         open_it()
 
 
@@ -254,7 +271,7 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
-    words = {word: number for number, word in enumerate(["<|endoftext|>", "a", "b", "c", "[UNK]"])}
+    words = {word: number for number, word in enumerate(["<|endoftext|>", "a", "b", "c", "[UNK]", "[MASK]", "d"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -269,6 +286,10 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     assert "9 tokens of 3 documents" in capsys.readouterr().out
     data = open_dataset(str(out.parent), family="decoder", seq_len=8, vocab_size=5)
     assert data.batch(torch.tensor([0]), CPU)["input_ids"].tolist() == [[1, 2, 0, 3, 0, 2, 3, 4]]
+    masked = open_dataset(str(out.parent), family="encoder", seq_len=9, vocab_size=7)
+    seen = torch.cat([masked.batch(torch.tensor([0]), CPU, step=step)["input_ids"] for step in range(40)])
+    assert (seen == 5).sum() > 20, "the tokenizer's mask"
+    assert (seen == 6).sum() < 5
     (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"body": "c"}\n')
     assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
     assert "x.jsonl:2 has no 'text'" in capsys.readouterr().err
