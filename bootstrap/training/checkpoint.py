@@ -144,6 +144,11 @@ class Checkpoints:
         """Write the manifest: from here on the checkpoint counts."""
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
 
+    def discard(self, prefix: str) -> None:
+        """Delete the files of a save that has no manifest and gets none."""
+        for name in self.store.names(f"{prefix}/"):
+            self.store.delete(name)
+
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
         """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
 

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Longest wait at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
 CHECKSUM_THREADS = 4
+# Of the last checkpoint, which no later one replaces: a busy service answers the next one.
+FINAL_ATTEMPTS = 3
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
@@ -54,6 +56,7 @@ class _Save:
     copy_s: float = 0.0
     write_s: float = 0.0
     is_collected: bool = False
+    has_manifest: bool = False  # or may have: the answer was lost
     bytes: int = 0
     thread: threading.Thread | None = None
 
@@ -132,10 +135,11 @@ class Saver:
         """Save exactly ``step`` and wait until it is committed, at most ``limit_s`` or the time of the notice."""
         self.ledger.progress(step, force=True)
         deadline = time.monotonic() + limit_s
-        if self._finish_pending(step, deadline) and self.saved_step != step:
+        attempts = 0
+        while self._finish_pending(step, deadline) and self.saved_step != step and attempts < FINAL_ATTEMPTS:
+            attempts += 1
             self._begin(step)
             self.share.finish_copy()
-            self._finish_pending(step, deadline)
 
     def join_pruner(self) -> None:
         """Wait for deletions."""
@@ -210,6 +214,7 @@ class Saver:
                 save.problem = "; ".join(problem for problem, *_ in answers if problem) or None
                 save.write_s = max(seconds for *_, seconds in answers)
                 if save.problem is None:
+                    save.has_manifest = True
                     arguments = (save, [sums for _, sums, _, _ in answers], [values for _, _, values, _ in answers])
                     save.thread = threading.Thread(
                         target=self._write_manifest, args=arguments, name="checkpoint-writer", daemon=True
@@ -220,6 +225,9 @@ class Saver:
         if any_failed:
             problem = save.problem or "another rank's log has the reason"
             logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, problem)
+            if self.ranks.rank == 0 and not save.has_manifest:
+                # A full disk would keep what the other ranks wrote, of every attempt.
+                self._in_background(self.checkpoints.discard, save.prefix)
             return
         self.ledger.progress(step, force=True)
         self.saved_step = save.step
@@ -227,10 +235,7 @@ class Saver:
         self._set_interval(save)
         if self.ranks.rank == 0:
             self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
-            self._pruner = threading.Thread(
-                target=self._prune, args=(save.prefix,), name="checkpoint-pruner", daemon=True
-            )
-            self._pruner.start()
+            self._in_background(self.checkpoints.prune, keep=self.keep, known_valid=save.prefix)
 
     def _set_interval(self, save: _Save) -> None:
         # Rank 0's clock counts, so its own measurements do.
@@ -257,8 +262,12 @@ class Saver:
         except Exception as error:  # noqa: BLE001 - the ranks learn it from the next agreement
             save.problem = f"manifest: {type(error).__name__}: {error}"
 
-    def _prune(self, known_valid: str) -> None:
-        try:
-            self.checkpoints.prune(keep=self.keep, known_valid=known_valid)
-        except (CheckpointError, OSError) as error:
-            logger.error("old checkpoints are not deleted: %s", error)
+    def _in_background(self, delete: Callable[..., object], *arguments: str, **settings: Any) -> None:
+        def run() -> None:
+            try:
+                delete(*arguments, **settings)
+            except (CheckpointError, OSError) as error:
+                logger.error("old checkpoints are not deleted: %s", error)
+
+        self._pruner = threading.Thread(target=run, name="checkpoint-pruner", daemon=True)
+        self._pruner.start()

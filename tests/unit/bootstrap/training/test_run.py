@@ -480,6 +480,40 @@ def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, ca
     assert list(tmp_path.glob("step-*/manifest.json")) == []
 
 
+class BusyStore(LocalStore):
+    """Loses its answer to the next ``failures`` writes of the ranks' files."""
+
+    failures = 0
+
+    def write(self, name: str, parts: Any) -> None:
+        super().write(name, parts)
+        if name.endswith(".bin") and self.failures:
+            self.failures -= 1
+            raise CheckpointError(f"cannot write {name}: answered 503")
+
+
+def test_files_of_a_failed_save_are_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each attempt on a full disk would leave it fuller."""
+    training = Training(store := BusyStore(tmp_path), checkpoint_every=100)
+    store.failures = 100
+    training.train()
+    assert "NOT saved" in caplog.text
+    assert list(tmp_path.glob("step-*")) == []
+
+
+@pytest.mark.parametrize("stop", [STEPS - 3, None])
+def test_the_final_save_is_tried_again(stop: int | None, tmp_path: Path) -> None:
+    """No later checkpoint replaces it: the steps since the one before would be lost."""
+    training = Training(store := BusyStore(tmp_path), checkpoint_every=100)
+    store.failures = 2
+    try:
+        training.train(at_step=lambda now: training.watcher.stop(save_by=time.time() + 60) if now == stop else None)
+    except Interrupted as error:
+        assert error.saved
+    (manifest,) = tmp_path.glob("step-*/manifest.json")
+    assert manifest.parent.name.startswith(f"step-{training.run.step:08d}-")
+
+
 def test_stop_with_a_failing_store_leaves_all_the_same(tmp_path: Path) -> None:
     training = Training(FullStore(tmp_path))
     with pytest.raises(Interrupted) as caught:
