@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from bootstrap.contract.ledger import LEDGER_FILE, SEGMENT_PREFIX
 from bootstrap.training.environment import positive_number
-from bootstrap.training.errors import TrainingError
+from bootstrap.training.errors import CheckpointError, TrainingError
 from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import LocalStore, Store
 
@@ -133,7 +133,7 @@ class SegmentSink:
 
 
 class Ledger:
-    """Ledger of one process; ``sink`` None (all ranks but rank 0) discards events. Write errors are only logged."""
+    """Ledger of one process; ``sink`` None (all ranks but rank 0) discards events. Later errors are only logged."""
 
     def __init__(self, sink: Sink | None, *, writer_id: str, price_usd_per_hour: float | None = None) -> None:
         self._sink = sink
@@ -160,10 +160,16 @@ class Ledger:
         self._append("start", at=started_at, world_size=world_size, boot=boot_id(), **price)
 
     def train(self, step: int) -> None:
-        """Record that training goes on after ``step`` steps; later ones are lost."""
+        """Record that training goes on after ``step`` steps; later ones are lost.
+
+        CheckpointError: the store takes no writes (rights, a key), so a month of steps would leave no checkpoint.
+        """
         self._progress_at = time.monotonic()
         self._append("train", step=step)
-        self.flush()
+        try:
+            self._flush()
+        except (OSError, TrainingError) as error:
+            raise CheckpointError(f"training does not begin, since no checkpoint could be saved: {error}") from error
 
     def progress(self, step: int, *, force: bool = False) -> None:
         """Record ``step`` completed steps, at most once an interval unless forced."""
@@ -193,10 +199,13 @@ class Ledger:
     def flush(self) -> None:
         """Make the events so far durable."""
         try:
-            if self._sink is not None:
-                self._sink.flush()
+            self._flush()
         except (OSError, TrainingError) as error:
             logger.error("ledger: cannot flush: %s", error)
+
+    def _flush(self) -> None:
+        if self._sink is not None:
+            self._sink.flush()
 
     def _append(self, event: str, *, at: float | None = None, **fields: Any) -> None:
         if self._sink is None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.contract.ledger import CATEGORIES, read_lines, summarize
-from bootstrap.training.errors import ConfigurationError, TrainingError
+from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.ledger.__main__ import main
 from bootstrap.training.ledger.summary import read_ledger, table
 from bootstrap.training.ledger.writer import FileSink, Ledger, SegmentSink, process_started_at
@@ -206,7 +206,9 @@ def test_s3_segment_that_cannot_be_written_is_kept_for_the_next(aws: str, caplog
     sink = SegmentSink(missing, "a")
     ledger = Ledger(sink, writer_id="a")
     ledger.start(started_at=time.time(), world_size=2)
-    ledger.train(0)
+    with pytest.raises(CheckpointError, match=r"does not begin, since no checkpoint could be saved: .*no-such-bucket"):
+        ledger.train(0)
+    ledger.flush()
     assert "cannot flush" in caplog.text
     sink._store = store
     ledger.end("done", 0, "")
