@@ -22,6 +22,7 @@ from bootstrap.training.ledger.writer import Ledger
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.share import Share
+from bootstrap.training.stores import LocalStore
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -214,7 +215,6 @@ class Saver:
                 save.problem = "; ".join(problem for problem, *_ in answers if problem) or None
                 save.write_s = max(seconds for *_, seconds in answers)
                 if save.problem is None:
-                    save.has_manifest = True
                     arguments = (save, [sums for _, sums, _, _ in answers], [values for _, _, values, _ in answers])
                     save.thread = threading.Thread(
                         target=self._write_manifest, args=arguments, name="checkpoint-writer", daemon=True
@@ -257,10 +257,22 @@ class Saver:
                 torch_version=str(torch.__version__),
                 index=index,
             )
+            self._refuse_unshared(save.prefix)
+            save.has_manifest = True
             self.checkpoints.commit(save.prefix, manifest)
             logger.info("checkpoint of step %d committed: %s", save.step, save.prefix)
         except Exception as error:  # noqa: BLE001 - the ranks learn it from the next agreement
             save.problem = f"manifest: {type(error).__name__}: {error}"
+
+    def _refuse_unshared(self, prefix: str) -> None:
+        """Refuse a folder that each node has for itself: no start could read the other nodes' files."""
+        store, ranks = self.checkpoints.store, range(self.ranks.world_size)
+        names = [f"{prefix}/{rank_file_name(rank)}" for rank in ranks] if isinstance(store, LocalStore) else []
+        if missing := [name for name in names if not (store.root / name).exists()]:  # type: ignore[attr-defined]
+            raise CheckpointError(
+                f"{missing[0]} is not in {store.uri} on rank 0's node ({len(missing)} of {len(names)} files): "
+                "GPUFLEET_CHECKPOINT_URI must be a folder that all nodes share, or s3://BUCKET/PREFIX"
+            )
 
     def _in_background(self, delete: Callable[..., object], *arguments: str, **settings: Any) -> None:
         def run() -> None:

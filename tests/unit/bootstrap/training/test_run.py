@@ -480,6 +480,21 @@ def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, ca
     assert list(tmp_path.glob("step-*/manifest.json")) == []
 
 
+class OwnStore(LocalStore):
+    """Folder of one node's own: the ranks' files are on another."""
+
+    def write(self, name: str, parts: Any) -> None:
+        if not name.endswith(".bin"):
+            super().write(name, parts)
+
+
+def test_a_folder_that_nodes_do_not_share_takes_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A manifest without its files would count, and every start would find it damaged."""
+    Training(OwnStore(tmp_path)).train()
+    assert "rank-00000.bin is not in" in caplog.text and "a folder that all nodes share" in caplog.text
+    assert not list(tmp_path.glob("step-*"))
+
+
 class BusyStore(LocalStore):
     """Loses its answer to the next ``failures`` writes of the ranks' files."""
 
