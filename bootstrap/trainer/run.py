@@ -229,12 +229,19 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
                 run.set_shares([batch.samples for batch in batches])
                 stepper.grad_accum = batches[parts.data_rank].grad_accum
             if evaluation is not None and (step + 1) % config.evaluate_every == 0:
-                report.evaluation(step + 1, stepper.evaluate(evaluation()))
+                report.evaluation(step + 1, stepper.evaluate(_each_alive(run, evaluation())))
                 clock.restart()
     measured.close()
     save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
     if config.tuning.adapts:
         save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)
+
+
+def _each_alive(run: SpotTolerantRun, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Micro-batches of an evaluation, which together may take longer than a step may."""
+    for batch in batches:
+        run.alive()
+        yield batch
 
 
 def _rehearse(parts: Assembled, data: Dataset) -> None:

@@ -255,6 +255,10 @@ class SpotTolerantRun:
         """
         self._ledger.report_loss(step, loss)
 
+    def alive(self) -> None:
+        """Begin the hang timeout anew, within a step that is long for a reason (an evaluation of many batches)."""
+        self._beat(f"step {self.step}, some way into it")
+
     def set_shares(self, shares: Sequence[int] | None) -> None:
         """Set the samples of each data rank, from the next step on; None: equal. Every rank calls it, with the same.
 

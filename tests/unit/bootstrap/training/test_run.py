@@ -333,6 +333,21 @@ def test_objects_of_the_first_step_are_walked_by_no_later_collection_of_garbage(
         gc.freeze()  # as before, or each run of this module collects anew
 
 
+def test_a_long_evaluation_in_a_step_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end each start at the same step: the evaluation comes before the step's checkpoint."""
+    exits: list[str] = []
+    monkeypatch.setattr("bootstrap.training.heartbeat._exit_now", exits.append)
+
+    def evaluate(step: int) -> None:
+        for _ in range(12 if step == 5 else 0):
+            time.sleep(0.25)
+            training.run.alive()
+
+    training = Training(str(tmp_path), hang_timeout_s=1.5)
+    training.train(at_step=evaluate)
+    assert exits == []
+
+
 def test_interval_in_seconds(tmp_path: Path) -> None:
     training = Training(str(tmp_path), checkpoint_every=None, checkpoint_interval_s=0.2, keep=100)
     began = time.monotonic()
