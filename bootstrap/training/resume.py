@@ -73,7 +73,9 @@ class Resume:
             return problem, None
         parts = merged([one["parts"] for one in values])
         _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
-        same_ranks = manifest.world_size == self.ranks.world_size
+        # Generators and buffers are a rank's own, and a rank may have another's samples now.
+        places = self.ranks.gather(self.data_ranks.place)
+        same_ranks = places == [one.get("data_rank") for one in values]
         fill, finish = self.state.restore(
             parts, manifest.index.tensors, buffers_of=self.ranks.rank if same_ranks else 0
         )
@@ -105,9 +107,8 @@ class Resume:
     def _new_generators(self, manifest: Manifest) -> Mapping[str, Any]:
         """Generators of a rank that saved none; ranks with the same samples draw the same numbers."""
         logger.warning(
-            "checkpoint of %d ranks, now %d: same samples a step, new random generators",
-            manifest.world_size,
-            self.ranks.world_size,
+            "checkpoint of %d ranks, now %d, or of another layout: same samples a step, new random generators",
+            *(manifest.world_size, self.ranks.world_size),
         )
         seed_everything(((self.order.seed * 1_000_003 + manifest.step) * 1_000_003 + self.data_ranks.rank) % 2**63)
         return random_state(self.state.device)

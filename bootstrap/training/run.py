@@ -138,7 +138,7 @@ class SpotTolerantRun:
             if self._ranks.rank == 0
             else Ledger(None, writer_id=writer_id)
         )
-        self._share = Share(self._state, self._ranks, self._checkpoints.store)
+        self._share = Share(self._state, self._ranks, self._data, self._checkpoints.store)
         self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank, local_rank=self._ranks.local_rank)
         self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
@@ -38,8 +39,8 @@ class Content:
 class Share:
     """Copies of this rank's share to host memory. All ranks call the same methods in the same order."""
 
-    def __init__(self, state: TrainingState, ranks: RankGroup, store: Store) -> None:
-        self._state, self._ranks, self._store = state, ranks, store
+    def __init__(self, state: TrainingState, ranks: RankGroup, data_ranks: DataRanks, store: Store) -> None:
+        self._state, self._ranks, self._data_ranks, self._store = state, ranks, data_ranks, store
         self._geometries: dict[str, Geometry] = {}
         self._plan = FilePlan(own=())
         self.buffer = torch.empty(0, dtype=torch.uint8)
@@ -75,7 +76,11 @@ class Share:
             logger.info("the state's structure changed: planning the checkpoint anew")
             self._replan(geometries)
         self._copy(snapshot, tensors)
-        return {"parts": snapshot.values, "random": random_state(self._state.device)}
+        return {
+            "parts": snapshot.values,
+            "random": random_state(self._state.device),
+            "data_rank": self._data_ranks.place,
+        }
 
     def finish_copy(self) -> None:
         """Let the copy end before anything else runs on the GPU."""

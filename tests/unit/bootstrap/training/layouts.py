@@ -88,7 +88,7 @@ class Leg:
         self.watcher = Watcher(None, signals=False)
         self.model, self.optimizer, mesh = build(layout, dropout)
         self.losses: dict[int, float] = {}
-        self.loaded = ""
+        self.loaded = self.random = ""
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(SAMPLES, 16, generator=generator)
         self.targets = torch.randint(0, 3, (SAMPLES,), generator=generator)
@@ -107,6 +107,8 @@ class Leg:
         try:
             with self.run as run:
                 self.loaded = self.digest() if run.step else ""
+                if run._random_state is not None:
+                    self.random = hashlib.sha256(run._random_state["torch"].numpy()).hexdigest()
                 for step in run.steps(steps):
                     indices = run.sample_indices(step)
                     loss = nn.functional.cross_entropy(self.model(self.inputs[indices]), self.targets[indices])
@@ -147,7 +149,8 @@ class Leg:
     def facts(self) -> dict[str, Any]:
         """Results that the test compares."""
         return {"layout": self.layout, "losses": self.losses, "loaded": self.loaded, "end": self.digest(),
-                "step": self.run.step, "data": [self.run.data_rank, self.run.data_size]}  # fmt: skip
+                "step": self.run.step, "random": self.random,
+                "data": [self.run.data_rank, self.run.data_size]}  # fmt: skip
 
 
 def resumes_bit_equal(folder: Path, layout: str) -> dict[str, Any]:

@@ -52,6 +52,14 @@ def test_every_layout_takes_over_from_every_other(facts: list[Facts]) -> None:
     assert losses == {int(step): pytest.approx(loss, rel=1e-4) for step, loss in alone["losses"].items()}
 
 
+def test_ranks_with_the_same_samples_draw_the_same_numbers_in_another_layout(facts: list[Facts]) -> None:
+    """As many ranks as before are not the ranks of before: a tensor group would drop other elements on each rank."""
+    legs = [{number: fact for number, name, _, _, fact in rank if name == "one_leg"} for rank in facts]
+    for number, first in legs[0].items():
+        drawn = {(*rank[number]["data"], rank[number]["random"]) for rank in legs if number in rank}
+        assert not first["random"] or len(drawn) == first["data"][1], f"{number}: {first['layout']}"
+
+
 def test_ranks_of_one_tensor_group_see_the_same_samples(facts: list[Facts]) -> None:
     places = [next(fact["data"] for layout, _, fact in of(rank, "one_leg") if layout == "fsdp-tp") for rank in facts]
     assert places == [[0, 2], [0, 2], [1, 2], [1, 2]] and GLOBAL_BATCH % 2 == 0
