@@ -76,11 +76,11 @@ class LocalStore:
 
     def names(self, prefix: str) -> list[str]:
         """See ``Store.names``; a folder removed meanwhile counts as empty."""
-        names = (
-            (Path(folder) / file).relative_to(self.root).as_posix()
-            for folder, _, files in os.walk(self.root, onerror=_refuse_unless_missing)
-            for file in files
-        )
+        top, names = prefix.partition("/")[0], []
+        for folder, folders, files in os.walk(self.root, onerror=_refuse_unless_missing):
+            if folder == str(self.root):  # others may be large or closed, as a file system's lost+found
+                folders[:] = [name for name in folders if name.startswith(top)]
+            names += [(Path(folder) / file).relative_to(self.root).as_posix() for file in files]
         return sorted(name for name in names if name.startswith(prefix))
 
     def delete(self, name: str) -> None:

@@ -141,6 +141,22 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_store(tmp_path: Path, monkey
         store.names("step-")
 
 
+def test_other_folders_beside_the_checkpoints_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root may list the lost+found of a file system that is mounted for the checkpoints."""
+    store = LocalStore(tmp_path)
+    for name in ("step-1/a", "step-1/b/c", "lost+found/x"):
+        store.write(name, [b"x"])
+    scandir = os.scandir
+
+    def refuse(folder: str) -> Any:
+        if Path(folder).name == "lost+found":
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert store.names("step-") == store.names("step-1/") == ["step-1/a", "step-1/b/c"]
+
+
 def test_directory_is_gone_with_its_last_file(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.write("step-1/a", [b"x"])
