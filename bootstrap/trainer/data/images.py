@@ -29,16 +29,24 @@ def normalise(raw: Batch) -> Batch:
     return {**raw, "images": images.sub_(mean).div_(deviation)}
 
 
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+
 class ImageFolder(Dataset):
-    """Images under ``folder/CLASS/``; classes are numbered by name.
+    """Images under ``folder/CLASS/``; classes are numbered by name, those of ``numbered`` (training's) where given.
 
     Training images get a random crop and flip drawn from (seed, step, sample), validation images the central crop.
     """
 
     needs_workers: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, *, image_size: int, classes: int, augment: bool, seed: int) -> None:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    def __init__(
+        self, folder: Path, *, image_size: int, classes: int, augment: bool, seed: int, numbered: Path | None = None
+    ) -> None:
+        names, own = _folders(numbered or folder), _folders(folder)
+        if new := sorted(set(own) - set(names)):
+            raise ConfigurationError(f"{folder} has class folders that {numbered} lacks: {', '.join(new[:3])}")
         if not 1 <= len(names) <= classes:
             raise ConfigurationError(
                 f"{folder} has {len(names)} class folders, and the model has {classes} classes; expected "
@@ -52,11 +60,12 @@ class ImageFolder(Dataset):
         files = [
             (f"{name}/{file}", label)
             for label, name in enumerate(names)
+            if name in own
             for file in sorted(entry.name for entry in os.scandir(folder / name))
             if file.lower().endswith(SUFFIXES)
         ]
         if not files:
-            raise ConfigurationError(f"{folder}: no image ({', '.join(SUFFIXES)}) in its {len(names)} class folders")
+            raise ConfigurationError(f"{folder}: no image ({', '.join(SUFFIXES)}) in its {len(own)} class folders")
         encoded = [path.encode() for path, _ in files]
         self._paths = b"".join(encoded)
         self._ends = torch.tensor([len(path) for path in encoded]).cumsum(0)

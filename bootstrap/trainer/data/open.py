@@ -71,7 +71,14 @@ def open_dataset(
         folder = path / split if (path / split).is_dir() else path
         if folder == path and (split == "val" or not path.is_dir()):
             raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")
-        return ImageFolder(folder, image_size=image_size, classes=classes, augment=split == "train", seed=seed)
+        return ImageFolder(
+            folder,
+            image_size=image_size,
+            classes=classes,
+            augment=split == "train",
+            seed=seed,
+            numbered=path / "train" if (path / "train").is_dir() else None,
+        )
     files = _token_files(path, uri, split)
     if family == "seq2seq":
         length, _ = span_lengths(seq_len)

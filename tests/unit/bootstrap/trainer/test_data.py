@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import time
 from itertools import islice
@@ -252,6 +253,16 @@ def test_validation_images_are_whole_and_broken_ones_are_named(image_folder: Pat
     (image_folder / "val" / "cat" / "00.JPEG").write_bytes(b"not an image")
     with pytest.raises(ConfigurationError, match=r"00\.JPEG cannot be decoded"):
         data.batch(torch.tensor([0]), CPU)
+
+
+def test_validation_classes_have_the_numbers_of_training(image_folder: Path) -> None:
+    shutil.copytree(image_folder / "train", image_folder / "val")
+    shutil.rmtree(image_folder / "val" / "cat")
+    data = open_dataset(str(image_folder), family="cnn", image_size=32, split="val")
+    assert data.batch(torch.arange(6), CPU)["labels"].tolist() == [1, 1, 1, 2, 2, 2]
+    (image_folder / "val" / "fox").mkdir()
+    with pytest.raises(ConfigurationError, match=r"val has class folders that .*train lacks: fox"):
+        open_dataset(str(image_folder), family="cnn", split="val")
 
 
 def test_random_crops_lie_inside_and_cover_the_range_of_areas() -> None:
