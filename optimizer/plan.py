@@ -294,6 +294,14 @@ class Staging(_Model):
         description="USD of the copies' bytes out of data_region, part of transfer.",
     )
 
+    def describe_briefly(self) -> str:
+        """Say how long a node copies, and the dollars of all copies."""
+        return (
+            f"a node copies {short(self.data_gib)} GiB in {short(self.node_hours * 60)} min: {self.compute_usd:,.2f} "
+            f"USD of compute in all, {self.storage_usd:,.2f} of S3"
+            + (f", {self.transfer_usd:,.2f} of transfer from {self.data_region}" if self.data_region else "")
+        )
+
     def describe(self, nodes: int) -> str:
         """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
         each = f"each of {nodes} nodes copies" if nodes > 1 else "the node copies"
@@ -738,14 +746,22 @@ class FleetPlan(_Model):
         return FleetPlan.model_construct(**fields)
 
     def describe_alternates(self, most: int = 3) -> str:
-        """The first alternates with their expected USD: "spot in use1-az6 (38.95 USD), 2 more"."""
+        """The first alternates with their expected USD: "spot in use1-az6 (38.95 USD), 2 more"; ~ at an old price."""
         shown = []
         for alternate in self.alternates[:most]:
             name = "" if alternate.instance_type == self.instance_type else f"{alternate.instance_type} "
             place = f"{name}{alternate.purchase} in {alternate.zone_id}"
-            shown.append(f"{place} ({alternate.cost_usd.expected:,.2f} USD)")
+            mark = "~" if self._is_old(alternate) else ""
+            shown.append(f"{place} ({mark}{alternate.cost_usd.expected:,.2f} USD)")
         more = len(self.alternates) - len(shown)
         return ", ".join([*shown, *([f"{more} more"] if more else [])])
+
+    def _is_old(self, alternate: Alternate) -> bool:
+        """Whether its spot price was older than its limit when the plan was made; only an old plan's may be."""
+        old = self.spot_range
+        if old is None or alternate.purchase != "spot":
+            return False
+        return old.age_days - (alternate.price.as_of - self.prices[0].as_of).days > old.limit_days
 
     @property
     def wanted_zone_ids(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +56,7 @@ from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import purchase_at, rank, rank_first
-from optimizer.search.reach import AXES, find_reach
+from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.search.room import Rooms
 
@@ -304,23 +304,29 @@ def _describe_wider(problem: Problem) -> str:
     """Describe the best plan of code that has every kind of parallelism; empty where there is none either."""
     if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
         return ""
-    request = problem.request
-    limits = request.constraints.model_copy(update={"parallelism": AXES})
-    request = request.model_copy(update={"constraints": limits})
-    reach = find_reach(request, problem.model, problem.recipe.seq_len)
-    recipe = replace(problem.recipe, framework=reach.framework, shardings=reach.shardings)
-    wider = replace(problem, request=request, recipe=recipe)
-    best = rank_first(find_tables(wider), wider.request)
-    if best is None:
+    # Every sharding without a split is simpler than a split.
+    kinds: tuple[str, ...] = ("data",)
+    plan = _find_first(problem, kinds)
+    if plan is None and (plan := _find_first(problem, AXES)):
+        # Once more with what it needs: the command that is named must find this plan.
+        kinds = ("data", *plan.parallelism.beyond_data)
+        plan = _find_first(problem, kinds)
+    if plan is None:
         return ""
-    (plan,) = PlanBuilder(wider).build([best])
-    kinds = ",".join(("data", *plan.parallelism.beyond_data))
     return (
-        f"the reference trainer carries out no plan within the limits; other training code keeps them with "
-        f"{plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
-        f"{plan.cost_usd.expected:,.2f} USD expected ({'; '.join(plan.beyond_trainer)}): --parallelism {kinds} plans "
-        "it, and gpufleet launch-config configures an engine for it"
+        f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
+        f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
+        f"{plan.cost_usd.expected:,.2f} USD expected: --parallelism {','.join(kinds)} plans it"
     )
+
+
+def _find_first(problem: Problem, kinds: tuple[str, ...]) -> FleetPlan | None:
+    """The first plan of code that has these kinds of parallelism and every sharding."""
+    limits = problem.request.constraints.model_copy(update={"parallelism": kinds})
+    request = problem.request.model_copy(update={"constraints": limits})
+    wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
+    best = rank_first(find_tables(wider), request)
+    return PlanBuilder(wider).build([best])[0] if best else None
 
 
 def _spot_notes(problem: Problem) -> list[str]:

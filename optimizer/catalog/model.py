@@ -198,19 +198,28 @@ class Catalog:
         }
 
 
+def families(types: Collection[str]) -> str:
+    """List the families of instance types."""
+    return ", ".join(sorted({name.partition(".")[0] for name in types}))
+
+
 def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
     """Error for an unknown name, with the nearest known ones, or why the catalog leaves it out."""
     if kind == "instance type" and (why := why_left_out(value)):
         return InvalidInputError(
             f"{kind} {value!r} is not in the catalog",
-            limit=f"a family of {', '.join(sorted({name.partition('.')[0] for name in known}))}",
+            limit=f"a family of {families(known)}",
             why=why,
             next_step="choose another type: docs/instance-types.md has what works on which",
         )
     near = near_names(value, known)
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
+    limit = f"one of {', '.join(sorted(known))}"
+    if kind == "instance type":
+        limit = f"a type of one of the families {families(known)}"
+        hint += "" if near else ", with --gpu H100 those of a GPU model"
     return InvalidInputError(
         f"{kind} {value!r} is not in the catalog",
-        limit=f"one of {', '.join(sorted(known))}",
+        limit=limit,
         next_step=hint,
     )

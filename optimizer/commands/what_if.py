@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands.options import calibration_option, chosen_calibration
-from optimizer.commands.output import format_option, write_catalog_notes, write_rows
+from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.commands.plot import check_plot, plot_option, save_plot
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
+from optimizer.commands.recommend.tables import usd_in_table
 from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.request import Constraints, Workload
 from optimizer.units import parse_hours, parse_usd
@@ -113,6 +115,13 @@ def command(
         check_plot(plot)
     values: dict[Axis, list[float]] = {"deadline": deadlines, "nodes": node_counts, "budget": budgets}
     wanted = against or tuple(name for name, given in values.items() if given) or tuple(values)
+    if ignored := [name for name, given in values.items() if given and name not in wanted]:
+        flag = {"deadline": "--deadlines", "nodes": "--node-counts", "budget": "--budgets"}[ignored[0]]
+        raise InvalidInputError(
+            f"{flag} has values, and --against leaves out {ignored[0]}",
+            limit="values of the curves to show",
+            next_step=f"--against {ignored[0]} too, or leave out {flag}",
+        )
     request = read_request(request_file, flags)
     too_many = [count for count in node_counts if count > request.constraints.max_nodes]
     if too_many:
@@ -138,13 +147,22 @@ def command(
             why="the request's other limits, its instance types or its regions leave none",
             next_step="gpufleet recommend, with the same request, names the nearest plan for each limit",
         )
+    rows = [_row(point) for point in curve_points]
+    if output_format == "table":
+        rows = [
+            row | {"cost_usd_expected": usd_in_table(point.plan)} if point.plan else row
+            for row, point in zip(rows, curve_points, strict=True)
+        ]
     write_rows(
-        [_row(point) for point in curve_points],
-        COLUMNS,
+        rows,
+        COLUMNS if output_format == "table" else COLUMNS | {"price_stale": "price_stale"},
         output_format,
         title="What a plan costs, by one limit",
         spare=("steps", "gpus", "parallelism", "region", "hours_expected", "option", "hours_p95"),
     )
+    old = [point.plan.spot_range.age_days for point in curve_points if point.plan and point.plan.spot_range]
+    if old and output_format == "table":
+        write_notes([f"spot prices (~) are {counted(max(old), 'day')} old: gpufleet recommend --refresh reads today's"])
     if plot:
         _draw(plot, curve_points)
 
@@ -170,6 +188,7 @@ def _row(point: CurvePoint) -> dict[str, Any]:
         "hours_p95": plan.hours.p95,
         "cost_usd_expected": plan.cost_usd.expected,
         "cost_usd_p95": plan.cost_usd.p95,
+        "price_stale": "yes" if plan.spot_range else "no",
     }
 
 

@@ -24,7 +24,8 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     configuration = int(table.configuration[row])
     split, nodes = table.fastest.parallelism(configuration), int(table.fastest.nodes[configuration])
     hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
-    option = table.purchases[table.purchase[row]].option
+    purchase = table.purchases[table.purchase[row]]
+    option, usd_text = purchase.option, f"{'~' if purchase.stale else ''}{usd:,.2f} USD"
     simpler = [f"no {kind} parallelism" for kind in split.beyond_data if kind not in plan.parallelism.beyond_data]
     if nodes > plan.node_count:
         simpler.append(f"{counted(plan.node_count, 'node')} instead of {nodes}")
@@ -34,11 +35,11 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
     if plan.calibration.rows and not table.fastest.measured:
         unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {usd:,.2f} USD ({p95}) in {short(hours)} h; {unknown}"
+        return f"{candidate}: {usd_text} ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
     # Types at old prices are compared by that percentile.
     compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
-    tie = f"{candidate} ({split.in_short}): {usd:,.2f} USD{compared} in {short(hours)} h is a tie (error {error:.0%})"
+    tie = f"{candidate} ({split.in_short}): {usd_text}{compared} in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 
 
@@ -90,9 +91,10 @@ def describe_capacity(plan: FleetPlan) -> list[str]:
     nodes = plan.node_count
     together = next((entry for entry in SPOT_TOGETHER if nodes >= entry[0]), None)
     if plan.purchase.option == "spot" and together is not None:
+        advice = "" if plan.purchase.fallback == "on-demand" else "; --spot-fallback on-demand shortens the wait"
         notes.append(
             f"{nodes} spot nodes must come together: the median zone of published traces had {together[0]} at once "
-            f"{together[1]:.0%} of the time, one 81%; fewer nodes or --spot-fallback on-demand shorten the wait"
+            f"{together[1]:.0%} of the time, one 81%{advice}"
         )
     if plan.purchase.option in ("spot", "on-demand") and plan.gpus >= LARGE_GPUS and nodes > 1:
         notes.append(

@@ -183,10 +183,15 @@ def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int
     usd, purchase = float(table.cost.expected[row]), table.purchases[int(table.purchase[row])]
     if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
         return []
-    return [
-        f"{change} would save {plan.cost_usd.expected - usd:,.0f} USD: {why} {purchase.in_short} in "
-        f"{purchase.offer.region}, {short(table.outcome.hours_expected[row])} h and {usd:,.2f} USD expected"
-    ]
+    saved = plan.cost_usd.expected - usd
+    takes = f"{short(table.outcome.hours_expected[row])} h and {'~' if purchase.stale else ''}{usd:,.2f} USD"
+    bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
+    own = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
+    if bought == own and (table.fastest.instance.name, int(table.nodes[row])) == (plan.instance_type, plan.node_count):
+        where = f"{takes} on the same nodes"
+    else:
+        where = f"{why} {purchase.in_short} in {purchase.offer.region}, {takes} expected"
+    return [f"{change} would save {saved:,.{0 if saved >= 10 else 2}f} USD: {where}"]
 
 
 def _fleet(candidate: tuple[CandidateTable, int]) -> str:

@@ -14,6 +14,7 @@ from optimizer.commands import complete
 from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import (
     count_old_prices,
+    format_number,
     format_option,
     json_text,
     write_catalog_notes,
@@ -38,12 +39,14 @@ from optimizer.request import Constraints, FleetRequest, Workload, read_request_
 AMOUNTS = ("tokens", "samples", "steps")
 
 
-def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str] | None:
-    return None if value is None else [kind.strip() for kind in value.split(",")]
+def _split(_: click.Context, __: click.Parameter, value: str | tuple[str, ...] | None) -> list[str] | None:
+    """Split at commas; of a repeatable option without a value there is none, so that the file's stays."""
+    given = (value,) if isinstance(value, str) else value
+    return [part.strip() for text in given for part in text.split(",")] if given else None
 
 
 _kinds_option = partial(click.option, metavar="KIND,...", callback=_split)
-_repeatable_option = partial(click.option, multiple=True)
+_repeatable_option = partial(click.option, multiple=True, callback=_split)
 
 
 @click.command(
@@ -102,13 +105,13 @@ Example:
     "regions",
     metavar="R",
     shell_complete=complete.regions,
-    help="Region or pattern (us-*); repeatable.",
+    help="Region or pattern (us-*); repeatable, or with commas.",
 )
 @_repeatable_option(
     "--purchase",
     "purchase_options",
     metavar="OPTION",
-    help="on-demand, spot, reserved or capacity-block; repeatable.  [default: on-demand, spot]",
+    help="on-demand, spot, reserved or capacity-block; repeatable, or with commas.  [default: on-demand, spot]",
 )
 @click.option(
     "--spot-fallback",
@@ -125,7 +128,7 @@ Example:
     "instance_types",
     metavar="T",
     shell_complete=complete.instance_types,
-    help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable.",
+    help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable, or with commas.",
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
@@ -303,11 +306,12 @@ def _explain_nothing(answer: Recommendation) -> None:
             next_step="gpufleet catalog refresh, or another --purchase",
         )
     wanted = [f"budget {limits.budget_usd:,.2f} USD"] if limits.budget_usd is not None else []
-    wanted += [f"deadline {limits.deadline_hours:g} h"] if limits.deadline_hours is not None else []
+    wanted += [f"deadline {format_number(limits.deadline_hours)} h"] if limits.deadline_hours is not None else []
+    bound = " and ".join(sorted({entry.binding_constraint for entry in answer.rejected}))
     again = [f"{repeat_command(answer.nearest[0].flags)} has a plan"] if answer.nearest else []
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",
-        limit=", ".join(wanted) or "the memory and prices of the considered types",
+        limit=", ".join(wanted) or f"the {bound or 'memory and prices'} of the considered types",
         why=f"constraints that bind the considered types: {count_rejections(answer)}",
         next_step="; or: ".join([*([answer.wider] if answer.wider else []), *again])
         or "raise the limit that binds (--format table and json list each type's), or consider more types",

@@ -128,7 +128,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "price_source": plan.prices[0].source,
         "price_as_of": plan.prices[0].as_of.isoformat(),
         "zone_id": plan.purchase.zone_id,
-        "usd": _usd(plan),
+        "usd": usd_in_table(plan),
         "price_stale": "yes" if plan.spot_range else "no",
         "cost_usd_dearest": plan.spot_range and plan.spot_range.cost_usd_dearest,
         "alternates": " ".join(
@@ -139,7 +139,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _usd(plan: FleetPlan) -> float | str:
+def usd_in_table(plan: FleetPlan) -> float | str:
     """Expected USD in the plan's own place, as its p95; with a ~ at an old spot price."""
     usd = plan.cost_usd.expected
     return f"~{format_number(usd)}" if plan.spot_range else usd
@@ -245,7 +245,7 @@ def describe_best(answer: Recommendation) -> list[str]:
     row = _row(1, plan)
     p95_gib = memory.p95_gib or memory.peak_gib
     budget = "" if limits.budget_usd is None else f" (budget {limits.budget_usd:,.2f})"
-    deadline = "" if limits.deadline_hours is None else f" (deadline {limits.deadline_hours:g} h)"
+    deadline = "" if limits.deadline_hours is None else f" (deadline {format_number(limits.deadline_hours)} h)"
     known = counted(plan.calibration.rows, "run") if plan.calibration.rows else no_run(job.precision)
     unit = "sample" if job.seq_len == 1 else "sequence"
     batch = "" if answer.problem.request.workload.global_batch else " (default)"
@@ -261,9 +261,12 @@ def describe_best(answer: Recommendation) -> list[str]:
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
     if outlook := plan.spot_policy:
-        others = [f"{name} {usd:,.2f}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
-        lines.append(f"policy  {outlook.policy}: {outlook.cost_usd.expected:,.2f} USD expected ({', '.join(others)})")
-    lines += [f"data    {plan.staging.describe(plan.node_count)}"] if plan.staging else []
+        mark = "~" if plan.spot_range else ""
+        others = [f"{name} {mark}{usd:,.2f}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
+        lines.append(
+            f"policy  {outlook.policy}: {mark}{outlook.cost_usd.expected:,.2f} USD expected ({', '.join(others)})"
+        )
+    lines += [f"data    {plan.staging.describe_briefly()}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
     if plan.passed_over:
         lines.append(f"over    {plan.passed_over}")
@@ -328,7 +331,7 @@ def _print_caveats(answer: Recommendation) -> None:
     derived = [rank for rank, plan in enumerate(answer.plans, start=1) if plan.prices[0].source == DERIVED_SPOT]
     if old := [plan for plan in answer.plans if plan.spot_range]:
         write_text(
-            f"USD {_usd(old[0])}: at an old spot price of the plan's own zone, as its p95, which has "
+            f"USD {usd_in_table(old[0])}: at an old spot price of the plan's own zone, as its p95, which has "
             "the spread of that age; "
             "--format json has the dearest zone's (spot_range)."
         )

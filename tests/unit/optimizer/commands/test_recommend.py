@@ -207,6 +207,7 @@ def test_the_short_answer_has_ten_lines_on_a_terminal_with_its_notes() -> None:
         ("--purchase", "spot", "--spot-fallback", "on-demand"),
         ("--model", "1B"),
         ("--model", "mixtral-8x7b"),
+        ("--method", "qlora", "--purchase", "spot", "--instance-type", "g5"),
         ("--deadline", "7h"),
         ("--objective", "time"),
         ("--budget", "100"),
@@ -225,7 +226,7 @@ def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
     best = answer(*flags)["plans"][0]
     first = best["alternates"][0]
     lines = gpufleet("recommend", *flags, "--explain").stdout.splitlines()
-    usd = f"{first['cost_usd']['expected']:,.2f} USD"
+    usd = f"~{first['cost_usd']['expected']:,.2f} USD"
     assert any(line.startswith(f"next    without capacity there: spot in {first['zone_id']} ({usd})") for line in lines)
     table = lines[lines.index("Plan 1 goes next to, where its own place has no capacity") :]
     assert [line.split()[0] for line in table[2 : 2 + len(best["alternates"])]] == [
@@ -266,6 +267,7 @@ BAD = {
     "batch beyond reason": ([*ISSUE_FLAGS, "--global-batch", "1e18"], "1000000000"),
     "no such file": (["nowhere.yaml"], "nowhere.yaml"),
     "no such flag": (["--colour", "red"], "--colour"),
+    "GPU for a type": ([*ISSUE_FLAGS, "--instance-type", "H100"], "g6e, g6f, g7"),
 }
 
 
@@ -441,6 +443,46 @@ def test_exit_3_names_the_plan_of_other_code() -> None:
     assert "--parallelism data,tensor,pipeline plans it" in json.loads(done.stdout)["notes"][-1]
     widened = answer(*flags, "--max-nodes", "12", "--parallelism", "data,tensor,pipeline")["plans"][0]
     assert f"{widened['cost_usd']['expected']:,.2f} USD" in done.stderr
+
+
+def test_the_plan_of_other_code_prefers_sharding_to_splits_and_names_no_engine_that_refuses_it() -> None:
+    """ "8 x g5.12xlarge for 224.64: --parallelism data plans it, and gpufleet launch-config configures an engine"."""
+    asked = "--model llama-3.1-70b --tokens 30M --seq-len 4096 --method qlora --instance-type g5 --region us-east-1"
+    flags = tuple(asked.split())
+    done = gpufleet("recommend", *flags)
+    assert done.returncode == 3 and "limit: the memory of the considered types" in done.stderr
+    assert "--parallelism data plans it" in done.stderr and "launch-config" not in done.stderr
+    widened = answer(*flags, "--parallelism", "data")["plans"][0]
+    assert f"{widened['node_count']} x {widened['instance_type']} (" in done.stderr
+    assert f"{widened['cost_usd']['expected']:,.2f} USD" in done.stderr
+
+
+def test_a_repeatable_flag_takes_commas_too() -> None:
+    flags = (
+        *ISSUE_FLAGS,
+        "--instance-type",
+        "p4d,p5",
+        "--purchase",
+        "spot,on-demand",
+        "--region",
+        "us-east-1,us-east-2",
+    )
+    asked = answer(*flags)["request"]["constraints"]
+    assert asked["instance_types"] == ["p4d", "p5"] and asked["purchase_options"] == ["spot", "on-demand"]
+    assert asked["regions"] == ["us-east-1", "us-east-2"]
+
+
+def test_staged_data_takes_two_lines_and_explain_has_the_rest(tmp_path: Path) -> None:
+    """Four lines at 80 columns before."""
+    file = tmp_path / "request.yaml"
+    file.write_text(
+        "model: llama-3.1-8b\nworkload: {tokens: 500M, seq_len: 4096, data_gib: 400, data_files: 20000, "
+        "data_region: eu-west-1}\n"
+        "constraints: {deadline_hours: 24, purchase_options: [spot], spot_fallback: on-demand}\n"
+    )
+    lines = on_terminal("recommend", str(file), columns=80).splitlines()
+    assert len(lines) <= 13 and "of transfer from eu-west-1" in " ".join(" ".join(lines).split())
+    assert "bound by requests" in gpufleet("recommend", str(file), "--explain").stdout
 
 
 def test_illegal_parallelism_is_explained() -> None:

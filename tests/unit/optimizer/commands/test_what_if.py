@@ -79,12 +79,27 @@ def test_the_plot_is_drawn(tmp_path: Path, name: str, magic: bytes) -> None:
         assert drawn.count(b'id="axes_') == 2
 
 
+def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
+    def curve(purchase: str, form: str) -> tuple[str, str]:
+        arguments = (*FLAGS, "--node-counts", "1", "--purchase", purchase, "--format", form)
+        done = CliRunner().invoke(cli, ["what-if", *arguments], catch_exceptions=False)
+        return done.stdout, done.stderr
+
+    (row,) = json.loads(curve("spot", "json")[0])
+    assert row["price_stale"] == "yes" and isinstance(row["cost_usd_expected"], float)
+    table, notes = curve("spot", "table")
+    assert f"~{row['cost_usd_expected']:.4g}" in table and "note: spot prices (~) are" in notes
+    table, notes = curve("on-demand", "table")
+    assert "~" not in table + notes and json.loads(curve("on-demand", "json")[0])[0]["price_stale"] == "no"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (("--deadlines", "soon"), InvalidInputError, "--deadlines is 'soon'"),
         (("--budgets", "1k,-5"), InvalidInputError, "--budgets is '1k,-5'"),
         (("--node-counts", "1,8"), InvalidInputError, "--max-nodes 8"),
+        (("--against", "nodes", "--budgets", "100"), InvalidInputError, "--against leaves out budget"),
         (("--plot", "curves.pdf"), InvalidInputError, ".png or .svg"),
         (("--budgets", "0.01"), NothingFeasibleError, "names the nearest plan"),
     ],

@@ -60,7 +60,7 @@ def test_a_later_deadline_saves_what_the_note_says() -> None:
 def test_compiled_code_saves_what_the_note_says() -> None:
     where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"]}
     eager = answer(**where)
-    note = only(eager.notes, r"--compile would save ([0-9,]+) USD: .* and ([0-9.]+) USD expected")
+    note = only(eager.notes, r"--compile would save ([0-9,.]+) USD: .* and ([0-9.]+) USD on the same nodes")
     compiled = answer(work={"compiled": True}, **where)
     assert compiled.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.01)
     assert eager.plans[0].cost_usd.expected - compiled.plans[0].cost_usd.expected == pytest.approx(
@@ -68,6 +68,15 @@ def test_compiled_code_saves_what_the_note_says() -> None:
     )
     others = (compiled, answer(work={"framework": "megatron-core"}, **where), answer("mixtral-8x7b", **where))
     assert not any("--compile" in note for other in others for note in other.notes)
+
+
+def test_a_small_saving_has_its_cents_and_an_old_spot_price_its_mark() -> None:
+    """The note said "would save 0 USD" before."""
+    where: dict[str, Any] = {"instance_types": ["p4d"], "purchase_options": ["spot"], "regions": ["us-east-1"]}
+    eager = answer("bert-large", {"tokens": "512M", "seq_len": 512}, **where)
+    note = only(eager.notes, r"--compile would save ([0-9.]+) USD: .* and ~([0-9.]+) USD on the same nodes")
+    assert 0 < float(note[1]) < 1
+    assert eager.plans[0].cost_usd.expected - float(note[2]) == pytest.approx(float(note[1]), abs=0.011)
 
 
 def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -> None:

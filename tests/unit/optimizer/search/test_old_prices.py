@@ -117,6 +117,17 @@ def test_a_fleet_passed_over_at_an_old_price_is_said_to_tie_by_its_95th_percenti
     first, other = plans[0], next(plan for plan in plans if plan.instance_type == "p4d.24xlarge")
     assert first.instance_type == "p5.48xlarge" and other.cost_usd.expected < 0.8 * first.cost_usd.expected
     assert f"(p95 {other.cost_usd.p95:,.2f} against {first.cost_usd.p95:,.2f})" in str(first.passed_over)
+    assert f"spot (DP32): ~{other.cost_usd.expected:.1f}" in str(first.passed_over)
+
+
+def test_an_alternate_at_an_old_spot_price_is_marked_and_no_other() -> None:
+    old, fresh = answered(136, purchase="spot").plans[0], answered(1, purchase="spot").plans[0]
+    words = old.describe_alternates(len(old.alternates))
+    assert old.alternates and words.count("(~") == sum(one.purchase == "spot" for one in old.alternates)
+    assert fresh.alternates and "~" not in fresh.describe_alternates(len(fresh.alternates))
+    first = old.alternates[0]
+    read_later = first.model_copy(update={"price": first.price.model_copy(update={"as_of": datetime.now(UTC).date()})})
+    assert "~" not in old.model_copy(update={"alternates": (read_later,)}).describe_alternates()
 
 
 def test_one_line_says_what_a_refresh_settles() -> None:
