@@ -57,9 +57,10 @@ class NearestPlan:
     @property
     def flags(self) -> dict[str, list[str]]:
         """Flags of ``gpufleet recommend`` by constraint, each flag and value a word."""
-        words = {name: [str(value)] for name, value in self.changes.items() if not isinstance(value, tuple)}
-        words |= {name: list(value) or ["*"] for name, value in self.changes.items() if isinstance(value, tuple)}
-        return {name: [word for value in values for word in (_FLAGS[name], value)] for name, values in words.items()}
+        return {
+            name: [_FLAGS[name], ",".join(value) or "*" if isinstance(value, tuple) else str(value)]
+            for name, value in self.changes.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """One entry of the JSON answer's ``nearest``."""

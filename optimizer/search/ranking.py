@@ -21,6 +21,8 @@ from optimizer.search.purchases import PricedPurchase
 
 # Plans that an answer lists at most.
 MAX_PLANS = 20
+# Share of the hours that a dearer plan of the front must save at least: answers show four digits.
+_SAME_HOURS = 0.001
 # Largest difference that ties for the error of a GPU: its layouts share most of that.
 MOST_TIE = 0.1
 # Bits of SPLITS that the reference trainer has none of.
@@ -96,9 +98,11 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         best.insert(0, first)
     hours = np.array([tables[table].outcome.hours_expected[row] for table, row in fronts])
     usd = np.array([tables[table].cost.expected[row] for table, row in fronts])
-    return Ranking(
-        [one.position for one in best[:MAX_PLANS]], [fronts[i] for i in pareto_front(hours, usd)], passed_over
-    )
+    kept: list[int] = []
+    for i in pareto_front(hours, usd).tolist():
+        if not kept or hours[i] < (1 - _SAME_HOURS) * hours[kept[-1]]:
+            kept.append(i)
+    return Ranking([one.position for one in best[:MAX_PLANS]], [fronts[i] for i in kept], passed_over)
 
 
 def _prefer_measured(first: _Best, others: Sequence[_Best], tables: Sequence[CandidateTable]) -> _Best:

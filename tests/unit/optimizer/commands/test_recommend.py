@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -455,6 +456,14 @@ def test_the_plan_of_other_code_prefers_sharding_to_splits_and_names_no_engine_t
     widened = answer(*flags, "--parallelism", "data")["plans"][0]
     assert f"{widened['node_count']} x {widened['instance_type']} (" in done.stderr
     assert f"{widened['cost_usd']['expected']:,.2f} USD" in done.stderr
+
+
+def test_the_front_has_no_dearer_plan_for_milliseconds() -> None:
+    """Four nodes in eu-north-1 cost 7% more than in us-east-1 and took 0.00001 h less."""
+    flags = ("--model", "llama-3.2-1b", "--tokens", "5B", "--seq-len", "2048", "--objective", "pareto")
+    plans = answer(*flags, "--purchase", "on-demand", "--instance-type", "p5en")["plans"]
+    hours = [plan["hours"]["expected"] for plan in plans]
+    assert len(hours) > 3 and all(later < 0.999 * earlier for earlier, later in pairwise(hours)), hours
 
 
 def test_a_repeatable_flag_takes_commas_too() -> None:
