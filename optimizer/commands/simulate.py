@@ -40,6 +40,7 @@ COLUMNS = {
     "interruptions": "interruptions",
     "starts": "starts",
 }
+_SPARE = ("starts", "normalised_cost_p50", "interruptions", "spot_hours")
 _MEANS = {field: heading for field, heading in COLUMNS.items() if field not in ("trace", "starts")}
 
 
@@ -223,10 +224,10 @@ def command(
             processes=len(os.sched_getaffinity(0)),
             told=advance,
         )
-    write_rows([_row(result) for result in results], COLUMNS, output_format, title="Policies by trace")
+    write_rows([_row(result) for result in results], COLUMNS, output_format, title="Policies by trace", spare=_SPARE)
     if output_format == "table" and len(paths) > 1:
         click.echo()
-        write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces")
+        write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces", spare=_SPARE)
     if plot:
         _draw(plot, results)
 

@@ -125,3 +125,10 @@ def test_a_price_history_gives_the_prices_of_its_zones(tmp_path: Path) -> None:
     history.write_text(json.dumps({"SpotPriceHistory": [entries[0] | {"InstanceType": "p99.metal"}]}))
     with pytest.raises(DataMissingError, match=r"no on-demand price of p99.metal in the region of us-east-1a"):
         simulate("--price-history", str(history))
+
+
+def test_policies_are_compared_in_one_table_at_eighty_columns(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of ten lines a policy before."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = simulate("--trace", trace, "--policy", "all").splitlines()
+    assert lines[1].split()[:2] == ["trace", "policy"] and len(lines) <= 10 and max(map(len, lines)) <= 80
