@@ -212,7 +212,7 @@ def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
             why=why,
             next_step="choose another type: docs/instance-types.md has what works on which",
         )
-    near = near_names(value, known)
+    near = [name for name in sorted(known) if name.startswith(f"{value}.")][:3] or near_names(value, known)
     hint = f"did you mean {', '.join(near)}?" if near else f"gpufleet offers lists every {kind}"
     limit = f"one of {', '.join(sorted(known))}"
     if kind == "instance type":

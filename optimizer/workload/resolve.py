@@ -45,7 +45,7 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
         try:
             return model_of_size(parse_count(text), text)
         except ValueError as error:
-            raise InvalidInputError(f"model is {text!r}: {error}", next_step=_NEXT) from error
+            raise InvalidInputError(f"model is {text!r}: {error}", next_step="a count such as 500M or 7B") from error
     from optimizer.workload.hub import is_hub_id
 
     return _from_hub(text) if is_hub_id(text) and not path.exists() else _from_function(text)
@@ -91,7 +91,6 @@ _LIMIT = (
     "a preset, a Hugging Face config.json or id (org/name), a profile, a function module:function that builds a torch "
     "module, a parameter count such as 7B, or architecture fields"
 )
-_NEXT = "presets are listed in the documentation of gpufleet estimate"
 
 
 def _from_file(path: Path) -> ModelSpec:

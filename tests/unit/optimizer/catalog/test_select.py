@@ -99,6 +99,15 @@ def test_unknown_names_are_refused_with_the_known_ones(catalog: Catalog, chosen:
     assert "one of " in caught.value.limit
 
 
+def test_a_family_in_place_of_a_type_names_its_types(catalog: Catalog) -> None:
+    """`estimate --instance-type p5` named no type before."""
+    with pytest.raises(InvalidInputError, match=r"did you mean p5\.48xlarge") as caught:
+        catalog.instance_type("p5")
+    assert "p5e" in caught.value.limit and ".48xlarge" not in caught.value.limit
+    with pytest.raises(InvalidInputError, match="--gpu H100 those of a GPU model"):
+        catalog.instance_type("H100")
+
+
 def test_sorting_puts_the_cheapest_first_and_the_unpriced_last(catalog: Catalog) -> None:
     prices = [o.spot.usd_per_hour if o.spot else math.inf for o in sort(catalog.offers, "price", "spot")]
     assert prices == sorted(prices)

@@ -234,3 +234,8 @@ def test_fields_of_llamas_kind_can_be_built() -> None:
     assert built is not None and (built["model_type"], built["num_key_value_heads"]) == ("llama", 2)
     assert build_architecture(resolve_model(fields | {"gated_mlp": False})) is None
     assert build_architecture(resolve_model("7B")) is None
+
+
+def test_a_count_below_one_names_counts_that_are_right() -> None:
+    with pytest.raises(InvalidInputError, match="next: a count such as 500M or 7B"):
+        resolve_model("0.5")
