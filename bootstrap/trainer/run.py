@@ -229,7 +229,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
                 run.set_shares([batch.samples for batch in batches])
                 stepper.grad_accum = batches[parts.data_rank].grad_accum
             if evaluation is not None and (step + 1) % config.evaluate_every == 0:
-                report.evaluation(step + 1, stepper.evaluate(_each_alive(run, evaluation())))
+                _evaluate(run, stepper, report, evaluation())
                 clock.restart()
     measured.close()
     save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
@@ -237,11 +237,20 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
         save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)
 
 
-def _each_alive(run: SpotTolerantRun, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Micro-batches of an evaluation, which together may take longer than a step may."""
-    for batch in batches:
-        run.alive()
-        yield batch
+def _evaluate(run: SpotTolerantRun, stepper: Stepper, report: Report, batches: Iterator[Batch]) -> None:
+    """Report the held-out loss, unless a notice comes meanwhile."""
+    is_whole = True
+
+    def watched() -> Iterator[Batch]:
+        nonlocal is_whole
+        for batch in batches:
+            if not (is_whole := run.goes_on()):
+                return
+            yield batch
+
+    loss = stepper.evaluate(watched())
+    if is_whole:
+        report.evaluation(run.step + 1, loss)
 
 
 def _rehearse(parts: Assembled, data: Dataset) -> None:

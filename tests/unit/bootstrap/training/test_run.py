@@ -341,11 +341,27 @@ def test_a_long_evaluation_in_a_step_is_no_hang(tmp_path: Path, monkeypatch: pyt
     def evaluate(step: int) -> None:
         for _ in range(12 if step == 5 else 0):
             time.sleep(0.25)
-            training.run.alive()
+            assert training.run.goes_on()
 
     training = Training(str(tmp_path), hang_timeout_s=1.5)
     training.train(at_step=evaluate)
     assert exits == []
+
+
+def test_a_notice_cuts_an_evaluation_short(tmp_path: Path) -> None:
+    """Its two minutes would pass in it, with every step since the last checkpoint."""
+    asked: list[bool] = []
+
+    def evaluate(step: int) -> None:
+        if step == 5:
+            asked.append(training.run.goes_on())
+            training.watcher.stop()
+            asked.append(training.run.goes_on())
+
+    training = Training(str(tmp_path))
+    with pytest.raises(Interrupted):
+        training.train(at_step=evaluate)
+    assert asked == [True, False] and training.run.step == 6
 
 
 def test_interval_in_seconds(tmp_path: Path) -> None:
