@@ -79,9 +79,12 @@ def build(config: TrainerConfig) -> nn.Module:
             own: Any = getattr(part, "config", None)
             if own is not None:
                 own._attn_implementation = UNMASKED
-    if config.seq_len > getattr(settings, "max_position_embeddings", config.seq_len):
+    positions = getattr(settings, "max_position_embeddings", config.seq_len)
+    if config.kind == "roberta":  # counts from behind the padding token's number: 512 of 514
+        positions -= settings.pad_token_id + 1
+    if config.seq_len > positions:
         raise ConfigurationError(
-            f"--seq-len is {config.seq_len}, and {config.kind} has {settings.max_position_embeddings} positions; "
+            f"--seq-len is {config.seq_len}, and {config.kind} has {positions} positions; "
             "give a shorter sequence or another max_position_embeddings"
         )
     return model

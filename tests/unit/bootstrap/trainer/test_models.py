@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -99,3 +100,15 @@ def test_t5_without_a_fused_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -
     architecture = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "vocab_size": 64}
     with pytest.raises(ConfigurationError, match=r"1\.8 times the memory of the plan; install transformers 5\.18"):
         build(TrainerConfig(architecture=architecture, seq_len=16, global_batch=2, gpus_per_node=1))
+
+
+def test_roberta_has_two_positions_fewer_than_rows() -> None:
+    """Its first position is behind the padding token's number; one beyond the table is an assertion on the GPU."""
+    architecture = {
+        "model_type": "roberta", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 18, "pad_token_id": 1,
+    }  # fmt: skip
+    config = TrainerConfig(architecture=architecture, seq_len=16, global_batch=2, gpus_per_node=1)
+    build(config)
+    with pytest.raises(ConfigurationError, match="--seq-len is 17, and roberta has 16 positions"):
+        build(dataclasses.replace(config, seq_len=17))
