@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,14 @@ class _Family:
     ``ffn_multiple`` is ffn_size / hidden_size where the configuration may leave ffn_size out, else 0; ``tied`` is
     tie_word_embeddings where it is silent; with ``learned_positions``, max_position_embeddings counts rows of an
     embedding (plus ``position_offset``). Every layer has sliding-window attention where ``window_pattern`` is 1, all
-    but each ``window_pattern``-th otherwise; ``window`` is sliding_window where it is silent.
+    but each ``window_pattern``-th otherwise. ``defaults`` are transformers' own of fields that a configuration
+    may leave out; a family with attention_bias, mlp_bias or type_vocab_size among them has such biases or token types.
     """
 
     names: Mapping[str, str]
     architecture: ModelArchitecture = "decoder"
     ffn_multiple: int = 0
     window_pattern: int = 0
-    window: int = 0
     head_norms: bool = False
     norms_per_layer: int = 2
     soft_caps: bool = False
@@ -51,6 +51,7 @@ class _Family:
     learned_positions: bool = False
     position_offset: int = 0
     details: BiasesAndNorms = PLAIN
+    defaults: Mapping[str, int] = field(default_factory=dict)
 
 
 _MPT = {
@@ -62,38 +63,87 @@ _MPT = {
 }
 _OPT = {**USUAL, "ffn_size": "ffn_dim"}
 _BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
-_BERT = replace(_BIASED, final_norm=False, token_types=2, embedding_norm=True, mlm_head=True)
-_LLAMA = _Family(names=USUAL, gated=True, tied=False)
-_QWEN2 = replace(_LLAMA, details=BiasesAndNorms(attention_bias="qkv"))
-_QWEN3 = replace(_LLAMA, head_norms=True)
-_GEMMA2 = _Family(names=USUAL, gated=True, window_pattern=2, window=4096, norms_per_layer=4, soft_caps=True)
+_BERT = _Family(
+    names=USUAL,
+    architecture="encoder",
+    learned_positions=True,
+    details=replace(_BIASED, final_norm=False, embedding_norm=True, mlm_head=True),
+    defaults={"max_position_embeddings": 512, "type_vocab_size": 2},
+)
+_LLAMA = _Family(names=USUAL, gated=True, tied=False, defaults={"attention_bias": False, "mlp_bias": False})
+_MISTRAL = replace(_LLAMA, window_pattern=1, defaults={"num_key_value_heads": 8, "sliding_window": 4096})
+_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "attention_bias": False}
+_GEMMA2 = _Family(names=USUAL, gated=True, window_pattern=2, norms_per_layer=4, soft_caps=True, defaults=_GEMMA)
 
 FAMILIES: dict[str, _Family] = {
     "llama": _LLAMA,
-    "mistral": replace(_LLAMA, window_pattern=1, window=4096),
-    "mixtral": replace(_LLAMA, window_pattern=1),
-    "phi3": replace(_LLAMA, window_pattern=1),
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_moe": replace(_QWEN3, names=QWEN_MIXTURE),
+    "mistral": _MISTRAL,
+    "mixtral": replace(_MISTRAL, defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "phi3": replace(_LLAMA, window_pattern=1, defaults={}),
+    "qwen2": replace(
+        _LLAMA, details=BiasesAndNorms(attention_bias="qkv"), defaults=_QWEN | {"num_key_value_heads": 32}
+    ),
+    "qwen3": replace(
+        _LLAMA,
+        head_norms=True,
+        defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32, "attention_bias": False},
+    ),
+    # Its model has no lower layers that attend fully (modeling_qwen3_moe.py).
+    "qwen3_moe": replace(
+        _LLAMA,
+        names=QWEN_MIXTURE,
+        head_norms=True,
+        window_pattern=1,
+        defaults={
+            "sliding_window": 4096,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "attention_bias": False,
+        },
+    ),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, window_pattern=6, head_norms=True, soft_caps=False),
-    "deepseek_v3": replace(_LLAMA, names=DEEPSEEK),
+    "deepseek_v3": replace(
+        _LLAMA,
+        names=DEEPSEEK,
+        defaults={
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "attention_bias": False,
+        },
+    ),
     "gpt_oss": replace(
         _LLAMA,
         window_pattern=2,
-        window=128,
         sinks=True,
         details=BiasesAndNorms(attention_bias="all", mlp_bias=True),
+        defaults={
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+        },
     ),
-    "gpt2": _Family(names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED),
-    "gpt_neox": _Family(names=USUAL, tied=False, details=_BIASED),
+    "gpt2": _Family(
+        names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED, defaults={"n_positions": 1024}
+    ),
+    "gpt_neox": _Family(names=USUAL, tied=False, details=_BIASED, defaults={"attention_bias": True}),
     "mpt": _Family(names=_MPT, ffn_multiple=4),
-    "opt": _Family(names=_OPT, learned_positions=True, position_offset=2, details=_BIASED),
-    "bert": _Family(names=USUAL, architecture="encoder", learned_positions=True, details=_BERT),
-    "roberta": _Family(
-        names=USUAL, architecture="encoder", learned_positions=True, details=replace(_BERT, token_types=1)
+    "opt": _Family(
+        names=_OPT,
+        learned_positions=True,
+        position_offset=2,
+        details=_BIASED,
+        defaults={"max_position_embeddings": 2048},
     ),
+    "bert": _BERT,
+    "roberta": _BERT,
 }
 
 _KINDS = (*FAMILIES, *WITH_LENGTHS)
@@ -129,6 +179,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             why="every kind has its own field names and biases",
             next_step="give the architecture's fields in a request (model: {layers: …, hidden_size: …})",
         )
+    config, data = prune_config(data), {**family.defaults, **data}
     values = {ours: whole(data, theirs, origin) for ours, theirs in family.names.items()}
     missing = [family.names[need] for need in _REQUIRED if not values[need]]
     if not values.get("ffn_size") and not family.ffn_multiple:
@@ -139,18 +190,13 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             limit=f"a {data['model_type']} configuration gives each as a whole number above 0",
             next_step=NEXT,
         )
-    expansion, details = family.ffn_multiple, family.details
-    if data["model_type"] == "mpt":
-        expansion = whole(data, "expansion_ratio", origin) or expansion
-    if data["model_type"] == "llama" and data.get("attention_bias"):
-        details = BiasesAndNorms(attention_bias="all")
-    values["ffn_size"] = values.get("ffn_size") or expansion * values["hidden_size"]
+    values["ffn_size"] = values.get("ffn_size") or family.ffn_multiple * values["hidden_size"]
     if not values.get("experts"):
         values["experts_per_token"] = 0
     window, windowed_layers = _window(data, family, values["layers"], origin)
     return check_shape(
         build_model(
-            details,
+            _details(data, family, origin),
             name=name,
             architecture=family.architecture,
             **(values | _mixture(data, values, origin)),
@@ -165,15 +211,27 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             gated_mlp=family.gated,
             tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
             learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
-            config=prune_config(data),
+            config=config,
             source=f"{origin} ({data['model_type']})",
         )
     )
 
 
+def _details(data: Mapping[str, Any], family: _Family, origin: str) -> BiasesAndNorms:
+    """Biases and token types, where the family's configurations give them."""
+    given: dict[str, Any] = {}
+    if "attention_bias" in family.defaults:
+        given["attention_bias"] = "all" if data["attention_bias"] else "none"
+    if "mlp_bias" in family.defaults:
+        given["mlp_bias"] = bool(data["mlp_bias"])
+    if "type_vocab_size" in family.defaults:
+        given["token_types"] = whole(data, "type_vocab_size", origin)
+    return replace(family.details, **given)
+
+
 def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) -> tuple[int, int]:
     """Tokens that sliding-window attention sees, and the layers that have it."""
-    window = whole(data, "sliding_window", origin) if "sliding_window" in data else family.window
+    window = whole(data, "sliding_window", origin)
     if str(data["model_type"]).startswith("qwen") and not data.get("use_sliding_window"):
         window = 0
     types = data.get("layer_types")
@@ -182,7 +240,7 @@ def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) 
     if isinstance(types, list):
         return window, types.count("sliding_attention")
     if not family.window_pattern:  # Qwen's lower layers attend fully (configuration_qwen2.py)
-        return window, max(0, layers - (whole(data, "max_window_layers", origin) or 28))
+        return window, max(0, layers - whole(data, "max_window_layers", origin))
     pattern = whole(data, "sliding_window_pattern", origin) or family.window_pattern
     return window, layers if pattern == 1 else layers - layers // pattern
 
@@ -190,7 +248,10 @@ def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) 
 def _mixture(data: Mapping[str, Any], values: Mapping[str, int], origin: str) -> dict[str, int]:
     """Fields of a mixture whose layers or experts are not all alike."""
     if data["model_type"] == "deepseek_v3":
-        return {"shared_ffn_size": whole(data, "n_shared_experts", origin) * values["ffn_size"]}
+        return {
+            "shared_ffn_size": whole(data, "n_shared_experts", origin) * values["ffn_size"],
+            "dense_layers": min(values["dense_layers"], values["layers"]),
+        }
     if data["model_type"] == "qwen3_moe":
         dense, step = data.get("mlp_only_layers") or [], whole(data, "decoder_sparse_step", origin) or 1
         return {"dense_layers": sum(i in dense or (i + 1) % step != 0 for i in range(values["layers"]))}

@@ -298,8 +298,8 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
     h, query, kv = model.hidden_size, model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     norm = h * (2 if details.norm_bias else 1)
     attention = model.attention_matrix_parameters
-    if details.attention_bias != "none":
-        attention += query + 2 * kv
+    if details.attention_bias != "none":  # of latent attention, those of the narrow projections
+        attention += model.latent_attention.latent_width if model.latent_attention else query + 2 * kv
     if details.attention_bias == "all":
         attention += h
     if model.head_norms:

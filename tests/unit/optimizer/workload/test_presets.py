@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torchvision
@@ -133,3 +135,57 @@ def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -
     with torch.device("meta"):
         module = kind.from_config(transformers.AutoConfig.for_model(**architecture))
     assert sum(weight.numel() for weight in module.parameters()) == model.parameters
+
+
+# Fields that a config.json leaves out, or that only some configurations of its kind set.
+SMALL = {
+    "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 5, "num_attention_heads": 32,
+    "vocab_size": 1003, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+LATENTS = {
+    "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20,
+    "num_key_value_heads": 32,
+}  # fmt: skip
+LATENT = EXPERTS | LATENTS | {"n_routed_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 1}),
+        ("mistral", {}),
+        ("mixtral", {}),
+        ("phi3", {"num_key_value_heads": 4}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
+        ("qwen3", {"attention_bias": True}),
+        ("qwen3_moe", EXPERTS),
+        ("qwen3_moe", EXPERTS | {"num_experts": 4, "mlp_only_layers": [0, 3], "use_sliding_window": True}),
+        ("gemma2", {"attention_bias": True}),
+        ("gemma3_text", {"sliding_window": 64}),
+        ("gpt_oss", {"num_local_experts": 4}),
+        ("gpt_oss", {"num_local_experts": 4, "attention_bias": False}),
+        ("deepseek_v3", LATENT),
+        ("deepseek_v3", LATENT | {"attention_bias": True, "first_k_dense_replace": 9}),
+        ("gpt_neox", {"attention_bias": False}),
+        ("opt", {"ffn_dim": 700}),
+        ("bert", {"type_vocab_size": 5}),
+        ("roberta", {}),
+    ],
+)  # fmt: skip
+def test_transformers_builds_a_config_with_the_counted_parameters_and_windows(
+    kind: str, fields: dict[str, Any]
+) -> None:
+    config = {"model_type": kind, **SMALL, **fields}
+    model = resolve_model(config)
+    built: Any = transformers.AutoModelForCausalLM
+    if model.architecture == "encoder":
+        built = transformers.AutoModelForMaskedLM
+    for architecture in (config, build_architecture(model) or {}):
+        settings = transformers.AutoConfig.for_model(**architecture)
+        with torch.device("meta"):
+            module = built.from_config(settings)
+        assert sum(weight.numel() for weight in module.parameters()) == model.parameters
+        types = getattr(settings, "layer_types", None) or model.layers * ["sliding_attention"]
+        windowed = types.count("sliding_attention") if getattr(settings, "sliding_window", None) else 0
+        assert model.windowed_layers == windowed
