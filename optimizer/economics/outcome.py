@@ -165,10 +165,14 @@ def predict_outcome(fleets: Fleets) -> Outcome:
 
 
 def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
-    """Median and 95th percentile of a lognormal distribution, the latter at least the mean."""
+    """Median and 95th percentile of a lognormal distribution.
+
+    At one mean, the 95th percentile falls again where the log's standard deviation is above z; it counts as the highest
+    of all smaller spreads, so that no fleet gains by a larger one.
+    """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        log_variance = np.log1p((std / mean) ** 2)
-        p50 = mean / np.sqrt(1 + (std / mean) ** 2)
-        p95 = np.maximum(p50 * np.exp(_Z95 * np.sqrt(log_variance)), mean)
+        log_std = np.sqrt(np.log1p((std / mean) ** 2))
+        least = np.minimum(log_std, _Z95)
+        p50, p95 = mean * np.exp(-(log_std**2) / 2), mean * np.exp(least * (_Z95 - least / 2))
     infinite = ~np.isfinite(mean) | ~np.isfinite(std)
     return np.where(infinite, np.inf, p50), np.where(infinite, np.inf, p95)

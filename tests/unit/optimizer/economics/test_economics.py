@@ -267,6 +267,22 @@ def test_spread_is_ordered_and_loss_is_not_negative(hours: float, error: float, 
     assert run.lost_hours[0] >= 0
 
 
+def test_a_larger_spread_never_lowers_the_95th_percentile() -> None:
+    _, p95 = lognormal_percentiles(np.full(400, 10.0), np.geomspace(0.01, 1e9, 400))
+    assert (np.diff(p95) >= 0).all() and p95[0] >= 10.0
+
+
+def test_more_reclaims_never_narrow_the_spread_of_a_spot_gang() -> None:
+    """Near the rate at which the gang's 95th percentile gets no further, its hours are many times the mean."""
+    runs = [
+        predict_outcome(candidates(train_hours=200.0, nodes=16, spot_nodes=16, spot_rate=rate, staging_hours=0.4))
+        for rate in np.linspace(0.02, 0.8, 200).tolist()
+    ]
+    ratios = [float(run.hours_p95[0] / run.hours_expected[0]) for run in runs if np.isfinite(run.hours_p95[0])]
+    assert 20 < len(ratios) < 200
+    assert np.diff(ratios).min() > -1e-9
+
+
 def test_lognormal_percentiles_are_those_of_the_distribution() -> None:
     draws = np.random.default_rng(1).lognormal(1.0, 0.4, 400_000)
     p50, p95 = lognormal_percentiles(np.array([draws.mean()]), np.array([draws.std()]))
