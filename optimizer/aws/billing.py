@@ -35,10 +35,12 @@ PART_OF_USAGE: tuple[tuple[str, Part], ...] = (
     ("NatGateway", "transfer"),
     ("PublicIPv4", "transfer"),
     ("DataTransfer", "transfer"),
+    ("AWS-Out-Bytes", "transfer"),  # to another region: USE1-EUW1-AWS-Out-Bytes, of S3 too
 )
 PART_OF_SERVICE: dict[str, Part] = {
     "Amazon Simple Storage Service": "storage",
     "AWS Key Management Service": "storage",
+    "Amazon FSx": "storage",  # a plan's file system is there too
     "AWS Lambda": "head_node",
     "AmazonCloudWatch": "head_node",
     "Amazon Simple Queue Service": "head_node",

@@ -14,6 +14,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from optimizer.aws import clients
+from optimizer.aws.billing import Billed
 from optimizer.commands.costs import StackBill, compare
 from optimizer.plan import PolicyOutlook, Spread
 from tests.plans import sample_plan
@@ -121,6 +122,20 @@ def test_billed_costs_stand_beside_the_plan_and_the_meter(
     assert [line["estimated"] for line in document["days"]] == [False, False, True, True, True, True, True]
     assert "requests to Cost Explorer: 4, 0.04 USD" in err
     explorer.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize(
+    ("service", "usage_type", "part"),
+    [
+        (S3, "USE1-EUW1-AWS-Out-Bytes", "transfer"),
+        (EC2, "USE1-DataTransfer-Regional-Bytes", "transfer"),
+        ("Amazon FSx", "USE1-Storage.SSD.125", "storage"),
+    ],
+)
+def test_traffic_and_file_systems_are_in_the_parts_that_plans_have_them_in(
+    service: str, usage_type: str, part: str
+) -> None:
+    assert Billed(day=TODAY, service=service, usage_type=usage_type, usd=1.0, estimated=False).part == part
 
 
 def test_the_table_says_how_old_the_bill_is(deployed: DeployedStack, gpufleet: Gpufleet, explorer: Stubber) -> None:
