@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
 from optimizer.plan import FleetPlan
+from optimizer.workload.huggingface import model_from_config
+from optimizer.workload.model import ModelSpec
 
 # Megatron's FSDP shards what the strategy names; its distributed optimizer is zero1.
 _FSDP_STRATEGIES = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
@@ -27,6 +29,31 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
             f"the model is of type {kind or job.model}, and pretrain_gpt.py's arguments are known here for "
             f"{', '.join((*_GATED, 'gpt2'))}"
         )
+        return
+    if kind == "llama" and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
+        yield "the model has biases in some of its products, and --disable-bias-linear is for all"
+    model = _spec(plan)
+    if model is not None and _end_stages(plan, model) is None:
+        yield (
+            f"{model.layers} layers do not make {split.pipeline * split.virtual_stages} equal stages, "
+            "nor with the embedding and the loss counted as layers"
+        )
+
+
+def _spec(plan: FleetPlan) -> ModelSpec | None:
+    architecture = plan.job.architecture
+    return model_from_config(dict(architecture), name=plan.job.model, origin="the plan") if architecture else None
+
+
+def _end_stages(plan: FleetPlan, model: ModelSpec) -> list[str] | None:
+    """Arguments by which the first and last stage have a layer less; None where stages differ in another way.
+
+    Megatron wants the layers, and embedding and loss where they count as one, in equal stages (arguments.py,
+    validate_args).
+    """
+    ends = ["--account-for-loss-in-pipeline-split", "--account-for-embedding-in-pipeline-split"]
+    stages = plan.parallelism.pipeline * plan.parallelism.virtual_stages
+    return next((ends[:count] for count in range(len(ends) + 1) if (model.layers + count) % stages == 0), None)
 
 
 def _layout(plan: FleetPlan) -> Iterator[str]:
@@ -69,6 +96,26 @@ def _training(plan: FleetPlan) -> Iterator[str]:
     yield f"--save-interval {checkpoint_interval_steps(plan)}"
     # SIGTERM, which bootstrap/agent sends to code of the user's own, saves and ends the run.
     yield "--exit-signal-handler"
+
+
+def _unlike_layers(architecture: Mapping[str, Any], model: ModelSpec, seq_len: int) -> Iterator[str]:
+    """Sliding windows, and a mixture's layers without experts."""
+    if model.windowed_layers and model.window < seq_len:
+        yield f"--window-size {model.window - 1},0"  # tokens before a query's own
+        full = model.layers - model.windowed_layers
+        types = architecture.get("layer_types") or full * ["full_attention"]  # Qwen's lower layers
+        if full:
+            types = [*types, *(model.layers - len(types)) * ["sliding_attention"]]
+            yield f"--window-attn-skip-freq {_pattern(one == 'sliding_attention' for one in types)}"
+    if model.dense_layers:
+        dense, step = architecture.get("mlp_only_layers") or (), architecture.get("decoder_sparse_step") or 1
+        mixture = (layer not in dense and (layer + 1) % step == 0 for layer in range(model.layers))
+        yield f"--moe-layer-freq {_pattern(mixture)}"
+
+
+def _pattern(layers: Iterable[bool]) -> str:
+    """1 for a layer that has it, else 0; Megatron refuses blanks (arguments.py, _eval_pattern)."""
+    return f'"[{",".join(str(int(layer)) for layer in layers)}]"'
 
 
 def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
@@ -125,8 +172,10 @@ def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
 def _write(plan: FleetPlan) -> str:
     architecture = plan.job.architecture
     sections = [_layout(plan), _training(plan)]
-    if architecture is not None:
-        sections.append(_model(architecture, plan.job.seq_len))
+    model = _spec(plan)
+    if architecture is not None and model is not None:
+        sections += [iter(_end_stages(plan, model) or ()), _model(architecture, plan.job.seq_len)]
+        sections.append(_unlike_layers(architecture, model, plan.job.seq_len))
     arguments = "".join(f"  {line}\n" for lines in sections for line in lines)
     return f"""set -euo pipefail
 # Megatron's FSDP needs several queues; its tensor parallelism one, for the order of copies and kernels.

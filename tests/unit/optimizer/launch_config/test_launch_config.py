@@ -307,6 +307,58 @@ def test_megatron(name: str, tmp_path: Path) -> None:
     ]
 
 
+def _of_megatron(architecture: dict[str, Any], **parallelism: Any) -> str:
+    one = plan({"architecture": architecture, "seq_len": 8192}, sharding="zero1", **parallelism)
+    return launch_config(one, "megatron-core", "plan.sh")[0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "ends"),
+    [(32, []), (31, ["loss"]), (30, ["loss", "embedding"])],
+)
+def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) -> None:
+    text = _of_megatron(LLAMA | {"num_hidden_layers": layers}, data=4, pipeline=4, micro_batch=1, grad_accum=32)
+    assert [end for end in ("loss", "embedding") if f"--account-for-{end}-in-pipeline-split" in text] == ends
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 29}, "29 layers do not make 4 equal stages"),
+        ({"mlp_bias": True}, "biases in some of its products"),
+    ],
+)
+def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        _of_megatron(LLAMA | changes, data=4, pipeline=4, micro_batch=1, grad_accum=32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, ["--window-size 4095,0"]),
+        ({"model_type": "mistral", "sliding_window": 8192}, []),
+        (
+            {"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 3},
+            ["--window-size 4095,0", '--window-attn-skip-freq "[0,0,0,1]"'],
+        ),
+        (
+            {"model_type": "qwen3", "num_hidden_layers": 3, "use_sliding_window": True}
+            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            ["--window-size 4095,0", '--window-attn-skip-freq "[1,0,1]"'],
+        ),
+        (
+            QWEN3_MOE | {"num_hidden_layers": 4, "mlp_only_layers": [0], "decoder_sparse_step": 2},
+            ['--moe-layer-freq "[0,1,0,1]"'],
+        ),
+    ],
+)
+def test_megatron_gets_windows_and_layers_without_experts(changes: dict[str, Any], lines: list[str]) -> None:
+    text = _of_megatron(LLAMA | changes)
+    found = [line.strip() for line in text.splitlines() if "--window" in line or "--moe-layer-freq" in line]
+    assert found == lines
+
+
 _MEGATRON = """
 import json
 import megatron.training.arguments as arguments
