@@ -52,7 +52,8 @@ read -r torch nccl gpu <<<"$answer"
 version_at_least "$torch" "$TORCH_MIN" || unfit "has torch $torch, at least $TORCH_MIN is needed"
 modules=$(imported_modules)
 [[ -z $modules ]] || agent run-python -c "import $modules" || unfit "lacks a module of $modules"
-if ((${GPUFLEET_GPUDIRECT:-0})) && ! agent run-python "$BOOTSTRAP_DIR/agent" efa-settings | grep -q ^LD_LIBRARY_PATH=; then
+# Read to the end: grep --quiet would leave, and the lines of an unbuffered Python that follow would fail docker.
+if ((${GPUFLEET_GPUDIRECT:-0})) && ! agent run-python "$BOOTSTRAP_DIR/agent" efa-settings | grep ^LD_LIBRARY_PATH= >/dev/null; then
   unfit "has no aws-ofi-nccl below /opt/amazon, so NCCL would not find EFA (AWS's Deep Learning Containers have it)"
 fi
 [[ $gpu == True ]] || die "torch $torch in $image sees no GPU: it is built without CUDA, or for a newer driver, or" \
