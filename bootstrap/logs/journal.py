@@ -25,7 +25,9 @@ def read_journal(unit: str, *, after: str, limit: int) -> list[Line]:
     Raises:
         OSError: there is no journalctl, or it failed.
     """
-    command = ["journalctl", f"--unit={unit}", "--output=json", "--output-fields=MESSAGE,_PID", "--no-pager", "--quiet"]
+    # Without --all a message of more than 4096 bytes is null: https://man7.org/linux/man-pages/man1/journalctl.1.html
+    command = ["journalctl", f"--unit={unit}", "--output=json", "--all", "--output-fields=MESSAGE,_PID"]
+    command += ["--no-pager", "--quiet"]
     if after:
         command.append(f"--after-cursor={after}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:

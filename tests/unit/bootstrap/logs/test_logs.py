@@ -24,13 +24,14 @@ from examples.local_imds import LocalImds
 
 GROUP, REGION = "/gpufleet/dev", "us-east-1"
 NOW_MS = int(datetime.now(UTC).timestamp() * 1000)
-# Answers with the entries after the cursor, as journalctl does.
+# Answers with the entries after the cursor, and without long messages unless it is asked for --all, as journalctl does.
 JOURNALCTL = """#!/bin/sh
-after=0
-for word in "$@"; do case $word in --after-cursor=*) after=${{word#*=}} ;; esac; done
+after=0 long='s/"MESSAGE": "[^"]{{4097,}}"/"MESSAGE": null/'
+for word in "$@"; do case $word in --after-cursor=*) after=${{word#*=}} ;; --all) long= ;; esac; done
 [ -e {journal} ] || exit 1
-tail -n +$((after + 1)) {journal}
+tail -n +$((after + 1)) {journal} | sed -E "$long"
 """
+LONG = "step 2 " + "x" * 5_000
 
 
 def lines(*texts: str, at_ms: int = NOW_MS) -> list[Line]:
@@ -123,8 +124,8 @@ def test_output_is_sent_as_it_is_written_and_to_the_last_line(tmp_path: Path, en
             assert "the journal keeps it" in running.stderr.readline(), "there is no log group yet"
             client.create_log_group(logGroupName=GROUP)
             assert sent(client, 2) == ["step 1", " "], "an event has at least one character"
-            journal.write("step 2")
-            assert sent(client, 3)[-1] == "step 2"
+            journal.write(LONG)
+            assert sent(client, 3)[-1] == LONG
             # systemd stops it after the training, whose last lines it has not looked for yet.
             os.kill(running.pid, signal.SIGSTOP)
             journal.write("the last words")
@@ -136,7 +137,7 @@ def test_output_is_sent_as_it_is_written_and_to_the_last_line(tmp_path: Path, en
             # The rank of a process that is there is in its environment; of one that is gone, in torchrun's line.
             with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "RANK": "3"}) as worker:
                 journal.write("after the restart", process=worker.pid)
-                assert sent(client, 5)[2:] == ["step 2", "the last words", "[rank 3] after the restart"]
+                assert sent(client, 5)[2:] == [LONG, "the last words", "[rank 3] after the restart"]
                 worker.kill()
             started = "2026-11-21 16:00:00,123 torchrun rank 11 is process 4194304"
             journal.write(started)
