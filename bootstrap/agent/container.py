@@ -51,6 +51,8 @@ def command(
     # EFA and NCCL pin memory (gpufleet-train.service has the same limit). NVIDIA's size of the stack:
     # https://docs.nvidia.com/deeplearning/frameworks/user-guide/index.html#setincshmem
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--ulimit", "nofile=1048576"]
+    # docker's own service allows any size; gpufleet-train.service says why none.
+    words += ["--ulimit", "core=0"]
     if (settings.root / "dev/nvidiactl").exists():
         words += ["--gpus", "all"]
     for device in (path for pattern in DEVICES for path in sorted((settings.root / "dev").glob(pattern))):

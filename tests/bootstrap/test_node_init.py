@@ -262,6 +262,8 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         "KillMode=mixed",
         "TimeoutStopSec=110",
         "Restart=on-failure",
+        "OOMPolicy=continue",
+        "LimitCORE=0:infinity",
         "EnvironmentFile=/etc/gpufleet/node.env",
         "EnvironmentFile=/etc/gpufleet/runtime.env",
         "ExecStart=/usr/bin/python3 /opt/gpufleet/bootstrap/agent",

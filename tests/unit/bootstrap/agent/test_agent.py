@@ -172,6 +172,7 @@ def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monke
     assert re.findall(r"--device (\S+)", text) == [
         f"{tmp_path}/dev/{name}" for name in ("infiniband/uverbs0", "infiniband/uverbs1", "nvidia0", "nvidiactl")
     ]
+    assert "--ulimit core=0" in text, "docker's service allows any size"
     assert "--gpus all" in text and f"--workdir {tmp_path}/code/train" in text and "--user" not in text
     assert words[words.index("--entrypoint") :] == [
         "--entrypoint", "python3", "registry/train@sha256:7", f"{tmp_path}/code/bootstrap/agent", "run-python", "-m",
