@@ -15,6 +15,7 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${LUSTRE_MOUNT:=$ROOT/mnt/lustre}"       # mount of the training data's Lustre file system
 : "${DISK_MIN_FREE_GIB:=20}"                # least free space on the root volume: a torch environment and logs
 : "${PCIE_MIN_WIDTH:=8}"                    # least lanes of a GPU; some GPU types of EC2 have 8
+: "${GPU_ANSWER_LIMIT_S:=60}"               # nvidia-smi's answer while training, s
 : "${TIME_SYNC_TIMEOUT_S:=60}"              # wait for chrony's first synchronisation, s
 : "${CLOCK_LIMIT_S:=60}"                    # greatest difference from S3's clock, s
 : "${SMOKE_TIMEOUT_S:=600}"                 # limit of the smoke test, s

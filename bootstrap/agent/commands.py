@@ -18,7 +18,7 @@ AWS_ENVIRONMENT = {
     "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_PAGER": "", "AWS_STS_REGIONAL_ENDPOINTS": "regional",
 }  # fmt: skip
 AWS_LIMIT_S = 60.0
-# nvidia-smi has 60 s in find-broken-gpu.sh.
+# nvidia-smi has 70 s in find-broken-gpu.sh.
 STEP_LIMIT_S = 120.0
 
 

@@ -7,8 +7,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 fault=$(fatal_xid_error)
 if [[ -z $fault && ${1:-} != --xid ]] && command -v nvidia-smi >/dev/null; then
   expected=$(gpu_count)
-  # With a time limit: nvidia-smi hangs on a GPU that fell off the bus.
-  answering=$(timeout --kill-after=5 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc --lines || true)
+  answering=0
+  # nvidia-smi hangs on a GPU that fell off the bus; killed, it may stay in the driver with its output open, so that
+  # read has a limit too. Of a lost GPU it writes a sentence: https://github.com/NVIDIA/dcgm-exporter/issues/604
+  while read -r -t "$((GPU_ANSWER_LIMIT_S + 10))" line; do
+    if [[ $line =~ ^[0-9]+,\ [^[] ]]; then answering=$((answering + 1)); fi
+  done < <(timeout --kill-after=5 "$GPU_ANSWER_LIMIT_S" nvidia-smi --query-gpu=index,name --format=csv,noheader 2>/dev/null)
   ((answering >= expected)) || fault="$answering of $expected GPUs answer"
 fi
 printf '%s' "$fault"
