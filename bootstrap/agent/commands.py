@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bootstrap.agent.messages import log
@@ -38,6 +40,16 @@ def aws_cli(region: str, *arguments: str) -> str | None:
 def run_step(name: str, *arguments: str) -> str | None:
     """Output of ``steps/NAME.sh``; None where it failed."""
     return output_of([str(BOOTSTRAP / f"steps/{name}.sh"), *arguments], STEP_LIMIT_S)
+
+
+@contextmanager
+def file_of(text: str, run_dir: Path) -> Iterator[str]:
+    """Path of a file with this text for a program to read, in memory beside ``run_dir``: the root volume may be full."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=run_dir.parent, prefix=f"{run_dir.name}.", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield file.name
 
 
 def start_as(

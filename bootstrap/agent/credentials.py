@@ -72,7 +72,11 @@ class TrainingCredentials:
             log(f"the training's role {settings.train_role_arn} could not be taken; trying again")
             return False
         names = ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
-        self._write(json.dumps({"Version": 1, **dict(zip(names, words, strict=True))}))
+        try:
+            self._write(json.dumps({"Version": 1, **dict(zip(names, words, strict=True))}))
+        except OSError as error:  # memory is full; the thread that renews must not end
+            log(f"the training's credentials could not be written: {error}; trying again")
+            return False
         return True
 
     def _write(self, credentials: str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 
-from bootstrap.agent.commands import output_of, run_step
+from bootstrap.agent.commands import file_of, output_of, run_step
 from bootstrap.agent.group import Group
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
@@ -96,8 +95,6 @@ def _send_log(node: Node, title: str) -> None:
     if not node.settings.log_group or shutil.which("journalctl") is None or not node.group.instance_id():
         return
     text = output_of(["journalctl", "--unit", "gpufleet-train", "--lines", "200", "--no-pager"], 60.0)
-    with tempfile.NamedTemporaryFile("w", suffix=".log") as file:
-        file.write(text or "the journal cannot be read\n")
-        file.flush()
-        if run_step("send-log", f"train/{node.group.instance_id()}", title, file.name) is None:
+    with file_of(text or "the journal cannot be read\n", node.settings.run_dir) as file:
+        if run_step("send-log", f"train/{node.group.instance_id()}", title, file) is None:
             log("the log could not be sent to CloudWatch Logs")

@@ -6,11 +6,10 @@ No call ends the agent: AWS may be out of reach, and training goes on without it
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import dataclass
 
-from bootstrap.agent.commands import aws_cli
+from bootstrap.agent.commands import aws_cli, file_of
 from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 from bootstrap.training.imds import Imds, ImdsError
@@ -133,13 +132,11 @@ class Group:
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **({} if done_steps is None else {"done_steps": done_steps}),
         }  # fmt: skip
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as body:
-            body.write(json.dumps(report) + "\n")
-            body.flush()
-            # Encrypted by the bucket's default, the stack's key.
-            key = f"{settings.report_folder}/{instance_id}.json"
+        # Encrypted by the bucket's default, the stack's key.
+        key = f"{settings.report_folder}/{instance_id}.json"
+        with file_of(json.dumps(report) + "\n", settings.run_dir) as body:
             return None is not self._aws(
-                "s3api", "put-object", "--bucket", settings.bucket, "--key", key, "--body", body.name,
+                "s3api", "put-object", "--bucket", settings.bucket, "--key", key, "--body", body,
                 "--content-type", "application/json",
             )  # fmt: skip
 

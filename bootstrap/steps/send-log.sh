@@ -5,7 +5,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 [[ -n ${GPUFLEET_LOG_GROUP:-} ]] || exit 0
-events=$(mktemp)
+# In memory: the root volume may be full.
+mkdir -p "$(dirname "$GPUFLEET_RUN_DIR")"
+events=$(mktemp "$GPUFLEET_RUN_DIR.XXXXXX")
 trap 'rm -f "$events"' EXIT
 # One event with the last lines; an event holds 256 KB.
 tail -n 200 "$3" | python3 -c '

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -260,6 +261,19 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     assert credentials.RENEW_S < credentials.LIFE_S - 15 * 60
 
 
+def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would end the thread that renews them, and an hour later the training could save nothing."""
+    monkeypatch.setattr(credentials, "aws_cli", lambda *arguments: "AKIA secret token 2026-11-26T16:00:00Z\n")
+    (tmp_path / "file").touch()
+    given = {
+        "GPUFLEET_TRAIN_ROLE_ARN": "role",
+        "GPUFLEET_INSTANCE_ID": "i-1",
+        "GPUFLEET_RUN_DIR": f"{tmp_path}/file/run",
+    }
+    settings = Settings.from_environment(given)
+    assert not TrainingCredentials(settings, Group(settings)).take()
+
+
 def test_the_commands_run_in_the_python_of_amazon_linux() -> None:
     """Amazon Linux 2023, the host of platform eks, has Python 3.9: no dataclass(kw_only=...), no datetime.UTC."""
     program = (
@@ -285,6 +299,8 @@ def test_the_agent_is_of_the_standard_library() -> None:
 
 
 def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the root volume is full, which is why a run may give up."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     texts: list[str] = []
 
     def put(region: str, *words: str) -> str:
@@ -293,7 +309,8 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
 
     monkeypatch.setattr("bootstrap.agent.group.aws_cli", put)
     names = ("BUCKET", "ASG_NAME", "INSTANCE_ID", "RUN")
-    group = Group(Settings.from_environment({f"GPUFLEET_{name}": name.lower() for name in names}))
+    given = {f"GPUFLEET_{name}": name.lower() for name in names} | {"GPUFLEET_RUN_DIR": f"{tmp_path}/run/gpufleet"}
+    group = Group(Settings.from_environment(given))
     reports = Reports(group, tmp_path / "state", 0.0)
     for done_steps in (None, None, 40):
         reports.tell("training", 0, done_steps=done_steps)
