@@ -44,7 +44,7 @@ def run_step(name: str, *arguments: str) -> str | None:
 
 @contextmanager
 def file_of(text: str, run_dir: Path) -> Iterator[str]:
-    """Path of a file with this text for a program to read, in memory beside ``run_dir``: the root volume may be full."""
+    """Path of a file with this text, in memory beside ``run_dir``: the root volume may be full."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=run_dir.parent, prefix=f"{run_dir.name}.", encoding="utf-8") as file:
         file.write(text)

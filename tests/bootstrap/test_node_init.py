@@ -262,6 +262,7 @@ def test_the_unit_file_keeps_the_interruption_contract() -> None:
         "KillMode=mixed",
         "TimeoutStopSec=110",
         "Restart=on-failure",
+        "StartLimitAction=poweroff",
         "OOMPolicy=continue",
         "LimitCORE=0:infinity",
         "EnvironmentFile=/etc/gpufleet/node.env",
