@@ -185,8 +185,13 @@ apt_install() {
   apt-mark hold "${@%%=*}" >/dev/null
 }
 
+# apt_update: DPkg::Lock::Timeout is of dpkg's lock alone; for that of the lists, which apt-daily holds at the first boot,
+# apt-get update does not wait: https://salsa.debian.org/apt-team/apt/-/blob/2.6.1/apt-pkg/acquire.cc
 apt_update() {
-  retry 3 apt-get -o DPkg::Lock::Timeout="$APT_LOCK_TIMEOUT_S" update --quiet || die "apt-get update failed"
+  mkdir -p "$ROOT/var/lib/apt/lists"
+  timeout "$APT_LOCK_TIMEOUT_S" python3 -c 'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a"), fcntl.LOCK_EX)' \
+    "$ROOT/var/lib/apt/lists/lock" || log "apt's lists are still locked"
+  retry 3 apt-get update --quiet || die "apt-get update failed"
 }
 
 download() {
