@@ -177,9 +177,16 @@ def _end_descendants() -> None:
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                # The state follows the name, which may have any character; a zombie has ended.
-                if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found += [child, *_descendants(child)]
+        for child in map(int, _read(children).split()):
+            # The state follows the name, which may have any character; a zombie has ended.
+            if _read(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"]):
+                found += [child, *_descendants(child)]
     return found
+
+
+def _read(file: Path) -> str:
+    """Text of a file of /proc; empty where its process has just ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -17,6 +17,7 @@ import pytest
 
 from bootstrap.contract.launcher import gang_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers.environment import expand, write_files
+from bootstrap.launchers.mpi import _descendants
 
 ROOT = Path(__file__).parents[4]
 
@@ -206,3 +207,20 @@ def test_mpirun_finds_its_remote_shell_and_a_users_own_variable_stays(tmp_path: 
     assert shell.parent == ROOT / "bootstrap/launchers", "/run/gpufleet is mounted noexec"
     assert shell.read_text().startswith("#!") and os.access(shell, os.X_OK), "the bundle makes it a program"
     assert made["HYDRA_IFACE"] == made["I_MPI_HYDRA_IFACE"] == "ens6"
+
+
+def test_a_process_that_ends_while_it_is_listed_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other would be left behind, with its memory on the GPU."""
+    read = Path.read_text
+    with subprocess.Popen(["sleep", "60"]) as ended, subprocess.Popen(["sleep", "60"]) as lives:
+
+        def read_text(path: Path) -> str:
+            if path == Path(f"/proc/{ended.pid}/stat"):
+                raise ProcessLookupError(path)
+            return read(path)
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+        found = _descendants(os.getpid())
+        ended.kill()
+        lives.kill()
+    assert lives.pid in found and ended.pid not in found
