@@ -146,7 +146,9 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         variables["GPUFLEET_TRAIN_DIR"] = f"{CODE_DIR}/train"
     if plan.node.nvme_gb:
         variables["GPUFLEET_SCRATCH_DIR"] = SCRATCH_DIR
-    return [{"name": name, "value": value} for name, value in variables.items()]
+    # Kubernetes expands $(NAME) in a value, and reduces $$ to $:
+    # https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#environment-variables
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
 
 
 def _resources(node: Node) -> Manifest:
