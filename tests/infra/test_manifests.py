@@ -111,18 +111,18 @@ def test_the_container_has_the_nodes_variables_without_the_hooks(kind: Kind) -> 
     assert container["command"] == ["python3", "/opt/gpufleet/bootstrap/agent"]
 
 
+def expanded(given: dict[str, str], name: str) -> str:
+    """A variable's value as Kubernetes' third_party/forked/golang/expansion makes it."""
+    return re.sub(
+        r"\$(\$|\((\w+)\))", lambda found: "$" if found[1] == "$" else given.get(found[2], found[0]), given[name]
+    )
+
+
 def test_a_dollar_of_the_command_reaches_the_training_as_it_is() -> None:
-    """As third_party/forked/golang/expansion of Kubernetes expands a value, whose other variables are known."""
     command = "train.py --password a$$b --text '$(GPUFLEET_BUCKET) $HOME ${GPUFLEET_RANKS} $' "
     documents = made(environment=facts(sample_plan()).environment | {"GPUFLEET_TRAIN_COMMAND": command})
     for container in (*pod(documents)["initContainers"], *pod(documents)["containers"]):
-        given = variables(container)
-        expanded = re.sub(
-            r"\$(\$|\((\w+)\))",
-            lambda found: "$" if found[1] == "$" else given.get(found[2], found[0]),
-            given["GPUFLEET_TRAIN_COMMAND"],
-        )
-        assert expanded == command
+        assert expanded(variables(container), "GPUFLEET_TRAIN_COMMAND") == command
 
 
 @pytest.mark.parametrize(("kind", "name"), [("jobset", "train-nodes-0-1.train"), ("pytorchjob", "train-worker-1")])
