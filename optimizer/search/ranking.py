@@ -89,7 +89,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         tied = [one for one in leaders if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
         first = min(tied, key=lambda one: (one.complexity, one.order))
         if first is not leaders[0]:
-            passed_over.setdefault(first.position, nominal.position if old else nominal.nominal)
+            passed_over[first.position] = nominal.position if old else nominal.nominal
         measured = _prefer_measured(first, leaders, tables)
         if measured is not first:
             passed_over[measured.position] = first.position

@@ -140,6 +140,17 @@ def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() ->
     assert best.cost_usd.p95 < other.cost_usd.p95 and best.passed_over is None
 
 
+def test_the_cheapest_of_the_fleets_that_tie_is_named_of_another_type_too() -> None:
+    """Of 8 x p6-b300 for 245,000 USD, 12 of them for 240,000 were named, and 24 x p6-b200 for 224,000 were not."""
+    limits: dict[str, Any] = {"instance_types": ["p6-b200", "p6-b300"], "purchase_options": ["on-demand"]}
+    work = {"tokens": "20B", "samples": None, "seq_len": 8192, "global_batch": None}
+    best, other = answer(
+        "llama-3.1-405b", work=work, regions=["us-east-1"], deadline_hours=336, budget_usd=1e6, max_nodes=64, **limits
+    ).plans
+    assert other.cost_usd.expected < best.cost_usd.expected and other.instance_type != best.instance_type
+    assert str(best.passed_over).startswith(f"{other.node_count} x {other.instance_type} on-demand")
+
+
 def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
     """The two types have the same GPU; the smaller one's loader is slower than ResNet-34."""
     work = {"samples": 10_000_000, "global_batch": 512, "seq_len": None}
