@@ -139,8 +139,10 @@ def _search(space: SearchSpace) -> list[Fastest | Rejection]:
             configurations = int(space.settings[rows].sum())
             results.append(build_fastest(space, own, configurations, int(search.evaluated[machine])))
         else:
-            weighed = np.concatenate([row[machines == machine] for machines, row in search.weighed])
-            results.append(reject_memory(space, machine, weighed))
+            every = np.arange(rows.start, rows.stop)
+            weighed = np.concatenate([every[:0], *(row[machines == machine] for machines, row in search.weighed)])
+            # Where all rows split the model and the bound of memory refuses each, none was weighed.
+            results.append(reject_memory(space, machine, weighed if weighed.size else every))
     return results
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optimizer import performance
@@ -119,6 +119,11 @@ def expected(
     framework=st.sampled_from(["torch", "megatron", "megatron-core", "nemo", "nanotron"]),
     compiled=st.booleans(),
 )
+# Every layout of a batch of one splits the model, and the least memory of none fits.
+@example(
+    shape={"layers": 6, "heads": 6, "width": 1024, "experts": 4, "vocab": 128256},
+    seq_len=128, batch=1, samples=1, nodes=1, name="p4d.24xlarge", framework="torch", compiled=False,
+)  # fmt: skip
 def test_the_search_finds_what_brute_force_finds(
     shape: dict[str, int],
     seq_len: int,
