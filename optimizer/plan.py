@@ -21,7 +21,7 @@ from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
-from optimizer.units import short
+from optimizer.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -751,13 +751,13 @@ class FleetPlan(_Model):
         for alternate in self.alternates[:most]:
             name = "" if alternate.instance_type == self.instance_type else f"{alternate.instance_type} "
             place = f"{name}{alternate.purchase} in {alternate.zone_id}"
-            mark = "~" if self._is_old(alternate) else ""
-            shown.append(f"{place} ({mark}{alternate.cost_usd.expected:,.2f} USD)")
+            dollars = usd_text(alternate.cost_usd.expected, is_old=self._is_old(alternate))
+            shown.append(f"{place} ({dollars} USD)")
         more = len(self.alternates) - len(shown)
         return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
     def _is_old(self, alternate: Alternate) -> bool:
-        """Whether its spot price was older than its limit when the plan was made; only an old plan's may be."""
+        """Return whether an alternate's spot price was older than the limit when the plan was made."""
         old = self.spot_range
         if old is None or alternate.purchase != "spot":
             return False

@@ -61,6 +61,11 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def usd_text(usd: float, *, is_old: bool) -> str:
+    """Dollars to the cent, with a ~ where they rest on an old spot price."""
+    return f"{'~' if is_old else ''}{usd:,.2f}"
+
+
 def cents(value: float) -> float:
     """USD to the cent."""
     return round(float(value), 2)

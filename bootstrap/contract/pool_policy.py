@@ -197,7 +197,7 @@ class Adaptive(Generic[Pool]):
                 ranked = [prospect for prospect in ranked if self._pays_to_move(view, prospect, ranked)]
             self._order = [prospect.name for prospect in reversed(ranked)]
             if ranked and not self.beside and view.mode is Mode.SPOT and view.pool is not None:
-                # Where all refuse, the pool that was left most likely has its nodes still.
+                # The pool that was left is asked last: it most likely still has the nodes, should all others refuse.
                 self._order.insert(0, view.pool)
         return self._order.pop() if self._order else None
 

@@ -108,7 +108,8 @@ class Resume:
         """Generators of a rank that saved none; ranks with the same samples draw the same numbers."""
         logger.warning(
             "checkpoint of %d ranks, now %d, or of another layout: same samples a step, new random generators",
-            *(manifest.world_size, self.ranks.world_size),
+            manifest.world_size,
+            self.ranks.world_size,
         )
         seed_everything(((self.order.seed * 1_000_003 + manifest.step) * 1_000_003 + self.data_ranks.rank) % 2**63)
         return random_state(self.state.device)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Longest wait at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
 CHECKSUM_THREADS = 4
-# Of the last checkpoint, which no later one replaces: a busy service answers the next one.
+# Attempts to save the last checkpoint, which no later one replaces; a busy service may answer the second or third.
 FINAL_ATTEMPTS = 3
 
 
@@ -266,9 +266,11 @@ class Saver:
 
     def _refuse_unshared(self, prefix: str) -> None:
         """Refuse a folder that each node has for itself: no start could read the other nodes' files."""
-        store, ranks = self.checkpoints.store, range(self.ranks.world_size)
-        names = [f"{prefix}/{rank_file_name(rank)}" for rank in ranks] if isinstance(store, LocalStore) else []
-        if missing := [name for name in names if not (store.root / name).exists()]:  # type: ignore[attr-defined]
+        store = self.checkpoints.store
+        if not isinstance(store, LocalStore):
+            return
+        names = [f"{prefix}/{rank_file_name(rank)}" for rank in range(self.ranks.world_size)]
+        if missing := [name for name in names if not (store.root / name).exists()]:
             raise CheckpointError(
                 f"{missing[0]} is not in {store.uri} on rank 0's node ({len(missing)} of {len(names)} files): "
                 "GPUFLEET_CHECKPOINT_URI must be a folder that all nodes share, or s3://BUCKET/PREFIX"

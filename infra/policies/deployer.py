@@ -376,7 +376,7 @@ def _network(names: Names, vpc_id: str) -> list[Statement]:
     zones = f"arn:{names.partition}:route53:::hostedzone/*"
     return [
         allow("AdoptDefaultGroup", "ec2:CreateTags", names.arn("ec2", "security-group/*"), condition=untagged),
-        # Of CreateVpcEndpoint: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+        # CreateVpcEndpoint needs it: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
         allow("NameEndpoints", "route53:AssociateVPCWithHostedZone", zones),
     ]
 

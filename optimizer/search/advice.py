@@ -6,7 +6,7 @@ from bootstrap.contract.trainer import loader_workers
 from bootstrap.contract.words import counted
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable
-from optimizer.units import short
+from optimizer.units import short, usd_text
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud
@@ -25,7 +25,7 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     split, nodes = table.fastest.parallelism(configuration), int(table.fastest.nodes[configuration])
     hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
     purchase = table.purchases[table.purchase[row]]
-    option, usd_text = purchase.option, f"{'~' if purchase.stale else ''}{usd:,.2f} USD"
+    option, dollars = purchase.option, f"{usd_text(usd, is_old=purchase.stale)} USD"
     simpler = [f"no {kind} parallelism" for kind in split.beyond_data if kind not in plan.parallelism.beyond_data]
     if nodes > plan.node_count:
         simpler.append(f"{counted(plan.node_count, 'node')} instead of {nodes}")
@@ -35,11 +35,11 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
     if plan.calibration.rows and not table.fastest.measured:
         unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {usd_text} ({p95}) in {short(hours)} h; {unknown}"
+        return f"{candidate}: {dollars} ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
     # Types at old prices are compared by that percentile.
     compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
-    tie = f"{candidate} ({split.in_short}): {usd_text}{compared} in {short(hours)} h is a tie (error {error:.0%})"
+    tie = f"{candidate} ({split.in_short}): {dollars}{compared} in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 
 

@@ -18,7 +18,7 @@ from optimizer.search.nearest import change_work, divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
-from optimizer.units import HOURS_PER_YEAR, short
+from optimizer.units import HOURS_PER_YEAR, short, usd_text
 
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
 _LONG_SHARE = 0.1
@@ -184,7 +184,7 @@ def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int
     if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
         return []
     saved = plan.cost_usd.expected - usd
-    takes = f"{short(table.outcome.hours_expected[row])} h and {'~' if purchase.stale else ''}{usd:,.2f} USD"
+    takes = f"{short(table.outcome.hours_expected[row])} h and {usd_text(usd, is_old=purchase.stale)} USD"
     bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
     own = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
     if bought == own and (table.fastest.instance.name, int(table.nodes[row])) == (plan.instance_type, plan.node_count):

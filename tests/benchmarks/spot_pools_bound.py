@@ -1,4 +1,4 @@
-"""How cheap a policy without foresight can be in three pools: dynamic programming that sees every pool, and its ages.
+"""Least cost of a policy without foresight in three pools, by dynamic programming over the state and age of each pool.
 
     python -m tests.benchmarks.spot_pools_bound TRACES_FOLDER
 

@@ -45,7 +45,7 @@ def map_tokens(path: Path) -> npt.NDArray[np.integer]:
 
 
 def read_sidecar(path: Path) -> dict[str, Any]:
-    """What ``pack.py`` noted of a token file; empty without a sidecar."""
+    """Read the facts that ``pack.py`` wrote beside a token file; empty without such a sidecar."""
     sidecar = path.with_suffix(".json")
     if not sidecar.is_file():
         return {}

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.training_code import TRAINER, other_code
-from optimizer.units import short
+from optimizer.units import short, usd_text
 
 # Columns of --format csv; additions come last.
 CSV_COLUMNS = (
@@ -261,10 +262,10 @@ def describe_best(answer: Recommendation) -> list[str]:
     if plan.alternates:
         lines.append(f"next    without capacity there: {plan.describe_alternates(1)}")
     if outlook := plan.spot_policy:
-        mark = "~" if plan.spot_range else ""
-        others = [f"{name} {mark}{usd:,.2f}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
+        dollars = partial(usd_text, is_old=plan.spot_range is not None)
+        others = [f"{name} {dollars(usd)}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
         lines.append(
-            f"policy  {outlook.policy}: {mark}{outlook.cost_usd.expected:,.2f} USD expected ({', '.join(others)})"
+            f"policy  {outlook.policy}: {dollars(outlook.cost_usd.expected)} USD expected ({', '.join(others)})"
         )
     lines += [f"data    {plan.staging.describe_briefly()}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []

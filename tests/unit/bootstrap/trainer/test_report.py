@@ -114,7 +114,7 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
 
 
 def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: Path) -> None:
-    """Of every step, though a line is written every tenth; fp16 leaves such steps out, and JSON has no infinity."""
+    """Each step is checked, though only every tenth writes a line; fp16 skips such steps, and JSON has null."""
     clock, nan, infinite = StepClock(CPU), torch.tensor(torch.nan), torch.tensor(torch.inf)
 
     def run(folder: Path, norms: list[torch.Tensor], **more: Any) -> list[dict[str, Any]]:

@@ -193,7 +193,7 @@ def one_leg(folder: Path, layout: str) -> dict[str, Any]:
 def damaged(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Resume with one byte of one file of the newest checkpoint changed, for each file, at its begin and its end."""
     Leg(layout, folder).train(7)
-    # That of step 6 is there where it was committed before the run's end.
+    # The older checkpoint is that of step 6 if it was committed before the run's end, else that of step 3.
     *_, older, newest = sorted(folder.glob("step-*"))
     facts = []
     for path in sorted(newest.iterdir()):

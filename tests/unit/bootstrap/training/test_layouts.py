@@ -53,7 +53,7 @@ def test_every_layout_takes_over_from_every_other(facts: list[Facts]) -> None:
 
 
 def test_ranks_with_the_same_samples_draw_the_same_numbers_in_another_layout(facts: list[Facts]) -> None:
-    """As many ranks as before are not the ranks of before: a tensor group would drop other elements on each rank."""
+    """Ranks of a tensor group must draw alike; with generators by rank number each would drop other elements."""
     legs = [{number: fact for number, name, _, _, fact in rank if name == "one_leg"} for rank in facts]
     for number, first in legs[0].items():
         drawn = {(*rank[number]["data"], rank[number]["random"]) for rank in legs if number in rank}

@@ -141,7 +141,7 @@ def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() ->
 
 
 def test_the_cheapest_of_the_fleets_that_tie_is_named_of_another_type_too() -> None:
-    """Of 8 x p6-b300 for 245,000 USD, 12 of them for 240,000 were named, and 24 x p6-b200 for 224,000 were not."""
+    """8 x p6-b300 (245,000 USD) tie with 12 of them (240,000) and with 24 x p6-b200 (224,000): the last are named."""
     limits: dict[str, Any] = {"instance_types": ["p6-b200", "p6-b300"], "purchase_options": ["on-demand"]}
     work = {"tokens": "20B", "samples": None, "seq_len": 8192, "global_batch": None}
     best, other = answer(
