@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from bootstrap.trainer import kernels
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.loss import IGNORED, cross_entropy
@@ -58,6 +59,10 @@ class Stepper:
         self._model, self._optimizer, self._scheduler, self._scale = model, optimizer, scheduler, scale
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._autocast = HALF.get(config.precision) if autocasts(config, mesh) else None
+        # A CNN's and an image encoder's logits are few.
+        self._compiles_loss = config.compiled or (
+            config.family not in ("cnn", "image") and kernels.can_compile(device.type)
+        )
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
@@ -74,7 +79,8 @@ class Stepper:
     def step(self, micro_batches: Iterable[Batch]) -> StepResult:
         """Train on this rank's micro-batches of one step, ``grad_accum`` of them."""
         config = self._config
-        weight = torch.tensor(self._summing * self._scale.value / self._labels, device=self._device)
+        # Not torch.tensor, which copies from the host: that would wait for the whole step before.
+        weight = torch.full((), self._summing * self._scale.value / self._labels, device=self._device)
         sums = torch.zeros(2, device=self._device, dtype=torch.float64)
         timed = self._timed_passes()
         for number, batch in enumerate(micro_batches):
@@ -143,7 +149,7 @@ class Stepper:
             weight=weight,
             group=self._tensor_group,
             first=self._first_label,
-            compiled=self._config.compiled,
+            compiled=self._compiles_loss,
         )
         return loss, (labels != IGNORED).sum()
 

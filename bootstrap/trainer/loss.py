@@ -6,12 +6,12 @@ compiled). With a vocabulary of 128k the logits are the largest tensor of a step
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from bootstrap.trainer import kernels
 
 IGNORED = -100
 # 32-bit logits of one turn: 512 MiB. The host starts a dozen kernels a turn.
@@ -104,18 +104,12 @@ def _replaced_by_compiler(
     rows: torch.Tensor, index: torch.Tensor, own: torch.Tensor, scale: torch.Tensor, group: Any
 ) -> torch.Tensor:
     """Do as ``_replaced`` with two reads and one write of the rows."""
-    whole, logit = _compiled(_log_sum_exp)(rows, index)
+    whole, logit = kernels.compiled(_log_sum_exp)(rows, index)
     picked: torch.Tensor = logit - whole
     if group is not None:
         picked, whole = _joined(whole, logit, own, group)
-    _compiled(_write_gradient)(rows, index, own, scale, whole)
+    kernels.compiled(_write_gradient)(rows, index, own, scale, whole)
     return picked
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True)
-    return compiled
 
 
 def _log_sum_exp(rows: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

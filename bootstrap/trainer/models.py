@@ -8,8 +8,6 @@ run's seed and the module's name.
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import importlib
 import zlib
 from collections.abc import Iterator
@@ -17,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
 from bootstrap.contract.trainer import TORCHVISION, Family
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.kernels import fuse
 from bootstrap.training.errors import ConfigurationError
 
 UNMASKED = "gpufleet_sdpa"
@@ -66,7 +64,7 @@ def build(config: TrainerConfig) -> nn.Module:
             "which takes up to 1.8 times the memory of the plan; install transformers 5.18 or newer"
         )
     if not config.compiled:  # a compiler joins the operations by itself, and would compile each replaced forward anew
-        _fuse_norms(model)
+        fuse(model)
     if config.family == "speech":
         # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
         speech: Any = model
@@ -88,39 +86,6 @@ def build(config: TrainerConfig) -> nn.Module:
             "give a shorter sequence or another max_position_embeddings"
         )
     return model
-
-
-def _fuse_norms(model: nn.Module) -> None:
-    """Have RMS norms that transformers writes out in eight operations computed by torch's one kernel.
-
-    They take 10 to 15% of an eager step of a Llama, and keep a widened copy of their input. Gemma's, which scale by one
-    plus the weight in 32 bits, stay.
-    """
-    fits: dict[type[nn.Module], bool] = {}
-    for part in model.modules():
-        kind = type(part)
-        if kind not in fits:
-            fits[kind] = _is_plain_rms_norm(part)
-        if fits[kind]:
-            part.forward = functools.partial(_rms_norm, part)
-
-
-def _rms_norm(norm: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    # Under autocast norms of queries and keys get 16 bits, and the kernel takes no two types.
-    wider = torch.promote_types(hidden_states.dtype, norm.weight.dtype)
-    return rms_norm(hidden_states.to(wider), norm.weight.shape, norm.weight.to(wider), norm.variance_epsilon)
-
-
-def _is_plain_rms_norm(module: Any) -> bool:
-    """Try whether the module computes what torch's kernel does; names do not tell (T5LayerNorm, GemmaRMSNorm)."""
-    if set(module._parameters) != {"weight"} or not hasattr(module, "variance_epsilon"):
-        return False
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand(2, *module.weight.shape, generator=generator)
-    probe = copy.copy(module)
-    probe._parameters = {"weight": torch.rand(module.weight.shape, generator=generator)}
-    with torch.no_grad():
-        return torch.allclose(probe(inputs), _rms_norm(probe, inputs))
 
 
 def _in_order(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

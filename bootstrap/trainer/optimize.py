@@ -126,16 +126,17 @@ class LossScale:
 
 def gradient_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
     """Norm of all gradients together, over all ranks, float32 on the device."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])).float().square()
-    holders = [_holders(gradient) for gradient in gradients]
-    if any(holders):
-        # Ranks that hold the same part each count an equal share of it.
-        counted = torch.tensor([1 / max(1, count) for count in holders], device=squares.device)
-        total = (squares * counted).sum()
+    held: dict[int, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            held.setdefault(_holders(parameter.grad), []).append(local(parameter.grad))
+    # Ranks that hold the same part each count an equal share of it. A tensor of these shares would come from the host,
+    # which would wait for the backward pass to copy it.
+    squares = [torch.stack(torch._foreach_norm(same)).float().square().sum() / (n or 1) for n, same in held.items()]
+    total = torch.stack(squares).sum()
+    if any(held):
         dist.all_reduce(total)
-        return total.sqrt()
-    return squares.sum().sqrt()
+    return total.sqrt()
 
 
 def scale_gradients(parameters: list[nn.Parameter], factor: torch.Tensor) -> None:

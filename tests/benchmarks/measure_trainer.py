@@ -2,12 +2,12 @@
 
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
-``loops`` (the trainer, a loop written by hand for the same transformers model, and torchtitan where it is installed,
-in turns), ``layouts`` (predicted by ``gpufleet estimate``), ``profiles`` (what the GPU does in a step: computes, waits
-for a collective, is idle), ``encoders`` (T5, ViT and Whisper, on one GPU too). ``--rows 2`` writes the layouts on 2
-GPUs (with ``--parts encoders`` those) to OUT, in the columns of measured_runs.csv, for ``gpufleet estimate --batch``,
-and measures nothing. Random weights; one synthetic batch again and again, so that reading data is not measured;
-clipping and fused AdamW as in a run.
+``loops`` (the trainer with and without compiled kernels, a loop written by hand for the same transformers model, and
+torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet estimate``), ``profiles`` (what the
+GPU does in a step: computes, waits for a collective, is idle), ``encoders`` (T5, ViT and Whisper, on one GPU too).
+``--rows 2`` writes the layouts on 2 GPUs (with ``--parts encoders`` those) to OUT, in the columns of measured_runs.csv,
+for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
+reading data is not measured; clipping and fused AdamW as in a run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import re
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -38,7 +40,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.trainer import parallelize
+from bootstrap.trainer import kernels, parallelize
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from optimizer.workload.architecture import build_architecture
@@ -243,6 +245,12 @@ def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: 
     write_step(bench, part, "trainer", case, built.config, step, **row)
 
 
+def measure_written_out(bench: Bench, case: Case, **row: Any) -> None:
+    """Measure the trainer where no kernels compile."""
+    with patch.object(kernels, "can_compile", return_value=False):
+        measure_trainer(bench, "loops", case, kernels="none", **row)
+
+
 def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
     """Measure the loop that one writes with transformers, FSDP2 and DTensor, as torchtitan does it."""
     config = configuration(case, bench.world, bench.tiny)
@@ -307,6 +315,7 @@ def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **r
     profiler: Any = importlib.import_module("torch.profiler")
     activity = profiler.ProfilerActivity
     bench.block(step, 8)
+    waits = host_waits(step) if bench.device.type == "cuda" else []
     with profiler.profile(activities=[activity.CUDA if bench.device.type == "cuda" else activity.CPU]) as trace:
         seconds = bench.block(step, steps)
     events = [  # kernels and copies, without the host's calls that start them
@@ -323,9 +332,20 @@ def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **r
         part="profiles", loop=loop, model=case[0], flags=case[2], gpus=dist.get_world_size(), step_s=round(seconds, 6),
         computing_s=round(computing / steps, 6), collective_alone_s=round((busy - computing) / steps, 6),
         collective_s=round(covered([span for span in spans if span[2]]) / steps, 6),
-        idle_s=round(seconds - busy / steps, 6),
+        idle_s=round(seconds - busy / steps, 6), host_waits=len(waits),
         kernels={name: round(each, 6) for name, each in sorted(kernels.items(), key=lambda item: -item[1])[:40]}, **row,
     )  # fmt: skip
+
+
+def host_waits(step: Step) -> list[str]:
+    """Run a step; the operations in which the host waited for the GPU."""
+    cuda.synchronize()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        cuda.set_sync_debug_mode("warn")
+        step()
+        cuda.set_sync_debug_mode("default")
+    return [f"{each.filename}:{each.lineno} {each.message}" for each in found if "synchroniz" in str(each.message)]
 
 
 def covered(spans: list[tuple[int, int, bool]]) -> float:
@@ -342,6 +362,7 @@ LOOPS: list[Case] = [
     ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
     ("llama-3b", 2048, "--sharding zero3 --micro-batch 2"),
     ("llama-1b", 2048, "--sharding zero3 --micro-batch 4 --compiled"),
+    ("llama-3b", 2048, "--sharding zero3 --micro-batch 2 --compiled"),
     ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel --compiled"),
 ]
 
@@ -449,6 +470,7 @@ def main() -> None:
         for case, turn in itertools.product(LOOPS, range(2)):
             bench.attempt(f"trainer {case}", partial(measure_trainer, bench, "loops", case, turn=turn))
             if "--compiled" not in case[2]:
+                bench.attempt(f"written out {case}", partial(measure_written_out, bench, case, turn=turn))
                 bench.attempt(f"by hand {case}", partial(measure_by_hand, bench, case, turn=turn))
             if importlib.util.find_spec("torchtitan"):
                 bench.attempt(f"torchtitan {case}", partial(measure_torchtitan, bench, case, turn=turn))

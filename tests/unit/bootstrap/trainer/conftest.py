@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bootstrap.trainer import loss
+from bootstrap.trainer import kernels
 from tests.unit.bootstrap.training.conftest import aws, moto_url
 
 __all__ = ["aws", "moto_url"]
@@ -18,6 +18,6 @@ __all__ = ["aws", "moto_url"]
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile traces for real and generates no kernels, which takes minutes on a CPU."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    loss._compiled.cache_clear()
+    kernels.compiled.cache_clear()
     yield
-    loss._compiled.cache_clear()
+    kernels.compiled.cache_clear()

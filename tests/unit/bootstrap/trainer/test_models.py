@@ -63,16 +63,6 @@ def test_the_padding_token_is_a_token_like_any_other(kind: str) -> None:
     assert float(model.get_input_embeddings().weight.grad[0].norm()) > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "fused"), [("llama", True), ("qwen3", True), ("gpt_oss", True), ("gemma3_text", False), ("gpt2", False)]
-)
-def test_norms_are_torchs_kernel_where_that_computes_the_same(kind: str, fused: bool) -> None:
-    architecture = SHAPE | {"model_type": kind, "tie_word_embeddings": False}
-    model = build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
-    norms = [part for part in model.modules() if "Norm" in type(part).__name__]
-    assert norms and all((vars(part).get("forward") is not None) == fused for part in norms)
-
-
 def test_whisper_s_encoder_keeps_the_order_of_memory() -> None:
     """transformers' input of its layers is a transposed view, which every norm would copy."""
     architecture = {
