@@ -55,10 +55,9 @@ def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
     # rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
     # 2026-11-21).
     autocast = np.where(residual_bytes > element, 1.0, 0.0)
-    # DDP's buckets and tensor collectives cut compiled layers into parts, which save what eager code does (41.1 GiB of
-    # Llama 1B with DDP and 37.1 of 3B with two tensor ranks, 0.9 and 2.7% less than eager; two H100, torch 2.11,
-    # trainer_torchtitan_2xh100_202611.md).
-    cut = (x.compiles_layers > 0) & (((x.sharding == 0) & (x.data > 1)) | (x.tensor > 1))
+    # Tensor ranks' collectives cut compiled layers into parts, which save what eager code does (36.0 GiB of Llama 3B
+    # with two tensor ranks, 4.5% less than eager; two H100, torch 2.11, trainer_torchtitan_2xh100_202611.md).
+    cut = (x.compiles_layers > 0) & (x.tensor > 1)
     compiled = np.where(cut, 0.0, x.compiled)
     eager = x.written_out * (1.0 - compiled)
     by_hand = x.llama_like * eager
@@ -177,4 +176,5 @@ def logits_bytes(x: Inputs) -> Number:
     loss_bytes = loss_bytes + x.logits_soft_cap * x.element_bytes  # the output of tanh
     tokens = x.micro_batch * x.head_tokens / x.context
     logits = tokens * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
-    return logits * loss_bytes + np.minimum(logits, x.loss_turn_elements) * LOSS_TURN_BYTES
+    turn = np.where(x.compiled > 0, 0.0, np.minimum(logits, x.loss_turn_elements))
+    return logits * loss_bytes + turn * LOSS_TURN_BYTES

@@ -14,6 +14,7 @@ from optimizer.performance.stage import (
     computes_narrow,
     layers_of_stage,
     mixture_layers_of_stage,
+    shards_by_fsdp2,
     stage_parameters,
     tokens_of_rank,
 )
@@ -132,12 +133,12 @@ def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[N
     ring = ranks.ring(parameters, layers)
     reduce_scatter = ring(x.reduce_bytes)
     gather = ring(np.minimum(x.gathered_bytes, x.weight_bytes))
-    # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else shards are reduced and gathered.
+    # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else (FSDP2) shards are reduced and gathered.
     sent, calls = reduced, buckets(reduced)
     if gradient_compression.compresses(x):
         sent, calls = gradient_compression.sent_bytes(x, reduced), gradient_compression.all_reduces(x, calls)
     all_reduce = ranks.all_reduce(sent, calls)
-    on_ddp = x.bucket_bytes > 0
+    on_ddp = (x.bucket_bytes > 0) & np.logical_not(shards_by_fsdp2(x))
     in_hook = ranks.reduce_scatter(reduced, buckets(reduced))
     sharded = np.where(x.hook_shards > 0, in_hook, reduce_scatter) + gather
     zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), sharded)

@@ -24,12 +24,14 @@ from optimizer.performance.stage import (
     grouped_in_32_bits,
     layer_parameters,
     masks_windows,
+    residual_bytes,
     scores_by_compiler,
+    shards_by_fsdp2,
     stage_parameters,
     tokens_of_rank,
     updated_parameters,
 )
-from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, Flag, Number
+from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO2, ZERO3, Flag, Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +115,14 @@ def compute(x: Inputs) -> Compute:
     head_sides = element * (x.hidden * logits + head_tokens * (x.hidden + logits))
     head_flop_per_s = x.head_flop_per_s * c.matmul_efficiency
     products = (2.0 + x.trains_head) * (head_flops / head_flop_per_s + c.matmul_traffic * head_sides / byte_per_s)
-    loss = x.loss_traffic_bytes * np.where(x.compiled > 0, kernels.COMPILED_CROSS_ENTROPY, 1.0)
+    by_compiler = np.minimum(x.loss_traffic_bytes, kernels.COMPILED_CROSS_ENTROPY)
+    loss = np.where(x.compiled > 0, by_compiler, x.loss_traffic_bytes)
     loss = loss + x.logits_soft_cap * (1.0 - x.compiled) * sum(kernels.SOFT_CAP) * element
     # Hugging Face's tensor ranks each compute the whole loss.
     lost = np.where(x.splits_logits > 0, logits, x.vocab)
-    head = products + head_tokens * (loss * lost + 6.0 * x.hidden * x.residual_bytes) / byte_per_s
+    head = products + head_tokens * (loss * lost + 6.0 * x.hidden * residual_bytes(x)) / byte_per_s
     copied = np.where((x.cast_bytes > 0) & (x.fp8_cast_bytes == 0), 4.0 + x.cast_bytes, 0.0)
+    copied = np.where(shards_by_fsdp2(x), _sharded_copies(x), copied)
     # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.
     summed = x.written_out * 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
     reduced = np.where(x.sharding >= ZERO2, updated_parameters(x), stage_parameters(x))
@@ -134,6 +138,14 @@ def compute(x: Inputs) -> Compute:
         waits=mixture.wait_layers * host_of_layer,
         late=_late_seconds(x, full),
     )
+
+
+def _sharded_copies(x: Inputs) -> Number:
+    """Bytes a parameter and micro-batch of FSDP2's copies into and out of its collectives."""
+    a_step = 1.0 / x.grad_accum
+    gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(x.sharding >= ZERO2, 1.0, a_step))
+    reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
+    return gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY
 
 
 def _never_repeated(x: Inputs) -> Number:
@@ -260,7 +272,7 @@ def _layer_traffic(x: Inputs) -> Number:
 
 
 def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
-    element, residual = x.element_bytes, x.residual_bytes
+    element, residual = x.element_bytes, residual_bytes(x)
     llama, compiled = x.llama_like > 0, x.compiled > 0
     by_hand = (x.fused_kernels == 0) & np.logical_not(compiled)
 
@@ -277,7 +289,8 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     stream = residual * (x.norms * norm + 2.0 * sums) + 2.0 * element * dropout + casts
 
     written_rotary = np.where(element < 4.0, kernels.WRITTEN_ROTARY, kernels.WRITTEN_ROTARY_32_BIT)
-    rotary = x.llama_like * (1.0 - x.t5_like) * np.where(by_hand, written_rotary, kernels.FUSED_ROTARY * element)
+    rotary_by_hand = by_hand & (x.fused_rotary == 0)
+    rotary = np.where(rotary_by_hand, written_rotary, kernels.FUSED_ROTARY * element) * x.llama_like * (1.0 - x.t5_like)
     swiglu = np.where(by_hand, kernels.SWIGLU[index], kernels.FUSED_SWIGLU[index]) * element
     gelu = np.where(
         by_hand & (x.written_out > 0) & (x.causal > 0), kernels.WRITTEN_GELU[index], kernels.GELU[index] * element

@@ -58,6 +58,7 @@ class Framework(BaseModel):
     written_out: bool
     fused_kernels: bool
     fused_norms: bool
+    fused_rotary: bool
     masks_compiled: bool
     compiles_layers: bool
     grouped_experts: bool

@@ -128,6 +128,7 @@ class Inputs:
     own_ends: Number
     late_reduction: Number
     fused_norms: Number
+    fused_rotary: Number
     masks_compiled: Number
     compiles_layers: Number
     splits_logits: Number

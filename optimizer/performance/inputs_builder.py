@@ -171,8 +171,9 @@ def build_inputs(
         fsdp2=float(framework.fsdp2),
         own_ends=float(framework.own_ends),
         late_reduction=float(framework.late_reduction),
-        # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/models.py).
+        # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/kernels.py).
         fused_norms=float(framework.fused_norms and model.norms_per_layer == 2),
+        fused_rotary=float(framework.fused_rotary),
         masks_compiled=float(framework.masks_compiled),
         compiles_layers=float(framework.compiles_layers),
         splits_logits=float(framework.splits_logits),

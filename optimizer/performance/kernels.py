@@ -79,8 +79,12 @@ MASKED_ATTENTION = 1.75
 RING_JOIN = 250.0
 # Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
-# Compiled cross-entropy moves 12 bytes a 16-bit logit, eager 55.
-COMPILED_CROSS_ENTROPY = 0.22
+# FSDP2's copies in the stream of the computation, bytes a parameter: of the whole after an all-gather, of gradients to
+# 32 bits before a reduction (4.3 and 4.9 ms of Llama 1B over two H100, all but the last layer gathered twice,
+# trainer_torchtitan_2xh100_202611.md). The copy before an all-gather has a stream of its own.
+GATHER_COPY, REDUCTION_COPY = 5.0, 11.5
+# Bytes a 16-bit logit of a compiled cross-entropy; eager 55.
+COMPILED_CROSS_ENTROPY = 12.1
 # Kernels of a layer's forward pass; twice as many backward.
 WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
 

@@ -111,5 +111,14 @@ def masks_windows(x: Inputs) -> Flag:
 
 def computes_narrow(x: Inputs) -> Flag:
     """Flag Hugging Face's modules under FSDP2 or the trainer's tensor parallelism: 16 bits throughout, no autocast."""
-    sharded = (x.fsdp2 > 0) & (x.sharding >= x.fsdp2) & (x.data * x.context > 1)
-    return (x.written_out > 0) & (sharded | ((x.splits_logits > 0) & (x.tensor > 1)))
+    return (x.written_out > 0) & (shards_by_fsdp2(x) | ((x.splits_logits > 0) & (x.tensor > 1)))
+
+
+def shards_by_fsdp2(x: Inputs) -> Flag:
+    """Flag states that torch's ``fully_shard`` shards."""
+    return (x.fsdp2 > 0) & (x.sharding >= x.fsdp2) & (x.data * x.context > 1)
+
+
+def residual_bytes(x: Inputs) -> Number:
+    """Bytes of an element of the residual, which is as narrow as products where nothing is under autocast."""
+    return np.where(computes_narrow(x), np.minimum(x.element_bytes, x.residual_bytes), x.residual_bytes)

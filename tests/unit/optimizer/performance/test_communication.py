@@ -309,3 +309,13 @@ def test_nemo_reduces_16_bits_and_gathers_8_in_8_bit_training() -> None:
     assert seconds["nemo", "bf16"] - seconds["nemo", "fp8"] == pytest.approx(a_byte)
     assert seconds["nemo-fp32", "fp8"] - seconds["nemo", "fp8"] == pytest.approx(2 * a_byte)
     assert a_byte > 0.2 * seconds["nemo", "bf16"]
+
+
+def test_fsdp2s_first_zero_stage_reduces_shards_and_gathers_16_bits() -> None:
+    """4 bytes reduced and 2 gathered a parameter; DDP's all-reduces 4, twice as much sent, and sends 4 after it."""
+    trainer, wrapped = (
+        data_communication(inputs(recipe=Recipe(seq_len=4096, framework=name), sharding=ZERO1))
+        for name in ("gpufleet", "torch")
+    )
+    assert trainer[0] == wrapped[0] == 0
+    assert trainer[1] / wrapped[1] == pytest.approx((4 + 2) / (8 + 4), rel=0.2)
