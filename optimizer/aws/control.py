@@ -102,11 +102,13 @@ def _change_request(
     try:
         client.put_object(**common, **condition)
     except Exception as error:
-        if not errors.is_written_by_another(error):
+        # S3 answers 404 where the object was deleted since:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html#conditional-error-response
+        if not (errors.is_written_by_another(error) or errors.is_no_object(error)):
             raise
         raise GpufleetError(
             f"s3://{bucket}/{key} changed while it was written",
-            why="another person asked the controller for something at the same moment",
+            why="another person changed or deleted it at the same moment",
             next_step="read gpufleet status, then ask again",
         ) from error
 

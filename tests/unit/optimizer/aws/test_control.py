@@ -96,3 +96,20 @@ def test_of_two_requests_at_once_one_is_told(deployed: DeployedStack, monkeypatc
         with pytest.raises(GpufleetError, match="changed while it was written"):
             control.write_request(deployed.s3, bucket, "control", want="stop", by="ada", now=NOW)
         assert deployed.get("control/request.json") == kept
+
+
+def test_a_request_deleted_while_it_was_changed_is_told_as_any_other_change(
+    deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 answers 404 for If-Match without an object, where it answers 412 for another ETag."""
+    bucket, read = deployed.names.bucket, control._read
+    deployed.put("control/request.json", "{}")
+
+    def deleted_meanwhile(*arguments: object) -> object:
+        content = read(*arguments)  # type: ignore[arg-type]
+        deployed.s3.delete_object(Bucket=bucket, Key="control/request.json")
+        return content
+
+    monkeypatch.setattr(control, "_read", deleted_meanwhile)
+    with pytest.raises(GpufleetError, match="changed while it was written"):
+        control.write_request(deployed.s3, bucket, "control", want="stop", by="ada", now=NOW)
