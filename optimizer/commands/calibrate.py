@@ -12,7 +12,7 @@ import click
 
 from bootstrap.contract.measured import FOLDER
 from bootstrap.contract.words import counted
-from optimizer.commands.options import directory_option
+from optimizer.commands.options import OutputFile, directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
@@ -49,7 +49,7 @@ Examples:
 @click.argument("runs", metavar="[RUNS.csv]", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(replaced=True),
     help="Write the calibration here.  [default: only show what it is worth]",
 )
 @click.option("--from-stack", is_flag=True, help="Read the runs that a stack measured, instead of RUNS.csv.")

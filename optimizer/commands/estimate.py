@@ -12,7 +12,7 @@ from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, Fine
 from bootstrap.contract.words import counted
 from optimizer.commands import complete
 from optimizer.commands.estimate_table import estimate_table
-from optimizer.commands.options import calibration_option, chosen_calibration
+from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
 from optimizer.errors import InvalidInputError, NothingFeasibleError
 from optimizer.performance.calibration import Calibration
@@ -156,9 +156,7 @@ Presets: {", ".join(presets())}."""
     help="Estimate every row of a CSV instead (columns of optimizer/performance/data/measured_runs.csv); - reads it "
     "from standard input.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True), help="Where --batch writes; - prints."
-)
+@click.option("--out", type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
 @click.option(
     "--require-fit",
     is_flag=True,

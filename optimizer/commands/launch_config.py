@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import plan_arguments, read_plan_argument
+from optimizer.commands.options import OutputFile, plan_arguments, read_plan_argument
 
 # The names of optimizer.launch_config.ENGINES, without its imports.
 ENGINE_NAMES = ("torchtitan", "accelerate", "deepspeed", "megatron-core")
@@ -24,7 +24,7 @@ Example:
 @click.option("--engine", type=click.Choice(ENGINE_NAMES), required=True, help="Training engine.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OutputFile(),
     help="File to write.  [default: standard output]",
 )
 def command(plan: str, plan_number: int, engine: str, out: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,55 @@ class Hours(click.ParamType[float]):
             return parse_hours(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class OutputFile(click.Path):
+    """A file that the command writes at its end; one that cannot be written is refused before the work.
+
+    Args:
+        replaced: ``replace_file`` writes it, which needs the folder in any case.
+        allow_dash: as of ``click.Path``.
+    """
+
+    def __init__(self, *, replaced: bool = False, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, dir_okay=False, allow_dash=allow_dash)
+        self.replaced = replaced
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, or raise an InvalidInputError."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if str(path) != "-":
+            _check_writable(path, path if path.exists() and not self.replaced else path.resolve().parent, param)
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder that the command makes where it is missing and writes to; refused before the work, as OutputFile."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, or raise an InvalidInputError."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        absolute = path.resolve()
+        _check_writable(path, next(place for place in (absolute, *absolute.parents) if place.exists()), param)
+        return path
+
+
+def _check_writable(path: Path, place: Path, param: click.Parameter | None) -> None:
+    """Raise an InvalidInputError unless ``place``, a file of that name or the folder for it, can be written."""
+    if place != path and not place.is_dir():
+        fault = f"{place} is no folder" if place.exists() else f"the folder {place} does not exist"
+    elif not os.access(place, os.W_OK):
+        fault = f"you have no permission to write to {place}"
+    else:
+        return
+    raise InvalidInputError(
+        f"{param.opts[0] if param else 'the output'} {path} cannot be written",
+        why=fault,
+        next_step="name another place" if place.exists() else f"mkdir -p {shlex.quote(str(place))}",
+    )
 
 
 def calibration_option(function: F) -> F:

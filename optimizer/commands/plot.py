@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import F
+from optimizer.commands.options import F, OutputFile
 from optimizer.commands.output import say
 from optimizer.errors import GpufleetError, InvalidInputError
 
@@ -20,7 +20,7 @@ def plot_option(function: F) -> F:
     return click.option(
         "--plot",
         metavar="FILE.png|svg",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=OutputFile(),
         help="Also draw it (needs the extra: pip install 'gpufleet[plot]').",
     )(function)
 

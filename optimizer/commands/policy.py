@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from optimizer.commands.options import directory_option
+from optimizer.commands.options import OutputFolder, directory_option
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.stack_paths import stack_path
 from optimizer.errors import InvalidInputError
@@ -26,7 +26,7 @@ Example:
 @click.option("--region", help="Region of the stack.  [default: of its plan]")
 @click.option("--account", metavar="ID", help="Account of the stack.  [default: of the credentials]")
 @directory_option
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write one file a document there.")
+@click.option("--out", type=OutputFolder(), help="Write one file a document there.")
 def command(
     who: str, stack: str | None, region: str | None, account: str | None, directory: Path, out: Path | None
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from optimizer.commands.options import OutputFile
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.errors import InvalidInputError
 from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
@@ -46,7 +47,7 @@ Example:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="Also write the profile to this .json file, which --model of recommend and estimate reads.",
 )
 @format_option

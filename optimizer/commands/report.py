@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import directory_option, parse_plan_argument, plan_number_option
+from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option
 from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_paths import stack_path
@@ -34,7 +34,7 @@ Example:
 @click.option(
     "--out",
     metavar="FILE.html",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(replaced=True),
     required=True,
     help="File to write; an older one is replaced.",
 )

@@ -12,7 +12,7 @@ import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
-from optimizer.commands.options import one_stack_options
+from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import read_stack, resolve_names
@@ -49,7 +49,7 @@ Example:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OutputFolder(),
     default=Path(),
     help="Folder for the trace.  [default: the current one]",
 )

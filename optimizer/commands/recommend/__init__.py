@@ -11,7 +11,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands import complete
-from optimizer.commands.options import calibration_option, chosen_calibration, repeat_command
+from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import (
     count_old_prices,
     format_number,
@@ -138,9 +138,7 @@ Example:
 @click.option(
     "--explain", is_flag=True, help="Also list why other layouts and types lose, each type with its own reason."
 )
-@click.option(
-    "--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON answer to this file."
-)
+@click.option("--save", type=OutputFile(), help="Also write the JSON answer to this file.")
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
 @click.option(
     "--respect-quotas",

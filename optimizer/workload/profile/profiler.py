@@ -60,7 +60,7 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
 
 
 def check_out_path(path: Path) -> None:
-    """Check that ``write_profile`` can write to ``path``, before minutes of tracing."""
+    """Check that ``--model`` will take ``path`` for a profile, before minutes of tracing."""
     if path.suffix != ".json":
         raise InvalidInputError(
             f"--out is {path}",
@@ -68,8 +68,6 @@ def check_out_path(path: Path) -> None:
             why="--model tells a profile by the suffix",
             next_step=f"--out {path}.json",
         )
-    if not path.absolute().parent.is_dir():
-        raise InvalidInputError(f"--out is {path}", limit="a file in a folder that exists", next_step="make the folder")
 
 
 def write_profile(path: Path, profile: ModuleProfile) -> None:
