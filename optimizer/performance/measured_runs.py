@@ -16,7 +16,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.inputs import stack
-from optimizer.performance.rows import read_row, row_error
+from optimizer.performance.rows import read_row
 from optimizer.performance.setups import Setup
 from optimizer.performance.types import Estimates, Floats
 
@@ -99,9 +99,7 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
                     filled |= {name for name, cell in cells.items() if cell}
                     read |= row.read
                 except GpufleetError as error:
-                    refused.append(
-                        Refused(line=reader.line_num, row_id=cells.get("row_id") or "", reason=row_error(error))
-                    )
+                    refused.append(Refused(line=reader.line_num, row_id=cells.get("row_id") or "", reason=str(error)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInputError(
             f"{path} cannot be read: {error}",

@@ -111,7 +111,7 @@ def _tuning(row: Row) -> FineTuning:
 
 def row_error(error: GpufleetError) -> str:
     """Format an error on one line, for the ``error`` column."""
-    return " ".join(str(error).split())
+    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
 
 
 def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def calibrate(
     refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)
     least = LEAST_ALONE if alone or base is None else 1
     if len(rows) < least:
-        first = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
+        first = f"; line {refused[0].line}: {refused[0].reason.splitlines()[0]}" if refused else ""
         raise InvalidInputError(
             f"{origin} holds {counted(len(rows), 'run')} that can be used and {len(refused)} that cannot{first}",
             limit=f"at least {least}",

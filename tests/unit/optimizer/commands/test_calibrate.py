@@ -138,7 +138,7 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
     assert "without layers and hidden_size" in refused[9]
     assert "peak_memory_gib is nan" in refused[10]
     assert "is it a row of this model and GPU?" in refused[11]
-    assert "line 6 refused" in err
+    assert "\nline 6 refused: gpu is 'mi300x'\n  limit: one of v100-16gb" in err, "parts on lines of their own"
     assert len(json.loads(out)["runs"]) == 3
 
 
