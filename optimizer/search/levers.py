@@ -14,7 +14,7 @@ from optimizer.hardware import Offer
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable, build_tables, find_tables
-from optimizer.search.nearest import change_work, divide_batch, find_needs
+from optimizer.search.nearest import NODE_GPUS, change_work, divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
@@ -165,8 +165,9 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
 
 
 def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
-    """Say what a batch saves that numbers of nodes divide which ``plan``'s leaves out; ``tables`` are as above."""
-    if problem.request.objective != "cost" or plan.node_count == 1:
+    """Say what a batch saves that numbers of GPUs divide which ``plan``'s leaves out; ``tables`` are as above."""
+    one_node_divides = plan.node_count == 1 and problem.amount.global_batch % NODE_GPUS == 0
+    if problem.request.objective != "cost" or one_node_divides:
         return []
     moved = divide_batch(problem)
     candidate = rank_first([*tables, *moved[1]], problem.request) if moved else None

@@ -2,7 +2,7 @@
 
 Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
 instance types and purchase options that the request names are opened to all, the batch moves to one that other numbers
-of nodes divide, and GPUs without bf16 train in fp16.
+of nodes or GPUs divide, and GPUs without bf16 train in fp16.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _MOST_NODES = 1000  # of a request
 # at most an eighth away, moves the batch less than a published one to the next (global_batch.py).
 _DIVISIBLE = (480, 240, 120, 60)
 _MOST_OF_BATCH = 1 / 8
+# GPUs of the largest nodes. A batch that they do not divide moves to their nearest multiple, which may be a third away:
+# from 6 samples on there is one.
+NODE_GPUS = 8
+_MOST_OF_SMALL_BATCH = 1 / 3
 _FLAGS = {
     "budget_usd": "--budget",
     "deadline_hours": "--deadline",
@@ -151,9 +155,9 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 
 
 def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
-    """Search with a near batch that more numbers of nodes divide; None where there is none or steps are given."""
+    """Search with a near batch that more numbers of GPUs divide; None where there is none or steps are given."""
     batch = problem.amount.global_batch
-    moved = next((near for unit in _DIVISIBLE if (near := _multiple(batch, unit))), batch)
+    moved = near_batch(batch)
     if problem.request.workload.steps is not None or moved == batch:
         return None
     amount = replace(problem.amount, global_batch=moved)
@@ -186,10 +190,19 @@ def change_work(problem: Problem, **changes: Any) -> FleetRequest:
     return problem.request.model_copy(update={"workload": work})
 
 
-def _multiple(batch: int, unit: int) -> int:
-    """Nearest multiple of ``unit``; 0 where it is too far from ``batch``."""
+def near_batch(batch: int) -> int:
+    """Return a near batch that more numbers of GPUs divide, or ``batch`` where there is none."""
+    near = [_multiple(batch, unit, _MOST_OF_BATCH) for unit in _DIVISIBLE]
+    if batch % NODE_GPUS:
+        near = [moved for moved in near if moved % NODE_GPUS == 0]
+        near.append(_multiple(batch, NODE_GPUS, _MOST_OF_SMALL_BATCH))
+    return next(filter(None, near), batch)
+
+
+def _multiple(batch: int, unit: int, most: float) -> int:
+    """Nearest multiple of ``unit``; 0 where it is more than that part of ``batch`` away."""
     near = round(batch / unit) * unit
-    return near if abs(near - batch) <= _MOST_OF_BATCH * batch else 0
+    return near if abs(near - batch) <= most * batch else 0
 
 
 def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, alone: bool) -> list[NearestPlan]:

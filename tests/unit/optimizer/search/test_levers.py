@@ -16,6 +16,7 @@ from optimizer.recommend import Recommendation, recommend
 from optimizer.request import request_from_dict
 from optimizer.search import purchases
 from optimizer.search.levers import describe_commitments
+from optimizer.search.nearest import near_batch
 
 
 def answer(model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any) -> Recommendation:
@@ -93,6 +94,38 @@ def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -
     saved = first.cost_usd.expected - near.plans[0].cost_usd.expected
     assert saved == pytest.approx(float(note[3].replace(",", "")), abs=1)
     assert not any("--global-batch" in note for note in near.notes)
+
+
+def test_a_batch_that_the_gpus_of_a_node_divide_saves_what_the_note_says() -> None:
+    """Of 7 sequences 8 GPUs train none alone: the plan had to split the model, and no note said why."""
+    where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"], "max_nodes": 1}
+    seven = answer(work={"global_batch": 7}, **where)
+    note = only(
+        seven.notes, r"--global-batch 8 instead of 7 would save ([0-9,.]+) USD: .* and ([0-9.]+) USD on the same"
+    )
+    eight = answer(work={"global_batch": 8}, **where)
+    assert eight.plans[0].parallelism.data == 8 > seven.plans[0].parallelism.data
+    assert eight.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.01)
+    assert not any("--global-batch" in note for note in eight.notes)
+
+
+def test_a_batch_that_no_fleet_can_train_has_a_near_one() -> None:
+    """A model that is not split: its data ranks must divide the batch."""
+    where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"]}
+    none = answer("resnet50", {"samples": "10M", "seq_len": None, "tokens": None, "global_batch": 7}, **where)
+    assert not none.plans
+    assert next(dict(plan.changes) for plan in none.nearest) == {"global_batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("batch", "near"),
+    [
+        *((5, 5), (6, 8), (7, 8), (8, 8), (12, 16), (20, 16), (63, 64), (100, 96)),  # the GPUs of a node
+        *((56, 60), (64, 60), (128, 120), (250, 240), (500, 480), (512, 480)),  # more numbers of nodes
+    ],
+)
+def test_near_batches(batch: int, near: int) -> None:
+    assert near_batch(batch) == near
 
 
 def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_bought() -> None:
