@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Set
 from dataclasses import dataclass
 
 from bootstrap.agent.commands import output_of
+from bootstrap.agent.group import Instance
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import Node
+
+# Looks at a group that AWS does not answer, perhaps as other fleets start, have up to 2^2 times the pause. A start that
+# nothing throttles waits no longer.
+MOST_DOUBLINGS = 2
+# Part of a pause by which it differs from other nodes': they start together.
+JITTER = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +37,31 @@ def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
     if not by_peers and not node.group.instance_id():
         raise AgentError("without its instance id this node cannot find itself among the others")
     deadline = time.monotonic() + node.settings.join_limit_s
+    silent = 0
     while True:
-        found = _among_peers(node) if by_peers else _in_group(node, without)
+        instances = None if by_peers else node.group.in_service(node.settings.node_count)
+        if by_peers:
+            found = _among_peers(node)
+        elif instances is not None:
+            silent, found = 0, _in_group(node, instances, without)
+        else:
+            silent, found = min(silent + 1, MOST_DOUBLINGS), None
+            log(f"cannot list the nodes of {node.settings.group_name}; trying again")
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:
             noun = "gang" if by_peers else "fleet"
             raise AgentError(f"the {noun} was not complete within {node.settings.join_limit_s:g} s")
-        node.rest(node.settings.join_poll_s)
+        node.rest(node.settings.join_poll_s * 2**silent * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
 
-def _in_group(node: Node, without: Set[str]) -> Rendezvous | None:
+def _in_group(node: Node, instances: list[Instance], without: Set[str]) -> Rendezvous | None:
     """Pick the oldest node, of equals the lower id.
 
     A replacement is always younger, so it joins where the survivors wait; by the id alone, a replacement could found a
     second group.
     """
     settings, own_id = node.settings, node.group.instance_id()
-    instances = node.group.in_service()
-    if instances is None:
-        log(f"cannot list the nodes of {settings.group_name}; trying again")
-        return None
     instances = [one for one in instances if one.id not in without]
     own_ip = next((one.private_ip for one in instances if one.id == own_id), "")
     if len(instances) < settings.node_count or not own_ip:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +24,11 @@ from bootstrap.agent import container, credentials, ending
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import Group, Instance
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
 from bootstrap.agent.node import Node
+from bootstrap.agent.rendezvous import meet
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
@@ -116,6 +117,45 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
     monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
     assert not group.is_full_without_this_node()
     assert found == [[2, 3]]
+
+
+def test_a_waiting_node_asks_ec2_only_where_the_group_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DescribeInstances without filters or pages refills at 10 calls/s; ten waiting fleets of 64 nodes made 64."""
+    group = Group(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
+    calls: list[tuple[str, ...]] = []
+    launched = ("12:00:05Z\ti-2\t10.0.0.2", "12:00:00Z\ti-1\t10.0.0.1", "11:59:00Z\ti-9\t10.0.0.9")
+    lines = "".join(f"2026-11-26T{line}\n" for line in launched)
+
+    def answer(*words: str) -> str:
+        calls.append(words)
+        return lines if words[0] == "ec2" else "i-1\ti-2\n"
+
+    monkeypatch.setattr(group, "_aws", answer)
+    waiting = group.in_service(3)
+    assert waiting is not None and [one.id for one in waiting] == ["i-1", "i-2"] and len(calls) == 1
+    complete = group.in_service(2)
+    assert complete is not None
+    assert [(one.id, one.private_ip) for one in complete] == [("i-1", "10.0.0.1"), ("i-2", "10.0.0.2")]
+    assert calls[2][:4] == (
+        "ec2",
+        "describe-instances",
+        "--filters",
+        "Name=tag:aws:autoscaling:groupName,Values=fleet-1",
+    )
+
+
+def test_nodes_look_for_each_other_at_times_of_their_own_and_less_often_where_aws_is_silent() -> None:
+    silence = [None] * 5
+    looks: Iterator[list[Instance] | None] = iter([[], *silence, []])
+    rests: list[float] = []
+    settings = Settings.from_environment({"GPUFLEET_NODE_COUNT": "64", "GPUFLEET_ASG_NAME": "fleet-1"})
+    group = SimpleNamespace(instance_id=lambda: "i-1", in_service=lambda enough: next(looks))
+    notices = iter([None] * 6 + [Notice(source=SPOT_PATH, detail="terminate")])
+    node = SimpleNamespace(settings=settings, group=group, rest=rests.append, leaving=lambda: next(notices))
+    assert meet(cast(Node, node)) is None
+    for rest, mean in zip(rests, (10, 20, 40, 40, 40, 40), strict=True):
+        assert mean * 0.75 <= rest <= mean * 1.25
+    assert len(set(rests)) == len(rests)
 
 
 def test_both_aws_clis_tell_when_the_controller_wrote() -> None:
