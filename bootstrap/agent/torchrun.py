@@ -8,8 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from bootstrap.agent import container
 from bootstrap.agent.commands import start_as
@@ -19,6 +17,8 @@ from bootstrap.agent.node import Node
 from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
 from bootstrap.contract.launcher import split_command, start_of
+from bootstrap.contract.words import counted
+from bootstrap.processes import children, descendants, is_running
 
 # A node that says nothing for ``interval`` times ``max_attempt`` seconds is out of the rendezvous. Its replacement
 # needs longer than 10 s to come, so nobody waits for this; with 3 s, a torchrun that stood still for 6 s on a busy
@@ -27,6 +27,8 @@ RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_atte
 # Limit of the gang test's rendezvous, s; torchrun's own is 600. A node that finds the others at another port than
 # theirs gives up here, and they meet at the training's.
 TEST_JOIN_S = 120.0
+# Ranks with a SpotTolerantRun end by themselves within a second of their torchrun, and say so; others hold their GPUs.
+ORPHANS_END_S = 2.0
 # The plan's job and layout, which the training command follows.
 PLANNED = (
     "GPUFLEET_ARCHITECTURE", "GPUFLEET_PRECISION", "GPUFLEET_OPTIMIZER", "GPUFLEET_COMPILED", "GPUFLEET_GLOBAL_BATCH",
@@ -95,10 +97,15 @@ class Torchrun:
         else:
             words = [node.settings.python, *words]
         self._process = start_as(user, words, environment, node.settings.train_dir, stdin=subprocess.DEVNULL)
+        self._last_workers: list[int] = []
 
     def runs(self) -> bool:
         """True until torchrun has ended."""
-        return self._process.poll() is None
+        if self._process.poll() is not None:
+            return False
+        if not self._node.settings.image:  # the processes of a container end with it
+            self._last_workers = self.workers()
+        return True
 
     def has_lost_nsight(self) -> bool:
         """True where what torchrun and its workers start would end with 1: the session of their variables is gone."""
@@ -107,13 +114,27 @@ class Torchrun:
     def status(self) -> int:
         """Wait for the exit status; 128 and the signal's number after a signal, as in a shell."""
         status = self._process.wait()
-        return status if status >= 0 else 128 - status
+        if status >= 0:
+            return status
+        self._end_orphans()
+        return 128 - status
+
+    def _end_orphans(self) -> None:
+        """End what a killed torchrun left: the next one's ranks would find no memory on the GPUs."""
+        deadline = time.monotonic() + ORPHANS_END_S
+        while left := [one for pid in self._last_workers if is_running(pid) for one in (pid, *descendants(pid))]:
+            if time.monotonic() >= deadline:
+                log(f"torchrun was killed; ending {counted(len(left), 'process', 'processes')} that it left")
+                for pid in left:
+                    send(pid, signal.SIGKILL)
+                return
+            time.sleep(0.1)
 
     def workers(self) -> list[int]:
         """torchrun's children, which have sessions of their own and so no common process group."""
         if not self._node.settings.image:
-            return _children(self._process.pid)
-        return [pid for torchrun in _children(container.init_process()) for pid in _children(torchrun)]
+            return children(self._process.pid)
+        return [pid for torchrun in children(container.init_process()) for pid in children(torchrun)]
 
     def end(self) -> None:
         """Send SIGTERM, and SIGKILL to all where torchrun does not end in time."""
@@ -128,14 +149,6 @@ class Torchrun:
                     send(pid, signal.SIGKILL)
                 return
             self._node.tick()
-
-
-def _children(pid: int | None) -> list[int]:
-    pids = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            pids += [int(child) for child in children.read_text().split()]
-    return pids
 
 
 def send(pid: int, number: int) -> bool:

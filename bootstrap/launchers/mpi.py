@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from bootstrap.launchers.meeting import Line, Meeting
+from bootstrap.processes import descendants
 
 # Exit status of SSH for a connection that failed.
 NO_CONNECTION = 255
@@ -167,26 +168,8 @@ def _end_descendants() -> None:
     """End all processes below this one, with SIGKILL after a while; ranks have sessions of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + END_S
-        for pid in _descendants(os.getpid()):
+        for pid in descendants(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while _descendants(os.getpid()) and time.monotonic() < deadline:
+        while descendants(os.getpid()) and time.monotonic() < deadline:
             time.sleep(0.05)
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, _read(children).split()):
-            # The state follows the name, which may have any character; a zombie has ended.
-            if _read(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"]):
-                found += [child, *_descendants(child)]
-    return found
-
-
-def _read(file: Path) -> str:
-    """Text of a file of /proc; empty where its process has just ended."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ import pytest
 
 from bootstrap.contract.launcher import gang_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers.environment import expand, write_files
-from bootstrap.launchers.mpi import _descendants
+from bootstrap.processes import descendants
 
 ROOT = Path(__file__).parents[4]
 
@@ -220,7 +220,7 @@ def test_a_process_that_ends_while_it_is_listed_hides_no_other(monkeypatch: pyte
             return read(path)
 
         monkeypatch.setattr(Path, "read_text", read_text)
-        found = _descendants(os.getpid())
+        found = descendants(os.getpid())
         ended.kill()
         lives.kill()
     assert lives.pid in found and ended.pid not in found
