@@ -94,6 +94,25 @@ def test_following_prints_each_line_once_also_late_ones(
     assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["first", "sent late", "second"]
 
 
+def test_following_prints_what_a_node_sends_once_cloudwatch_is_in_reach_again(
+    deployed: DeployedStack, gpufleet: Gpufleet, output: Output, nodes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.write(nodes[0], "first", after_s=0)
+    output.write(nodes[0], "newest", after_s=590)
+    clock = Clock()
+    monkeypatch.setattr("time.sleep", clock.sleep)
+
+    def meanwhile(passed: timedelta) -> None:
+        if passed >= timedelta(minutes=3):
+            raise KeyboardInterrupt
+        if passed == timedelta(seconds=5):
+            output.write(nodes[1], "nine minutes late", after_s=30)
+
+    clock.meanwhile = meanwhile
+    _, out, _ = gpufleet("logs", *deployed.arguments, "-f")
+    assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["first", "newest", "nine minutes late"]
+
+
 def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:
     """By the address as text, of which 10.0.0.10 comes before 10.0.0.9."""
 
