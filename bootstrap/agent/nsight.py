@@ -25,9 +25,10 @@ TRACED = "cuda,nvtx,osrt"
 # nsys 2022.4.2 starts in 0.2 s and ends in less.
 START_LIMIT_S = 30.0
 END_LIMIT_S = 5.0
-# Writes its environment to a file, and ends with the agent, which holds the other end of its standard input.
+# Writes its environment, which may have tokens, to a file that its user alone reads. Ends with the agent, which holds
+# the other end of its standard input.
 HOLDER = (
-    "import pathlib, sys; new = pathlib.Path(sys.argv[1] + '.new'); "
+    "import os, pathlib, sys; os.umask(0o077); new = pathlib.Path(sys.argv[1] + '.new'); "
     "new.write_bytes(pathlib.Path('/proc/self/environ').read_bytes()); new.rename(sys.argv[1]); sys.stdin.read()"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_training_goes_on_without_an_nsys_that_does_not_start(
     assert says in said and "training without it" in said
     assert one.variables({"PATH": ""}) == {} and not "".join(capfd.readouterr()), "tried once"
     one.close()
+
+
+def test_only_the_training_reads_its_variables(tmp_path: Path) -> None:
+    """They may hold a token."""
+    install(tmp_path / "bin/nsys", 'while [ "${1#-}" != "$1" ] || [ "$1" = launch ]; do shift; done\nexec "$@"\n')
+    one = session(tmp_path, GPUFLEET_PYTHON=sys.executable)
+    assert one.variables({**os.environ, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    one.close()
+    file = tmp_path / "run/gpufleet/nsight-environment"
+    assert "PATH=" in file.read_text() and file.stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_started_unasked_or_for_a_container(tmp_path: Path) -> None:
