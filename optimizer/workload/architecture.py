@@ -74,8 +74,8 @@ def _says_something(model: ModelSpec, field: str) -> bool:
 def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keep what builds the model: plan, stack file and the nodes' 16 KiB of user data hold it.
 
-    A null is left out, as Pulumi's configuration has none; Mistral's null of sliding_window, whose default is a window,
-    becomes the whole sequence.
+    A null is left out, as Pulumi's configuration has none. Two nulls differ from the field's default: Mistral's
+    sliding_window becomes the whole sequence, DeepSeek's q_lora_rank 0.
     """
     kept = {
         name: value
@@ -87,6 +87,8 @@ def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     if config.get("sliding_window", 0) is None and "max_position_embeddings" in kept:
         kept["sliding_window"] = kept["max_position_embeddings"]
+    if config.get("q_lora_rank", 0) is None:
+        kept["q_lora_rank"] = 0
     if set(kept.get("layer_types", ())) == {"full_attention"}:
         del kept["layer_types"]
     return kept

@@ -23,9 +23,8 @@ def model_from_encoder_config(data: Mapping[str, Any], *, name: str, origin: str
         name=name,
         active_parameters=fields["parameters"],
         kv_heads=fields["attention_heads"],
-        tied_embeddings=True,
         source=f"{origin} ({kind})",
-        **fields,
+        **({"tied_embeddings": True} | fields),
     )
 
 
@@ -138,7 +137,9 @@ def _whisper(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
     block = 2 * hidden * ffn + ffn + hidden
     layers = encoder * (attention + block + 4 * hidden) + decoder * (2 * attention + block + 6 * hidden)
     stem = 3 * hidden * (bins + hidden)
-    outside = stem + 2 * hidden + (frames + targets + size["vocab_size"]) * hidden + 4 * hidden
+    tied = bool(data.get("tie_word_embeddings", True))
+    words = size["vocab_size"] * (1 if tied else 2)
+    outside = stem + 2 * hidden + (frames + targets + words) * hidden + 4 * hidden
     return {
         "architecture": "speech",
         "parameters": layers + outside,
@@ -151,6 +152,7 @@ def _whisper(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
         "attention_heads": heads,
         "head_dim": hidden // heads,
         "vocab_size": size["vocab_size"],
+        "tied_embeddings": tied,
         "learned_positions": frames + targets,
         # Two convolutions of three frames over the log-mel spectrogram, the second with stride 2.
         "flops_per_sample": 2.0 * frames * 3 * hidden * (2 * bins + hidden),

@@ -211,6 +211,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             gated_mlp=family.gated,
             tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
             learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
+            embedding_width=_embedding_width(data, values["hidden_size"], origin),
             config=config,
             source=f"{origin} ({data['model_type']})",
         )
@@ -226,7 +227,14 @@ def _details(data: Mapping[str, Any], family: _Family, origin: str) -> BiasesAnd
         given["mlp_bias"] = bool(data["mlp_bias"])
     if "type_vocab_size" in family.defaults:
         given["token_types"] = whole(data, "type_vocab_size", origin)
+    if data["model_type"] == "opt":  # OPT-350m has norms behind its sublayers, and none at the end
+        given["final_norm"] = bool(data.get("do_layer_norm_before", True))
     return replace(family.details, **given)
+
+
+def _embedding_width(data: Mapping[str, Any], hidden_size: int, origin: str) -> int:
+    width = whole(data, "word_embed_proj_dim", origin) if data["model_type"] == "opt" else 0
+    return 0 if width == hidden_size else width
 
 
 def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) -> tuple[int, int]:
@@ -267,7 +275,9 @@ def _latent_attention(data: Mapping[str, Any], origin: str) -> LatentAttention:
         "value_dim": "v_head_dim",
     }
     ranks = {ours: whole(data, theirs, origin) for ours, theirs in names.items()}
-    missing = [names[ours] for ours, value in ranks.items() if not value]
+    # Configurations whose queries have no latents say so with a null; a field that is not there has a default.
+    without = "query_rank" if names["query_rank"] in data else None
+    missing = [names[ours] for ours, value in ranks.items() if not value and ours != without]
     if missing:
         raise InvalidInputError(
             f"{origin} lacks {', '.join(missing)}",

@@ -19,7 +19,8 @@ class LatentAttention:
     """Multi-head latent attention (arXiv:2412.19437, 2.1.1): queries, keys and values are made of narrow latents.
 
     Attributes:
-        query_rank, kv_rank: width of the latents of queries, and of keys and values.
+        query_rank, kv_rank: width of the latents of queries, 0 where these are made of the residual (Moonlight), and of
+            keys and values.
         rope_dim, nope_dim: head dimensions with and without rotary positions; keys share the former among heads.
         value_dim: head dimension of the values.
     """
@@ -42,7 +43,8 @@ class LatentAttention:
 
     def matrix_parameters(self, hidden_size: int, heads: int) -> int:
         """Weights of one layer's projections."""
-        expanded = self.query_rank * (self.nope_dim + self.rope_dim) + self.kv_rank * (self.nope_dim + self.value_dim)
+        queries = (self.query_rank or hidden_size) * (self.nope_dim + self.rope_dim)
+        expanded = queries + self.kv_rank * (self.nope_dim + self.value_dim)
         return hidden_size * self.latent_width + heads * (expanded + self.value_dim * hidden_size)
 
 
@@ -68,6 +70,8 @@ class ModelSpec:
         tied_embeddings: the output projection is the embedding.
         max_seq_len: longest sequence the model was built for, tokens; 0 where unknown.
         learned_positions: rows of a learned position embedding.
+        embedding_width: width of the embedding and the output projection where two matrices beside them make it the
+            residual's (OPT-350m); times and activations are those of the residual's width.
         encoder_layers: of ``layers``, those of the encoder; each of the others is a decoder's, with cross-attention.
         encoder_tokens, decoder_tokens: tokens of a sample in either where the model fixes them: patches of an image
             with the class token, frames of a clip and its longest transcript.
@@ -105,6 +109,7 @@ class ModelSpec:
     head_norms: bool = False
     max_seq_len: int = 0
     learned_positions: int = 0
+    embedding_width: int = 0
     encoder_layers: int = 0
     encoder_tokens: int = 0
     decoder_tokens: int = 0
@@ -217,8 +222,15 @@ class ModelSpec:
         """Parameters outside the layers: embeddings, output projection; all of a CNN."""
         if not self.layers:
             return self.parameters
-        tables = self.vocab_size * (1 if self.tied_embeddings else 2) + self.learned_positions
-        return min(self.parameters, tables * self.hidden_size)
+        return min(self.parameters, self.table_parameters)
+
+    @property
+    def table_parameters(self) -> int:
+        """Parameters of embeddings, positions and output projection, as the fields say."""
+        width = self.embedding_width or self.hidden_size
+        words = self.vocab_size * width * (1 if self.tied_embeddings else 2)
+        projections = 2 * width * self.hidden_size if self.embedding_width else 0
+        return words + projections + self.learned_positions * self.hidden_size
 
 
 def check_shape(model: ModelSpec) -> ModelSpec:
@@ -247,7 +259,8 @@ class BiasesAndNorms:
         mlp_bias: also of experts and their router.
         norm_bias: LayerNorm with bias (2 vectors); else RMSNorm or bias-free LayerNorm (1 vector).
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
-        mlm_head: a dense layer with norm and a vocabulary bias before the tied output projection (BERT).
+        mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
+            is not the embedding (BERT).
     """
 
     attention_bias: Literal["none", "qkv", "all"] = "none"
@@ -318,11 +331,10 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
     router = model.experts * (h + int(details.mlp_bias))
     shared = block(model.shared_ffn_size) if model.shared_ffn_size else 0
     dense = model.dense_layers * block(model.dense_ffn_size)
-    tables = model.vocab_size * (1 if model.tied_embeddings else 2) + model.learned_positions + details.token_types
-    outside = h * tables
+    outside = model.table_parameters + h * details.token_types
     outside += norm * (int(details.final_norm) + int(details.embedding_norm))
     if details.mlm_head:
-        outside += h * h + h + norm + model.vocab_size
+        outside += h * h + h + norm + model.vocab_size * (1 if model.tied_embeddings else 2)
     total, active = (
         outside
         + model.layers * attention

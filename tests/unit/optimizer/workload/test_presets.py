@@ -137,6 +137,20 @@ def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -
     assert sum(weight.numel() for weight in module.parameters()) == model.parameters
 
 
+def test_whispers_output_projection_is_counted_where_it_is_not_the_embedding() -> None:
+    config: dict[str, Any] = {
+        "model_type": "whisper", "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 128, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128,
+        "vocab_size": 51003, "num_mel_bins": 80, "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = resolve_model(config)
+    built: Any = transformers.AutoModelForSpeechSeq2Seq
+    with torch.device("meta"):
+        module = built.from_config(transformers.AutoConfig.for_model(**config))
+    assert sum(weight.numel() for weight in module.parameters()) == model.parameters
+    assert not model.tied_embeddings
+
+
 # Fields that a config.json leaves out, or that only some configurations of its kind set.
 SMALL = {
     "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 5, "num_attention_heads": 32,
@@ -167,10 +181,16 @@ LATENT = EXPERTS | LATENTS | {"n_routed_experts": 8}
         ("gpt_oss", {"num_local_experts": 4, "attention_bias": False}),
         ("deepseek_v3", LATENT),
         ("deepseek_v3", LATENT | {"attention_bias": True, "first_k_dense_replace": 9}),
+        ("deepseek_v3", LATENT | {"q_lora_rank": None}),  # Moonlight
+        ("deepseek_v3", LATENT | {"q_lora_rank": None, "attention_bias": True}),
         ("gpt_neox", {"attention_bias": False}),
         ("opt", {"ffn_dim": 700}),
+        ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "do_layer_norm_before": False}),  # OPT-350m
+        ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "tie_word_embeddings": False}),
         ("bert", {"type_vocab_size": 5}),
+        ("bert", {"tie_word_embeddings": False}),
         ("roberta", {}),
+        ("roberta", {"tie_word_embeddings": False}),
     ],
 )  # fmt: skip
 def test_transformers_builds_a_config_with_the_counted_parameters_and_windows(
@@ -181,7 +201,10 @@ def test_transformers_builds_a_config_with_the_counted_parameters_and_windows(
     built: Any = transformers.AutoModelForCausalLM
     if model.architecture == "encoder":
         built = transformers.AutoModelForMaskedLM
-    for architecture in (config, build_architecture(model) or {}):
+    kept = build_architecture(model) or {}
+    if kept.get("q_lora_rank") == 0:  # a plan has no null
+        kept["q_lora_rank"] = None
+    for architecture in (config, kept):
         settings = transformers.AutoConfig.for_model(**architecture)
         with torch.device("meta"):
             module = built.from_config(settings)
