@@ -43,7 +43,8 @@ class Stack:
 
 
 # P5 nodes took more than 15 minutes to shut down (https://github.com/aws/aws-parallelcluster/issues/6373), and the
-# provider gives up on a security group after as long.
+# provider gives up on a security group after as long. A group that is force-deleted is "pending delete" until its
+# instances are gone (https://github.com/hashicorp/terraform/issues/1105), and the provider gives up on it after 10.
 ENDED_WITHIN = pulumi.CustomTimeouts(delete="60m")
 
 

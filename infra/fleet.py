@@ -10,7 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from bootstrap.contract.start_reservation import FIRST
-from infra.component import METADATA_OPTIONS, Component, Stack, launch_tags
+from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
 from infra.places import alternates, reserves_starts
 from infra.user_data import NodeFacts, environment, user_data
@@ -237,7 +237,9 @@ class Fleet(Component):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in sorted(self._tags.items())
             ],
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=self._left_to_others()),
+            opts=pulumi.ResourceOptions(
+                parent=self, ignore_changes=self._left_to_others(), custom_timeouts=ENDED_WITHIN
+            ),
         )
         for hook in hooks:
             # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).

@@ -9,6 +9,7 @@ import pytest
 from infra import clock
 from infra.fleet import Fleet, interfaces
 from infra.naming import Names
+from infra.offline.preview import Recorder
 from tests.infra.deployed import (
     LONE_NODE,
     WORKERS,
@@ -71,6 +72,20 @@ def test_a_gang_starts_without_nodes_and_its_size_is_the_controllers(stack: Depl
     assert {key: group[key] for key in expected} == expected
     never = {"desiredCapacity", "maxInstanceLifetime", "warmPool", "defaultInstanceWarmup"}
     assert not never & group.keys()
+
+
+def test_destroy_waits_for_the_last_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is force-deleted stays "pending delete" until its instances are gone, P5's after 15 minutes."""
+    waits: dict[str, str] = {}
+    register = Recorder.RegisterResource
+
+    def noted(self: Recorder, request: Any) -> Any:
+        waits[request.type.rpartition(":")[2]] = request.customTimeouts.delete
+        return register(self, request)
+
+    monkeypatch.setattr(Recorder, "RegisterResource", noted)
+    deploy_anew()
+    assert {kind for kind, longest in waits.items() if longest == "60m"} == {"Group", "SecurityGroup", "Subnet"}
 
 
 @pytest.mark.parametrize("option", ["spot", "on-demand", "reserved", "own-reservation"])
