@@ -121,7 +121,7 @@ class Network(Component):
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
-        endpoints = interface_endpoints(eks=eks, image=settings.image)
+        endpoints = interface_endpoints(eks=eks, image=settings.image, queue=bool(settings.queue))
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count

@@ -34,11 +34,13 @@ class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
-def interface_endpoints(*, eks: bool, image: str) -> tuple[str, ...]:
+def interface_endpoints(*, eks: bool, image: str, queue: bool) -> tuple[str, ...]:
     """Services that a VPC of the stack's own has interface endpoints for."""
     # Nodes pull from ECR; pods have their role by Pod Identity:
     # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-    return INTERFACE_ENDPOINTS + (ecr.ENDPOINTS if eks or image else ()) + (("eks-auth",) if eks else ())
+    images, pods = ecr.ENDPOINTS if eks or image else (), ("eks-auth",) if eks else ()
+    # Workers take the messages that they are started for: the NAT gateway is no way, as roles work from the VPC alone.
+    return (*INTERFACE_ENDPOINTS, *images, *pods, *(("sqs",) if queue else ()))
 
 
 def _from_project(path: Path) -> Path:
@@ -81,7 +83,7 @@ class Queue(_Model):
     """SQS queue of the user's own, whose depth decides how many workers there are."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$")
-    """SQS queue in the stack's region."""
+    """SQS queue in the stack's account and region; the workers may take its messages."""
     messages_per_node: int = Field(ge=1)
     """Messages, waiting or being worked on, for each node."""
 
@@ -277,6 +279,11 @@ class Settings(_Model):
     def has_training_role(self) -> bool:
         """The agent hands the training a role of its own; on eks, Pod Identity does."""
         return self.isolate_training and self.platform == "ec2"
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that the workers work on, or ""."""
+        return self.scaling.queue.name if self.scaling and self.scaling.queue else ""
 
     @property
     def read_prefixes(self) -> dict[str, str]:

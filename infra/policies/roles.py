@@ -36,7 +36,7 @@ CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
 # Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
 TRAINING_STATEMENTS = (
     "KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights "
-    "UseKeyThroughServices ReadParameters"
+    "UseKeyThroughServices ReadParameters TakeMessages"
 )
 
 
@@ -99,8 +99,11 @@ def node_policy(
     session_log_group: str = "",
     own_vpc: bool = False,
     training_role_arn: str = "",
+    queue: str = "",
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements; ``image``: URI.
+
+    ``queue``: name of the SQS queue that the workers work on.
 
     Session Manager's agent logs into ``session_log_group``. In the stack's ``own_vpc`` every call goes through its
     endpoints, and the credentials work on their own node only.
@@ -158,6 +161,7 @@ def node_policy(
             ["ssm:GetParameter", "ssm:GetParameters", "ssm:GetParametersByPath"],
             [names.arn("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
         ),
+        *_take_messages(names, queue),
         # AWS's smallest policy for Session Manager, without the s3 and kms statements for session logs:
         # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
         allow(
@@ -194,14 +198,16 @@ def training_trust(node_role_arn: str) -> Policy:
     return document({"Effect": "Allow", "Principal": {"AWS": node_role_arn}, "Action": "sts:AssumeRole"})
 
 
-def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, str], vpc_id: str) -> Policy:
+def training_policy(
+    names: Names, *, key_arn: str, read_prefixes: Mapping[str, str], vpc_id: str, queue: str = ""
+) -> Policy:
     """Policy of the training's own role: ``TRAINING_STATEMENTS``, from the stack's own VPC alone where it has one.
 
     Credentials of a role that was taken name no instance, so the VPC is named here:
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
     """
     kept = TRAINING_STATEMENTS.split()
-    whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)["Statement"]
+    whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes, queue=queue)["Statement"]
     elsewhere = {
         "StringNotEquals": {"aws:SourceVpc": vpc_id},
         "StringEquals": {"aws:RequestedRegion": names.region},
@@ -326,6 +332,16 @@ def _log_sessions(names: Names, group: str) -> list[Statement]:
         allow("FindSessionStreams", "logs:DescribeLogStreams", [arn, f"{arn}:*"]),
         allow("FindSessionGroup", "logs:DescribeLogGroups", "*"),
     ]
+
+
+def _take_messages(names: Names, queue: str) -> list[Statement]:
+    """Take messages of a queue, keep them from others for longer, and delete them.
+
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+    """
+    verbs = "ChangeMessageVisibility DeleteMessage GetQueueAttributes GetQueueUrl ReceiveMessage"
+    actions = [f"sqs:{verb}" for verb in verbs.split()]
+    return [allow("TakeMessages", actions, names.arn("sqs", queue))] if queue else []
 
 
 def _pull(names: Names, uri: str) -> list[Statement]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.scaling import steps
-from tests.infra.deployed import WORKERS, Deployed, deploy, workers
+from tests.infra.deployed import EXISTING_VPC, WORKERS, Deployed, deploy, workers
 
 # Eleven nodes, so that the last step is no power of two.
 ELEVEN = {
@@ -41,6 +41,27 @@ def test_utilization_is_tracked_as_the_nodes_publish_it() -> None:
 
 
 QUEUE = {"queue": {"name": "jobs.fifo", "messagesPerNode": 5}}
+
+
+@pytest.mark.parametrize(("isolated", "role"), [("true", "training"), ("false", "node")])
+def test_workers_can_take_the_messages_that_they_are_started_for(isolated: str, role: str) -> None:
+    """They would be paid, and the queue stay full: no call leaves the stack's VPC but by its endpoints."""
+    given = {**workers(scaling=QUEUE), "gpufleet:isolateTraining": isolated}
+    stack, without = deploy(ELEVEN, given), deploy(ELEVEN, {**workers(), "gpufleet:isolateTraining": isolated})
+    added = {one.name for one in stack.all("VpcEndpoint")} - {one.name for one in without.all("VpcEndpoint")}
+    assert added == {"gpufleet-dev-sqs"}
+    assert json.loads(stack.one("VpcEndpoint", "-sqs")["policy"])["Statement"][0]["Action"] == "sqs:*"
+    holders = [one.name for one in stack.all("RolePolicy") if "sqs:ReceiveMessage" in one.inputs["policy"]]
+    assert sorted(holders) == ["gpufleet-dev-controller", f"gpufleet-dev-{role}"]
+    taken = stack.policy("RolePolicy", f"dev-{role}")["TakeMessages"]
+    assert taken["Resource"] == "arn:aws:sqs:us-east-1:000000000000:jobs.fifo"
+    assert "sqs:SendMessage" not in taken["Action"]
+
+
+def test_an_existing_vpc_gets_no_endpoint_for_the_queue() -> None:
+    stack = deploy(ELEVEN, {**workers(scaling=QUEUE), **EXISTING_VPC})
+    assert not stack.all("VpcEndpoint")
+    assert "TakeMessages" in stack.policy("RolePolicy", "dev-training")
 
 
 def test_the_nodes_that_lack_are_those_of_all_messages_less_the_groups_size() -> None:

@@ -246,6 +246,12 @@ def test_a_container_image_is_looked_for_and_needs_two_endpoints(
     assert rows["configuration"]["level"] == "ok", "the image has the packages: no wheels"
 
 
+def test_workers_of_a_queue_need_an_endpoint_more(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
+    write_stack(tmp_path, mode="workers", scaling={"queue": {"name": "jobs", "messagesPerNode": 10}})
+    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
+    assert rows_of(out)["quota Interface VPC endpoints per VPC"]["value"] == 8
+
+
 def test_a_plan_that_nothing_would_train_is_a_warning(
     gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
 ) -> None:
