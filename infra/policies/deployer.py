@@ -29,8 +29,8 @@ _EC2_CHANGES = (
 )
 # Reads that take no resource, or whose resource may not exist yet. `gpufleet up` also asks what preflight asks.
 _READS = {
-    "autoscaling": "DescribeAutoScalingGroups DescribeLifecycleHooks DescribePolicies DescribeScalingActivities "
-    "DescribeScheduledActions DescribeWarmPool",
+    "autoscaling": "DescribeAutoScalingGroups DescribeInstanceRefreshes DescribeLifecycleHooks DescribePolicies "
+    "DescribeScalingActivities DescribeScheduledActions DescribeWarmPool",
     "cloudwatch": "DescribeAlarms GetMetricData",
     "ec2": "DescribeAddresses DescribeAddressesAttribute DescribeAvailabilityZones DescribeCapacityReservations "
     "DescribeFlowLogs DescribeImages DescribeInstanceTypes DescribeInstances DescribeInternetGateways "
@@ -44,9 +44,9 @@ _READS = {
     "ssm": "GetParameter",
 }
 _GROUP = (
-    "CreateAutoScalingGroup CreateOrUpdateTags DeleteAutoScalingGroup DeleteLifecycleHook DeletePolicy "
-    "DeleteScheduledAction DeleteTags DeleteWarmPool DisableMetricsCollection EnableMetricsCollection PutLifecycleHook "
-    "PutScalingPolicy PutScheduledUpdateGroupAction PutWarmPool ResumeProcesses SetInstanceProtection "
+    "CancelInstanceRefresh CreateAutoScalingGroup CreateOrUpdateTags DeleteAutoScalingGroup DeleteLifecycleHook "
+    "DeletePolicy DeleteScheduledAction DeleteTags DeleteWarmPool DisableMetricsCollection EnableMetricsCollection "
+    "PutLifecycleHook PutScalingPolicy PutScheduledUpdateGroupAction PutWarmPool ResumeProcesses SetInstanceProtection "
     "StartInstanceRefresh SuspendProcesses UpdateAutoScalingGroup"
 )
 _ROLE = (
@@ -67,8 +67,8 @@ _BUCKET = (
     "GetBucketLogging GetBucketObjectLockConfiguration GetBucketOwnershipControls GetBucketPolicy "
     "GetBucketPublicAccessBlock GetBucketRequestPayment GetBucketTagging GetBucketVersioning GetBucketWebsite "
     "GetEncryptionConfiguration GetLifecycleConfiguration GetReplicationConfiguration ListBucket ListBucketVersions "
-    "PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning "
-    "PutEncryptionConfiguration PutLifecycleConfiguration"
+    "ListTagsForResource PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging "
+    "PutBucketVersioning PutEncryptionConfiguration PutLifecycleConfiguration TagResource UntagResource"
 )
 # AbortMultipartUpload: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _OBJECTS = "AbortMultipartUpload DeleteObject DeleteObjectVersion GetObject GetObjectTagging PutObject PutObjectTagging"
@@ -134,6 +134,11 @@ _REASONS = {
     "kms:GenerateDataKeyWithoutPlaintext",
     "gpufleet move and up --regions copy a checkpoint in parts, and carry parameters": "s3:AbortMultipartUpload "
     "ssm:GetParametersByPath ssm:PutParameter",
+    "the provider cancels a refresh that is under way before it starts the next": "autoscaling:CancelInstanceRefresh "
+    "autoscaling:DescribeInstanceRefreshes",
+    # https://github.com/hashicorp/terraform-provider-aws/pull/45251
+    "the provider's newer versions ask S3 for a bucket's tags by these first": "s3:ListTagsForResource s3:TagResource "
+    "s3:UntagResource",
     "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",
 }
 WITHOUT_A_CALL = {action: reason for reason, actions in _REASONS.items() for action in actions.split()}

@@ -115,6 +115,25 @@ def test_a_move_may_carry_the_run_s_own_objects_and_parameters(action: str, reso
     assert not allows(policy, Question(action, resource.replace("dev", "prod")))
 
 
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        ("autoscaling:CancelInstanceRefresh", NAMES.group_arn),
+        ("autoscaling:DescribeInstanceRefreshes", "*"),
+    ],
+)
+def test_a_second_change_may_replace_a_refresh_that_is_under_way(action: str, resource: str) -> None:
+    """The emulator ends each refresh at once; on AWS one waits for its nodes, and a next `up` was denied."""
+    assert allows(deployer_policy(NAMES), Question(action, resource))
+
+
+@pytest.mark.parametrize("action", ["ListTagsForResource", "TagResource", "UntagResource"])
+def test_a_bucket_s_tags_are_reached_as_the_newer_provider_asks(action: str) -> None:
+    policy, question = deployer_policy(NAMES), Question(f"s3:{action}", NAMES.bucket_arn)
+    assert allows(policy, question)
+    assert not allows(policy, Question(question.action, question.resource.replace("dev", "prod")))
+
+
 def test_endpoints_may_get_the_private_names_that_ec2_asks_route_53_for() -> None:
     """moto asks Route 53 for nothing. A person's VPC gets no endpoints."""
     question = Question("route53:AssociateVPCWithHostedZone", "arn:aws:route53:::hostedzone/Z1")
