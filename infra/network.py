@@ -55,10 +55,14 @@ def choose_zones(settings: Settings) -> list[Zone]:
     return chosen[:1] if settings.one_zone else chosen
 
 
-def control_plane_zones(first: Zone) -> list[Zone]:
-    """Zones of a Kubernetes control plane: the nodes' first zone and the next zone that EKS takes."""
-    others = [zone for zone in _account_zones().values() if zone.id != first.id]
-    zones = [zone for zone in (first, *others) if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
+def control_plane_zones() -> list[Zone]:
+    """Zones of a Kubernetes control plane: the first that EKS takes, wherever the nodes are.
+
+    A cluster keeps its zones, and the nodes of a later plan may be in another:
+    https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
+    """
+    account = sorted(_account_zones().values(), key=lambda zone: zone.id)
+    zones = [zone for zone in account if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
     if len(zones) < CONTROL_PLANE_ZONES:
         raise ConfigError(
             f"gpufleet:platform eks needs {CONTROL_PLANE_ZONES} zones for the cluster's control plane, and of this "
@@ -154,7 +158,7 @@ class Network(Component):
         if eks:
             self.control_plane_subnet_ids = [
                 self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)
-                for zone in control_plane_zones(zones[0])
+                for zone in control_plane_zones()
             ]
         if settings.nat:
             self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])

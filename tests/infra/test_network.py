@@ -199,10 +199,21 @@ def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:
 def test_a_kubernetes_control_plane_has_small_subnets_in_two_zones() -> None:
     stack = deploy(on_demand(), {**EKS, **NAT})
     subnets = [subnet.inputs for subnet in stack.all("Subnet") if "-control-plane-" in subnet.name]
-    assert {subnet["availabilityZone"] for subnet in subnets} == {"us-east-1a", "us-east-1b"}
+    # use1-az2 and use1-az1, by the account's names.
+    assert {subnet["availabilityZone"] for subnet in subnets} == {"us-east-1a", "us-east-1c"}
     assert all(subnet["cidrBlock"].endswith("/28") for subnet in subnets)
     assert_apart([subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")])
     assert not [subnet for subnet in deploy().all("Subnet") if "-control-plane-" in subnet.name]
+
+
+def test_another_zone_of_the_nodes_leaves_the_control_plane_where_it_is() -> None:
+    """EKS takes other subnets of a cluster in the zones of its first ones only, so `up` would stop in the middle."""
+    changes = {**on_demand(), "zone_ids": ["use1-az2", "use1-az4", "use1-az6"]}
+    places = []
+    for zone in changes["zone_ids"]:
+        subnets = deploy(changes, {**EKS, **NAT, "gpufleet:zoneId": zone}).all("Subnet")
+        places.append([subnet.inputs for subnet in subnets if "-control-plane-" in subnet.name])
+    assert places[0] == places[1] == places[2]
 
 
 def test_a_capacity_block_is_in_one_zone() -> None:
