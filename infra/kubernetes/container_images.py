@@ -14,14 +14,18 @@ EFA_PLUGIN = "eks/aws-efa-k8s-device-plugin:v0.5.20"
 TRAINING_IMAGE = "pytorch:2.11.0-cu130-amzn2023"
 
 # Accounts of EKS's images: the default, and those of other regions.
-# https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html, read 2026-11-21
+# https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html, read 2026-11-26
 _EKS_ACCOUNT = "602401143452"
 _EKS_ACCOUNTS = {
     "af-south-1": "877085696533",
     "ap-east-1": "800184023465",
+    "ap-east-2": "533267051163",
     "ap-south-2": "900889452093",
     "ap-southeast-3": "296578399912",
     "ap-southeast-4": "491585149902",
+    "ap-southeast-5": "151610086707",
+    "ap-southeast-6": "333609536671",
+    "ap-southeast-7": "121268973566",
     "ca-west-1": "761377655185",
     "eu-central-2": "900612956339",
     "eu-south-1": "590381155156",
@@ -29,6 +33,7 @@ _EKS_ACCOUNTS = {
     "il-central-1": "066635153087",
     "me-central-1": "759879836304",
     "me-south-1": "558608220178",
+    "mx-central-1": "730335286997",
     "us-gov-east-1": "151742754352",
     "us-gov-west-1": "013241004608",
 }

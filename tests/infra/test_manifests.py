@@ -19,7 +19,7 @@ import pytest
 from infra import bundle
 from infra.kubernetes.cluster_facts import ClusterFacts, plan_digest
 from infra.kubernetes.constants import GPU_TAINT, NAMESPACE, SERVICE_ACCOUNT, STACK_LABEL
-from infra.kubernetes.container_images import default_image
+from infra.kubernetes.container_images import default_image, efa_plugin_image
 from infra.kubernetes.manifests import Kind, manifests
 from infra.kubernetes.pod import FETCH, GAVE_UP, LEFT
 from infra.user_data import environment
@@ -227,6 +227,21 @@ def test_the_default_image_is_aws_own_in_the_plans_region() -> None:
     assert str(default_image(osaka)).startswith("364406365360.dkr.ecr.ap-northeast-3.")
     assert default_image(sample_plan(node={"cpu_architecture": "arm64"})) is None
     assert default_image(sample_plan(region="us-gov-west-1", zone_ids=[])) is None
+
+
+@pytest.mark.parametrize(
+    ("region", "account"),
+    [
+        ("ap-east-2", "533267051163"),
+        ("ap-southeast-5", "151610086707"),
+        ("ap-southeast-6", "333609536671"),
+        ("ap-southeast-7", "121268973566"),
+        ("mx-central-1", "730335286997"),
+        ("ap-northeast-3", "602401143452"),
+    ],
+)
+def test_the_efa_plugin_is_eks_own_in_newer_regions_too(region: str, account: str) -> None:
+    assert efa_plugin_image(region).startswith(f"{account}.dkr.ecr.{region}.amazonaws.com/eks/")
 
 
 class TestFetch:
