@@ -78,7 +78,7 @@ def main(*, starts_nodes: bool = True) -> None:
             stack,
             ClusterArgs(
                 key_arn=security.key_arn,
-                subnet_ids=network.subnet_ids,
+                system_subnet_ids=network.system_subnet_ids,
                 control_plane_subnet_ids=network.control_plane_subnet_ids,
                 node_group_id=security.node_group_id,
                 bucket=storage.bucket,

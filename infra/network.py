@@ -41,11 +41,7 @@ def choose_zones(settings: Settings) -> list[Zone]:
     wanted = (settings.zone_id,) if settings.zone_id else plan.wanted_zone_ids
     zones = _account_zones()
     if not wanted:
-        offers = aws.ec2.get_instance_type_offerings(
-            location_type="availability-zone-id",
-            filters=[aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[plan.instance_type])],
-        )
-        wanted = tuple(sorted(offers.locations))
+        wanted = _offering_zones(plan.instance_type)
     chosen = [zones[zone_id] for zone_id in wanted if zone_id in zones]
     if not chosen:
         raise ConfigError(
@@ -72,6 +68,29 @@ def control_plane_zones() -> list[Zone]:
     return zones
 
 
+def system_zones(nodes: list[str], region: str) -> list[Zone]:
+    """Zones of a cluster's system nodes: those of the GPU ``nodes`` that offer their type, else the first that does.
+
+    us-east-1's use1-az3 has P5, and no T4g.
+    """
+    account, kind = _account_zones(), kubernetes.SYSTEM_INSTANCE_TYPE
+    zones = [account[zone_id] for zone_id in _offering_zones(kind) if zone_id in account]
+    if not zones:
+        raise ConfigError(
+            f"no zone of {region} in this account offers {kind}, which the system nodes of gpufleet:platform eks are: "
+            "use platform ec2, or choose a plan for another region"
+        )
+    return [zone for zone in zones if zone.id in nodes] or zones[:1]
+
+
+def _offering_zones(instance_type: str) -> tuple[str, ...]:
+    offers = aws.ec2.get_instance_type_offerings(
+        location_type="availability-zone-id",
+        filters=[aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[instance_type])],
+    )
+    return tuple(sorted(offers.locations))
+
+
 def _account_zones() -> dict[str, Zone]:
     available = aws.get_availability_zones(
         state="available",
@@ -87,7 +106,8 @@ class Network(Component):
     """VPC with private subnets and endpoints, or an existing one; and the placement group.
 
     Attributes:
-        vpc_id, subnet_ids, control_plane_subnet_ids: places of the nodes and of a Kubernetes control plane.
+        vpc_id, subnet_ids: place of the nodes.
+        control_plane_subnet_ids, system_subnet_ids: places of a Kubernetes cluster's control plane and system nodes.
         own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
         own_zones: zone ids of ``subnet_ids``, the plan's own place.
         subnets: subnet by zone id, those of the plan's alternates too.
@@ -104,6 +124,7 @@ class Network(Component):
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
         self.control_plane_subnet_ids: list[pulumi.Input[str]] = []
+        self.system_subnet_ids: list[pulumi.Input[str]] = []
         self.own_zones: list[str] = []
         self.subnets: dict[str, pulumi.Input[str]] = {}
         self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
@@ -115,6 +136,8 @@ class Network(Component):
             self.zone_name = known[0].availability_zone
             self.own_zones = [subnet.availability_zone_id for subnet in known]
             self.subnets = dict(zip(self.own_zones, self.subnet_ids, strict=True))
+            if settings.platform == "eks":
+                self.system_subnet_ids = self._given_system_subnets()
         else:
             zones = choose_zones(settings)
             self.zone_name = zones[0].name
@@ -160,10 +183,27 @@ class Network(Component):
                 self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)
                 for zone in control_plane_zones()
             ]
+            self.system_subnet_ids = [
+                self.subnets[zone.id]
+                if zone.id in self.subnets
+                else self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
+                for zone in system_zones(self.own_zones, settings.plan.region)
+            ]
         if settings.nat:
             self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints, zones, routes)
+
+    def _given_system_subnets(self) -> list[pulumi.Input[str]]:
+        zones = system_zones(self.own_zones, self._settings.plan.region)
+        found = [self.subnets[zone.id] for zone in zones if zone.id in self.subnets]
+        if not found:
+            raise ConfigError(
+                f"gpufleet:subnetIds is in {', '.join(self.own_zones)}, which offers no "
+                f"{kubernetes.SYSTEM_INSTANCE_TYPE}, and the system nodes of gpufleet:platform eks are of that type: "
+                "name a subnet in another zone, or use platform ec2"
+            )
+        return found
 
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable

@@ -44,7 +44,7 @@ class ClusterArgs:
     """Arguments of Cluster; ``node_group_id`` is the GPU nodes' security group."""
 
     key_arn: pulumi.Input[str]
-    subnet_ids: list[pulumi.Input[str]]
+    system_subnet_ids: list[pulumi.Input[str]]
     control_plane_subnet_ids: list[pulumi.Input[str]]
     node_group_id: pulumi.Input[str]
     bucket: pulumi.Input[str]
@@ -250,7 +250,7 @@ class Cluster(Component):
             f"{self._prefix}-system",
             cluster_name=self.name,
             node_role_arn=role.arn,
-            subnet_ids=self._args.subnet_ids,
+            subnet_ids=self._args.system_subnet_ids,
             version=KUBERNETES_VERSION,
             release_version=EKS_RELEASE_VERSION,
             ami_type=SYSTEM_AMI_TYPE,

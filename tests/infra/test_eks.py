@@ -19,12 +19,14 @@ from infra.kubernetes.constants import (
     NAMESPACE,
     SERVICE_ACCOUNT,
     STACK_LABEL,
+    SYSTEM_INSTANCE_TYPE,
 )
 from infra.kubernetes.node_config import node_config
 from infra.naming import Names
+from infra.offline.preview import Answers
 from infra.policies.roles import pod_identity_trust
 from infra.settings import ConfigError
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, deploy, on_demand, reserved
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, deploy, deploy_anew, on_demand, reserved
 
 ADMIN = "arn:aws:iam::111122223333:role/ml"
 PLATFORM = {"gpufleet:platform": "eks"}
@@ -87,6 +89,43 @@ def test_nodes_that_one_zone_offers_have_a_control_plane_in_two() -> None:
     stack = deploy({"zone_ids": ["use1-az6"]}, eks())
     assert len(stack.one("Cluster", "-cluster")["vpcConfig"]["subnetIds"]) == 2
     assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az6-id"]
+
+
+def offer_system_nodes(monkeypatch: pytest.MonkeyPatch, *zone_ids: str) -> None:
+    """Let EC2 offer the system nodes' type in some zones alone; us-east-1's use1-az3 has P5 and no T4g."""
+    answered = Answers._answer
+
+    def answer(self: Answers, token: str, given: dict[str, Any]) -> dict[str, Any]:
+        if token.endswith("getInstanceTypeOfferings") and given["filters"][0]["values"] == [SYSTEM_INSTANCE_TYPE]:
+            return {"locations": zone_ids}
+        return answered(self, token, given)
+
+    monkeypatch.setattr(Answers, "_answer", answer)
+
+
+def test_system_nodes_go_where_their_type_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_system_nodes(monkeypatch, "use1-az1", "use1-az2", "use1-az6")
+    stack = deploy_anew({"zone_ids": ["use1-az3"]}, eks())
+    assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az3-id"]
+    assert stack.one("NodeGroup")["subnetIds"] == ["gpufleet-dev-use1-az1-id"]
+    small = stack.one("Subnet", "dev-use1-az1")
+    assert stack.one("RouteTableAssociation", "dev-use1-az1")["routeTableId"] == "gpufleet-dev-private-id"
+    # A later plan for that zone finds the nodes' subnet where it would have made it.
+    assert small == deploy_anew({"zone_ids": ["use1-az1"]}, eks()).one("Subnet", "dev-use1-az1") | {
+        "availabilityZone": small["availabilityZone"]
+    }
+    beside = deploy_anew(config=eks())
+    assert beside.one("NodeGroup")["subnetIds"] == beside.one("Group")["vpcZoneIdentifiers"]
+
+
+def test_a_cluster_whose_system_nodes_cannot_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_system_nodes(monkeypatch)
+    with pytest.raises(ConfigError, match=r"no zone of us-east-1 .*t4g\.small.*platform ec2"):
+        deploy_anew(config=eks())
+    offer_system_nodes(monkeypatch, "use1-az1")
+    given = {**EXISTING_VPC, **eks(subnetIds=["subnet-0123456789", "subnet-abcdef0123"]), "gpufleet:nat": "false"}
+    with pytest.raises(ConfigError, match=r"subnetIds is in use1-az2, which offers no t4g\.small"):
+        deploy_anew(config=given)
 
 
 def test_gpu_nodes_are_the_fleets_with_nodeadms_configuration_beside_the_script(cluster: Deployed) -> None:
