@@ -57,7 +57,9 @@ _PROFILE = (
     "AddRoleToInstanceProfile CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile "
     "RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"
 )
-_LINKED_ROLE = "CreateServiceLinkedRole DeleteServiceLinkedRole GetRole GetServiceLinkedRoleDeletionStatus TagRole"
+_LINKED_ROLE = (
+    "CreateServiceLinkedRole DeleteServiceLinkedRole GetRole GetServiceLinkedRoleDeletionStatus TagRole UntagRole"
+)
 _KEY = (
     "CreateAlias CreateGrant Decrypt DeleteAlias DescribeKey EnableKeyRotation Encrypt GenerateDataKey GetKeyPolicy "
     "GetKeyRotationStatus ListResourceTags PutKeyPolicy ScheduleKeyDeletion TagResource UntagResource"

@@ -134,6 +134,14 @@ def test_a_bucket_s_tags_are_reached_as_the_newer_provider_asks(action: str) -> 
     assert not allows(policy, Question(question.action, question.resource.replace("dev", "prod")))
 
 
+def test_a_tag_can_go_from_everything_that_got_it() -> None:
+    """gpufleet:tags without one of its tags: the service-linked role has them too."""
+    policy = deployer_policy(NAMES, lustre=True, eks=True)
+    tagged = {call.resource for call in recorded("ec2") | recorded("eks") if call.action == "iam:TagRole"}
+    assert any("aws-service-role" in arn for arn in tagged)
+    assert [arn for arn in tagged if not allows(policy, Question("iam:UntagRole", arn))] == []
+
+
 def test_endpoints_may_get_the_private_names_that_ec2_asks_route_53_for() -> None:
     """moto asks Route 53 for nothing. A person's VPC gets no endpoints."""
     question = Question("route53:AssociateVPCWithHostedZone", "arn:aws:route53:::hostedzone/Z1")
