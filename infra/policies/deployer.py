@@ -24,8 +24,8 @@ _EC2_CHANGES = (
     "DeleteFlowLogs DeleteInternetGateway DeleteLaunchTemplate DeleteNatGateway DeleteRoute "
     "DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVpc DeleteVpcEndpoints DescribeVpcAttribute "
     "DetachInternetGateway DisassociateAddress DisassociateRouteTable ModifyCapacityReservation ModifyLaunchTemplate "
-    "ModifyVpcAttribute ModifyVpcEndpoint ReleaseAddress ReplaceRoute RevokeSecurityGroupEgress "
-    "RevokeSecurityGroupIngress"
+    "ModifySecurityGroupRules ModifyVpcAttribute ModifyVpcEndpoint ReleaseAddress ReplaceRoute "
+    "RevokeSecurityGroupEgress RevokeSecurityGroupIngress"
 )
 # Reads that take no resource, or whose resource may not exist yet. `gpufleet up` also asks what preflight asks.
 _READS = {
@@ -124,7 +124,7 @@ _REASONS = {
     "ec2:DeleteTags eks:UntagResource events:UntagResource fsx:UntagResource iam:UntagInstanceProfile iam:UntagRole "
     "kms:UntagResource lambda:UntagResource logs:UntagResource sns:UntagResource sqs:UntagQueue",
     "a newer gpufleet, or a changed plan, changes the resource in place": "autoscaling:DisableMetricsCollection "
-    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation eks:UpdateAddon "
+    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation ec2:ModifySecurityGroupRules eks:UpdateAddon "
     "eks:UpdateClusterVersion eks:UpdateNodegroupConfig eks:UpdateNodegroupVersion "
     "eks:UpdatePodIdentityAssociation fsx:UpdateFileSystem iam:UpdateAssumeRolePolicy "
     "iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
