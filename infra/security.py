@@ -13,6 +13,8 @@ from infra.component import ENDED_WITHIN, Component, Stack
 from infra.policies.resources import key_policy
 from infra.policies.roles import assume_role, node_policy, training_policy, training_trust
 
+_ANYWHERE = "0.0.0.0/0"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityArgs:
@@ -146,7 +148,13 @@ class Security(Component):
             self._rule(out, "to-endpoints", group.id, "Interface endpoints", referenced_security_group_id=endpoints)
         if self._settings.nat or endpoints is None:
             # The owner of an existing VPC bounds this by routes and network ACLs.
-            self._rule(out, "to-https", group.id, "HTTPS, as far as the VPC lets it go", cidr_ipv4="0.0.0.0/0")
+            self._rule(out, "to-https", group.id, "HTTPS, as far as the VPC lets it go", cidr_ipv4=_ANYWHERE)
+        if endpoints is None:
+            # Rules do not bind Amazon's name server, but those that an existing VPC's DHCP options may name:
+            # https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html
+            for protocol in ("udp", "tcp"):
+                name, words = f"to-dns-{protocol}", "Name servers of the VPC"
+                self._rule(out, name, group.id, words, protocol=protocol, port=53, cidr_ipv4=_ANYWHERE)
         return group.id
 
     def _file_system_traffic(self, file_system: str) -> None:

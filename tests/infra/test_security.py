@@ -296,6 +296,10 @@ def test_efa_talks_within_the_group_in_both_directions() -> None:
     assert len(out) == 2
 
 
-def test_only_https_leaves_an_existing_vpc() -> None:
-    rule = deploy(config=EXISTING_VPC).one("SecurityGroupEgressRule", "to-https")
-    assert (rule["cidrIpv4"], rule["fromPort"], rule["toPort"]) == ("0.0.0.0/0", 443, 443)
+def test_only_https_leaves_an_existing_vpc_and_questions_to_its_own_name_servers() -> None:
+    """Rules do not bind Amazon's name server, but those of a company (DHCP options): nodes would find no service."""
+    rules = [rule.inputs for rule in deploy(config=EXISTING_VPC).all("SecurityGroupEgressRule")]
+    out = [rule for rule in rules if rule["ipProtocol"] != "-1"]
+    assert {rule["cidrIpv4"] for rule in out} == {"0.0.0.0/0"}
+    ports = [(rule["ipProtocol"], rule["fromPort"], rule["toPort"]) for rule in out]
+    assert sorted(ports) == [("tcp", 53, 53), ("tcp", 443, 443), ("udp", 53, 53)]

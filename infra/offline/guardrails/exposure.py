@@ -7,6 +7,9 @@ import ipaddress
 from infra.offline.guardrails.declared import Breaches, Declared
 
 _EVERYWHERE = frozenset({"0.0.0.0/0", "::/0"})
+_HTTPS = ("tcp", 443, 443)
+# Of an existing VPC; those of the stack's own are Amazon's, which no rule binds.
+_NAME_SERVERS = (("tcp", 53, 53), ("udp", 53, 53))
 _PUBLIC_ACCESS_SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 
 
@@ -90,5 +93,5 @@ def _egress(declared: Declared) -> Breaches:
         ports = tuple(rule.inputs.get(argument) for argument in ("ipProtocol", "fromPort", "toPort"))
         if not may_leave:
             yield rule, "lets nodes reach any address, and the user asked for no NAT gateway"
-        if ports != ("tcp", 443, 443):
+        if ports != _HTTPS and (declared.all("Vpc") or ports not in _NAME_SERVERS):
             yield rule, f"lets nodes reach any address by {ports}; only HTTPS may"
