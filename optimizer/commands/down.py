@@ -65,6 +65,30 @@ def _end(file: StackFile, directory: Path, *, save: bool) -> None:
 
 
 def _take_down(file: StackFile, directory: Path) -> list[Resource]:
+    left = _destroy(file, directory)
+    if file.config.get("gpufleet:platform") == "eks":
+        _end_cluster_log(resolve_names(file)[0])
+    return left
+
+
+def _end_cluster_log(names: Names) -> None:
+    """Delete the log group that EKS makes anew for the last lines of a deleted cluster, without key and end.
+
+    The next `up` would stop at it: https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2763
+    """
+    from optimizer.aws import clients, errors
+
+    group = names.cluster_log_group
+    try:
+        clients.logs(names.region).delete_log_group(logGroupName=group)
+    except Exception as error:
+        if not errors.is_aws_error(error):
+            raise
+        if not errors.is_not_found(error):
+            say(f"note: whether log group {group} is left is not known: {errors.reason(error)}", err=True)
+
+
+def _destroy(file: StackFile, directory: Path) -> list[Resource]:
     """Destroy the stack, and the reservation of a gang that was about to start.
 
     EC2 deletes no placement group with an active reservation in it:
