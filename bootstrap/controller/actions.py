@@ -33,7 +33,17 @@ class CancelReservation:
     reservation_id: str
 
 
-Action = SetGroup | CancelReservation | EndAction
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeProcesses:
+    """Resume processes that Auto Scaling has suspended, as it does after a day of refused launches."""
+
+    names: tuple[str, ...]
+
+
+Action = SetGroup | CancelReservation | ResumeProcesses | EndAction
+
+# The Pulumi program suspends it.
+_STAYS_SUSPENDED = "AZRebalance"
 
 
 def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
@@ -49,6 +59,8 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
     actions: list[Action] = []
+    if up and (names := tuple(name for name in group.suspended if name != _STAYS_SUSPENDED)):
+        actions.append(ResumeProcesses(names=names))
     target = _choose_target(tick, state)
     if not target.only and target != group.target:
         # Apart from the sizes, which must not fail with it; before them, so that nodes fill the owned reservation; and

@@ -10,7 +10,7 @@ from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import FIRST, ONLY
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import Action, CancelReservation, SetGroup
+from bootstrap.controller.actions import Action, CancelReservation, ResumeProcesses, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
 # The state's counts by metric.
@@ -26,6 +26,9 @@ def carry_out(clients: Clients, settings: ControllerSettings, action: Action) ->
     """Carry out an action; a repetition changes nothing."""
     if isinstance(action, SetGroup):
         _set_group(clients, settings.group, action)
+        return
+    if isinstance(action, ResumeProcesses):
+        clients.autoscaling.resume_processes(AutoScalingGroupName=settings.group, ScalingProcesses=list(action.names))
         return
     if isinstance(action, CancelReservation):
         # Free, and "the instances continue to run normally outside of the Capacity Reservation":

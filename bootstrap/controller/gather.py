@@ -103,4 +103,15 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
             ),
             only=reserved.get("CapacityReservationPreference") == ONLY,
         ),
+        suspended=tuple(
+            one["ProcessName"] for one in group.get("SuspendedProcesses", []) if _is_by_aws(one.get("SuspensionReason"))
+        ),
     )
+
+
+def _is_by_aws(reason: str | None) -> bool:
+    """Return whether Auto Scaling suspended a process; others' reasons are "User suspended at" a time.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
+    """
+    return bool(reason) and not str(reason).startswith("User suspended")

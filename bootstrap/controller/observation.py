@@ -33,6 +33,7 @@ class AutoScalingGroup:
     subnets: frozenset[str] = frozenset()
     instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
     target: Target = Target()
+    suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""

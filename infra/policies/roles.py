@@ -228,6 +228,8 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool) -> Policy:
             "RunGroup",
             [
                 "autoscaling:CompleteLifecycleAction",
+                # Auto Scaling itself suspends launches after a day without capacity.
+                "autoscaling:ResumeProcesses",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
                 # For a node that protects itself again and again.

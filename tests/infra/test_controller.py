@@ -298,6 +298,7 @@ def test_the_role_reaches_this_stack_alone(stack: Deployed) -> None:
     # The last also where nothing moves now: a group that was workers' before has bounds that no `up` sets back.
     assert [action.removeprefix("autoscaling:") for action in policy["RunGroup"]["Action"]] == [
         "CompleteLifecycleAction",
+        "ResumeProcesses",
         "SetDesiredCapacity",
         "SetInstanceProtection",
         "TerminateInstanceInAutoScalingGroup",

@@ -58,6 +58,37 @@ def refuse(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str, code: s
     monkeypatch.setattr(client, operation, call)
 
 
+def suspend(monkeypatch: pytest.MonkeyPatch, client: Any, **reasons: str) -> None:
+    """Let AWS describe groups with suspended processes from now on."""
+    describe = client.describe_auto_scaling_groups
+
+    def described(**arguments: Any) -> Any:
+        answer = describe(**arguments)
+        for group in answer["AutoScalingGroups"]:
+            group["SuspendedProcesses"] = [
+                {"ProcessName": name, "SuspensionReason": reason} for name, reason in reasons.items()
+            ]
+        return answer
+
+    monkeypatch.setattr(client, "describe_auto_scaling_groups", described)
+
+
+def test_launches_that_aws_has_suspended_go_on(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto Scaling does it after a day without capacity, and no node would come again."""
+    resumed = watch(monkeypatch, stack.clients.autoscaling, "resume_processes")
+    ours, awss = "User suspended at 2026-11-26T10:00:00Z", "Administratively suspended"
+    suspend(monkeypatch, stack.clients.autoscaling, Launch=awss, ReplaceUnhealthy=awss, AZRebalance=awss)
+    assert stack.tick().phase == "starting"
+    assert resumed == [{"AutoScalingGroupName": stack.config.group, "ScalingProcesses": ["Launch", "ReplaceUnhealthy"]}]
+    # What a person has suspended stays, as do the processes of a run that has stopped.
+    suspend(monkeypatch, stack.clients.autoscaling, Launch=ours, AZRebalance=ours)
+    stack.tick()
+    suspend(monkeypatch, stack.clients.autoscaling, Launch=awss)
+    stack.ask("stop")
+    stack.tick()
+    assert len(resumed) == 1
+
+
 def test_a_gang_is_started_metered_and_ended_when_done(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert stack.tick().phase == "starting"
     assert stack.group.desired_capacity == 3
