@@ -129,7 +129,9 @@ def put_plan(
         say(f"the spot price is of zone {zone_id}; gpufleet:subnetIds decides where the nodes go", err=True)
     elif zone_id:
         was = before.get(ZONE_KEY, zone_id)
-        say(f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (f"; was {was}" if was != zone_id else ""))
+        # docs/infrastructure.md, 'Changing a running stack'
+        change = f"; was {was}: if nodes run there, gpufleet stop --stack {stack} before pulumi up"
+        say(f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (change if was != zone_id else ""))
     if before.get(REGION_KEY, chosen.region) != chosen.region:
         say(
             f"aws:region was {before[REGION_KEY]}: resources do not move between regions, so where this stack is "

@@ -366,6 +366,10 @@ def test_the_zone_of_the_spot_price_is_the_stacks_until_another_plan_comes(proje
 
     today = datetime.now(UTC).date()
     assert zone_after(priced(today, zone_id="use1-az6")) == "use1-az6"
+    again = run(project, write(project, priced(today, zone_id="use1-az6")))
+    assert "gpufleet stop" not in again.stdout
+    moved = run(project, write(project, priced(today, zone_id="use1-az2")))
+    assert "was use1-az6: if nodes run there, gpufleet stop --stack dev before pulumi up" in moved.stdout
     assert zone_after(priced(today, zone_id="use1-az2")) == "use1-az2"
     assert zone_after(priced(today)) is None
     # A zone that a person set stays where the plan names none, and goes where it names one.
