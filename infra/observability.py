@@ -11,8 +11,8 @@ import pulumi_aws as aws
 from infra import dashboard
 from infra.alarms import Alarm, alarms
 from infra.component import Component, Stack
-from infra.naming import PROJECT, Names
-from infra.policies.resources import queue_policy, topic_policy
+from infra.naming import PROJECT
+from infra.policies.resources import EVENTS, queue_policy, topic_policy
 from infra.policies.roles import flow_log_policy, flow_log_trust
 
 EVENT_RETENTION_S = 86_400
@@ -23,51 +23,6 @@ FLOW_LOG_INTERVAL_S = 600
 STACK_TAG = f"{PROJECT}:stack"
 # Shares of the budget that send a mail: percent, and AWS's word for actual or forecast spend.
 BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED"))
-
-
-def event_patterns(names: Names, reservation_id: str | None) -> dict[str, dict[str, Any]]:
-    """EventBridge pattern of each event in ``policies.resources.EVENTS``; "reservation" for an existing one only.
-
-    EC2's events name no group or tag, so the controller drops those of other instances:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-    """
-    patterns: dict[str, dict[str, Any]] = {
-        "spot-interruption": {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]},
-        "rebalance": {"source": ["aws.ec2"], "detail-type": ["EC2 Instance Rebalance Recommendation"]},
-        "state-change": {
-            "source": ["aws.ec2"],
-            "detail-type": ["EC2 Instance State-change Notification"],
-            "detail": {"state": ["shutting-down", "stopping", "stopped", "terminated"]},
-        },
-        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html
-        "lifecycle": {
-            "source": ["aws.autoscaling"],
-            "detail-type": [
-                "EC2 Instance-launch Lifecycle Action",
-                "EC2 Instance-terminate Lifecycle Action",
-                "EC2 Instance Launch Unsuccessful",
-                "EC2 Instance Terminate Unsuccessful",
-            ],
-            "detail": {"AutoScalingGroupName": [names.group]},
-        },
-    }
-    if reservation_id:
-        patterns["reservation"] = {
-            "source": ["aws.ec2"],
-            "detail-type": [
-                # Editions of the page differ in the word "Reservation":
-                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
-                *(
-                    f"Capacity Block {word}{event}"
-                    for word in ("", "Reservation ")
-                    for event in ("Delivered", "Expiration Warning")
-                ),
-                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-fcr-state.html
-                {"prefix": "EC2 Capacity Reservation"},
-            ],
-            "detail": {"capacity-reservation-id": [reservation_id]},
-        }
-    return patterns
 
 
 class Observability(Component):
@@ -88,13 +43,14 @@ class Observability(Component):
             self._flow_log(own_vpc_id)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
-        patterns = event_patterns(names, settings.plan.purchase.capacity_reservation_id)
-        for event, pattern in patterns.items():
+        # EC2's events name no group or tag, so the controller drops those of other instances:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+        for event, kind in EVENTS.items():
             rule = aws.cloudwatch.EventRule(
                 f"{prefix}-{event}",
                 name=names.rule(event),
                 description=f"gpufleet {names.stack}: {event}",
-                event_pattern=json.dumps(pattern),
+                event_pattern=json.dumps({"source": ["aws.ec2"], "detail-type": [kind]}),
                 tags=self._tags,
                 opts=self._claimed,
             )

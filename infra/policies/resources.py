@@ -5,8 +5,11 @@ from __future__ import annotations
 from infra.naming import Names
 from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
 
-# EventBridge rules, by the event that each forwards; "reservation" only for a plan with an existing reservation.
-EVENTS = ("spot-interruption", "rebalance", "state-change", "lifecycle", "reservation")
+# Detail type of the event that each EventBridge rule forwards: those that bootstrap/controller/notices.py reads.
+EVENTS = {
+    "spot-interruption": "EC2 Spot Instance Interruption Warning",
+    "rebalance": "EC2 Instance Rebalance Recommendation",
+}
 _ENCRYPT_AND_DECRYPT = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 _WRITE_ENCRYPTED = ["kms:GenerateDataKey", "kms:Decrypt"]
 # Prefix of an endpoint's actions, where it is not the endpoint's name.

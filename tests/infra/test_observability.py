@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from infra.policies.resources import EVENTS
-from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, capacity_block, deploy, on_demand, reserved
+from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, deploy
 from tests.plans import sample_plan
 
 
@@ -17,31 +18,16 @@ def stack() -> Deployed:
 
 
 def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stack: Deployed) -> None:
+    """Those that the controller reads alone: its 500 messages a tick are of all instances of the account."""
     own = [rule.inputs for rule in stack.all("EventRule") if rule.parent == "observability"]
     rules = {given["name"]: json.loads(given["eventPattern"]) for given in own}
-    assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS if event != "reservation"}
-    assert rules["gpufleet-dev-spot-interruption"]["detail-type"] == ["EC2 Spot Instance Interruption Warning"]
-    assert rules["gpufleet-dev-rebalance"]["detail-type"] == ["EC2 Instance Rebalance Recommendation"]
-    assert rules["gpufleet-dev-state-change"]["detail-type"] == ["EC2 Instance State-change Notification"]
-    lifecycle = rules["gpufleet-dev-lifecycle"]
-    assert lifecycle["detail"] == {"AutoScalingGroupName": ["gpufleet-dev-nodes"]}
-    assert "EC2 Instance-terminate Lifecycle Action" in lifecycle["detail-type"]
-    assert "EC2 Instance Launch Unsuccessful" in lifecycle["detail-type"]
+    assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS}
+    assert {kind for pattern in rules.values() for kind in pattern["detail-type"]} == {INTERRUPTION, REBALANCE}
     targets = [target.inputs for target in stack.all("EventTarget") if target.parent == "observability"]
     assert {target["rule"] for target in targets} == rules.keys()
     for target in targets:
         assert target["arn"] == "arn:aws:sqs:::gpufleet-dev-node-events"
         assert target["deadLetterConfig"] == {"arn": "arn:aws:sqs:::gpufleet-dev-node-events-dead"}
-
-
-def test_the_end_of_a_reservation_from_before_is_an_event_of_its_own_alone() -> None:
-    for changes in (capacity_block(), reserved("cr-0123456789abcdef0")):
-        pattern = json.loads(deploy(changes).one("EventRule", "-reservation")["eventPattern"])
-        assert pattern["detail"] == {"capacity-reservation-id": ["cr-0123456789abcdef0"]}
-        for event in ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning"):
-            assert event in pattern["detail-type"]
-    for changes in (on_demand(), reserved()):
-        assert not [rule for rule in deploy(changes).all("EventRule") if rule.name.endswith("-reservation")]
 
 
 @pytest.mark.parametrize("ending", ["-node-events", "-node-events-dead"])
