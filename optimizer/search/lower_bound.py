@@ -65,8 +65,11 @@ class LowerBound:
         settings["nodes"] = -(-settings["tensor"] * settings["context"] * settings["expert"] // ranks)
         columns: dict[str, Any] = {name: values.astype(float) for name, values in settings.items()}
         columns |= {"sharding": float(DDP), "checkpointing": checkpointings[:, None].astype(float)}
-        # Autocast makes a mixture's experts slower than sharded states do, and the bound holds for every sharding.
-        x = replace(machines.inputs(machine, columns), autocast=0.0)
+        # Autocast makes a mixture's experts, the residual and copies of weights slower than FSDP2 does, and the bound
+        # holds for every sharding.
+        x = machines.inputs(machine, columns)
+        narrow = np.where(x.written_out * x.fsdp2 > 0, np.minimum(x.element_bytes, x.residual_bytes), x.residual_bytes)
+        x = replace(x, autocast=0.0, residual_bytes=narrow, cast_bytes=np.where(x.fsdp2 > 0, 0.0, x.cast_bytes))
         work, sent = compute(x), communication(x)
         # Exposed communication, like step.step_seconds.
         tensor = sent.tensor * np.where(x.overlaps_tensor > 0, x.coefficients.exposed_communication, 1.0)

@@ -18,7 +18,7 @@ from tests.unit.optimizer.search.requests import answer
 
 
 @cache
-def plan(instance_type: str, deadline_hours: float, samples: int = 4_000_000) -> FleetPlan:
+def plan(instance_type: str, deadline_hours: float, samples: int = 5_300_000) -> FleetPlan:
     """The best spot plan with a fallback for a type."""
     return answer(
         model="llama-3.2-1b",

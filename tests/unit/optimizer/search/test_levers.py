@@ -59,11 +59,11 @@ def test_a_later_deadline_saves_what_the_note_says() -> None:
 
 
 def test_compiled_code_saves_what_the_note_says() -> None:
-    where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"]}
+    where: dict[str, Any] = {"instance_types": ["p4d.24xlarge"], "purchase_options": ["on-demand"]}
     eager = answer(**where)
     note = only(eager.notes, r"--compile would save ([0-9,.]+) USD: .* and ([0-9.]+) USD on the same nodes")
     compiled = answer(work={"compiled": True}, **where)
-    assert compiled.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.01)
+    assert compiled.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.011)
     assert eager.plans[0].cost_usd.expected - compiled.plans[0].cost_usd.expected == pytest.approx(
         float(note[1]), abs=1
     )
@@ -105,7 +105,7 @@ def test_a_batch_that_the_gpus_of_a_node_divide_saves_what_the_note_says() -> No
     )
     eight = answer(work={"global_batch": 8}, **where)
     assert eight.plans[0].parallelism.data == 8 > seven.plans[0].parallelism.data
-    assert eight.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.01)
+    assert eight.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.011)
     assert not any("--global-batch" in note for note in eight.notes)
 
 

@@ -111,8 +111,8 @@ def test_among_old_prices_alone_the_95th_percentile_ranks() -> None:
 
 def test_a_fleet_passed_over_at_an_old_price_is_said_to_tie_by_its_95th_percentile() -> None:
     limits: dict[str, Any] = {"instance_types": ["p4d", "p5"], "regions": ["us-east-1", "us-east-2"], "max_nodes": 4}
-    work = {"tokens": "4B", "samples": None, "seq_len": 4096, "global_batch": 256}
-    limits |= {"purchase_options": ["spot"], "deadline_hours": 10}
+    work = {"tokens": "6B", "samples": None, "seq_len": 8192, "global_batch": 256}
+    limits |= {"purchase_options": ["spot"], "deadline_hours": 12}
     plans = recommend(request("llama-3.2-3b", work=work, **limits), catalog(), calibration()).plans
     first, other = plans[0], next(plan for plan in plans if plan.instance_type == "p4d.24xlarge")
     assert first.instance_type == "p5.48xlarge" and other.cost_usd.expected < 0.8 * first.cost_usd.expected

@@ -124,7 +124,7 @@ LLAMA = {"work": {"tokens": "2B", "samples": None, "seq_len": 8192, "global_batc
 
 
 def test_a_measured_gpu_heads_an_unmeasured_one_that_is_cheaper_by_less_than_its_error() -> None:
-    limits = {"instance_types": ["p6-b200", "p5en"], "purchase_options": ["on-demand"], **LLAMA}
+    limits = {"instance_types": ["p6-b200", "p5.48xlarge"], "purchase_options": ["on-demand"], **LLAMA}
     best, other = answer("llama-3.1-8b", **limits).plans
     assert best.calibration.rows and not other.calibration.rows
     assert other.cost_usd.expected < best.cost_usd.expected
