@@ -59,6 +59,7 @@ from optimizer.search.ranking import purchase_at, rank, rank_first
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.search.room import Rooms
+from optimizer.units import usd_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -316,7 +317,8 @@ def _describe_wider(problem: Problem) -> str:
     return (
         f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
         f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
-        f"{plan.cost_usd.expected:,.2f} USD expected: --parallelism {','.join(kinds)} plans it"
+        f"{usd_text(plan.cost_usd.expected, is_old=plan.spot_range is not None)} USD expected: --parallelism "
+        f"{','.join(kinds)} plans it"
     )
 
 

@@ -64,8 +64,9 @@ def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[
     if saved <= 0.05 * plan.hours.expected or usd <= plan.cost_usd.expected:
         return []
     nodes = int(table.fastest.nodes[table.configuration[row]])
+    dollars = usd_text(usd, is_old=table.purchases[table.purchase[row]].stale)
     return [
-        f"{nodes} x {table.fastest.instance.name} would take {short(hours)} h for {usd:,.2f} USD, "
+        f"{nodes} x {table.fastest.instance.name} would take {short(hours)} h for {dollars} USD, "
         f"{(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved: beyond the knee (docs/economics.md); "
         "--objective pareto lists all"
     ]

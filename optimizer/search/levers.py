@@ -121,8 +121,9 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
         )
         best = (
             saved / more,
-            f"{short(more)} h more would save {saved:,.0f} USD: {fleet} in {purchase.offer.region}, "
-            f"cost {usd:,.2f} USD expected (--deadline {needed:g}h; gpufleet what-if has the curve)",
+            f"{short(more)} h more would save {_saved_text(saved)} USD: {fleet} in {purchase.offer.region}, "
+            f"cost {usd_text(usd, is_old=purchase.stale)} USD expected (--deadline {needed:g}h; gpufleet what-if has "
+            "the curve)",
         )
     return [best[1]] if best else []
 
@@ -192,7 +193,11 @@ def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int
         where = f"{takes} on the same nodes"
     else:
         where = f"{why} {purchase.in_short} in {purchase.offer.region}, {takes} expected"
-    return [f"{change} would save {saved:,.{0 if saved >= 10 else 2}f} USD: {where}"]
+    return [f"{change} would save {_saved_text(saved)} USD: {where}"]
+
+
+def _saved_text(usd: float) -> str:
+    return f"{usd:,.{0 if usd >= 10 else 2}f}"
 
 
 def _fleet(candidate: tuple[CandidateTable, int]) -> str:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pty
+import re
 import shlex
 import struct
 import subprocess
@@ -444,6 +445,9 @@ def test_exit_3_names_the_plan_of_other_code() -> None:
     assert "--parallelism data,tensor,pipeline plans it" in json.loads(done.stdout)["notes"][-1]
     widened = answer(*flags, "--max-nodes", "12", "--parallelism", "data,tensor,pipeline")["plans"][0]
     assert f"{widened['cost_usd']['expected']:,.2f} USD" in done.stderr
+    # An old spot price has its mark here too.
+    spot = gpufleet("recommend", *flags, "--max-nodes", "12", "--purchase", "spot")
+    assert re.search(r"\) for ~[0-9,.]+ USD expected: --parallelism", spot.stderr)
 
 
 def test_the_plan_of_other_code_prefers_sharding_to_splits_and_names_no_engine_that_refuses_it() -> None:

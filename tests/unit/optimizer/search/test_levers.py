@@ -80,6 +80,23 @@ def test_a_small_saving_has_its_cents_and_an_old_spot_price_its_mark() -> None:
     assert eager.plans[0].cost_usd.expected - float(note[2]) == pytest.approx(float(note[1]), abs=0.011)
 
 
+def test_what_a_later_deadline_costs_at_an_old_spot_price_has_its_mark() -> None:
+    """The note said 249.87 of a plan that the answer lists with ~249.87."""
+    where: dict[str, Any] = {"instance_types": ["p5"], "purchase_options": ["spot"], "spot_fallback": "on-demand"}
+    work = {"tokens": "5B", "seq_len": 8192}
+    first = answer("llama-3.1-8b", work, deadline_hours=6, **where)
+    note = only(first.notes, r"h more would save .*, cost ~([0-9.]+) USD expected \(--deadline ([0-9.]+)h")
+    later = answer("llama-3.1-8b", work, deadline_hours=float(note[2]), **where).plans[0]
+    assert later.spot_range and later.cost_usd.expected == pytest.approx(float(note[1]), abs=0.011)
+
+
+def test_the_fastest_plan_at_an_old_spot_price_has_its_mark() -> None:
+    asked = {"model": "llama-3.1-8b", "workload": {"tokens": "2B", "seq_len": 8192}, "objective": "time"}
+    limits = {"purchase_options": ["spot"], "instance_types": ["p5en"], "max_nodes": 64}
+    (note,) = (note for note in recommend(asked | {"constraints": limits}).notes if "beyond the knee" in note)
+    assert re.search(r"would take [0-9.]+ h for ~[0-9.]+ USD", note)
+
+
 def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -> None:
     work = {"tokens": "1B", "seq_len": 4096}
     where: dict[str, Any] = {"instance_types": ["g6.12xlarge"], "purchase_options": ["on-demand"]}
