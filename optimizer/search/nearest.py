@@ -155,10 +155,10 @@ def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
 
 
 def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
-    """Search with a near batch that more numbers of GPUs divide; None where there is none or steps are given."""
+    """Search with a near batch that more numbers of GPUs divide; None without one, or with given steps."""
     batch = problem.amount.global_batch
     moved = near_batch(batch)
-    if problem.request.workload.steps is not None or moved == batch:
+    if problem.request.workload.steps is not None or moved == batch or moved > problem.amount.samples:
         return None
     amount = replace(problem.amount, global_batch=moved)
     other = replace(problem, request=change_work(problem, global_batch=moved), amount=amount)

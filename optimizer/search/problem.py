@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Any, Self
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
@@ -59,6 +60,13 @@ class Amount:
         batch = work.global_batch
         if batch is None:
             batch = choose_global_batch(model, samples, seq_len, fine_tunes=not work.tuning.trains_all)
+        elif batch > samples:
+            raise InvalidInputError(
+                f"global_batch is {batch:,}, and the training has {counted(samples, 'sample')}",
+                limit="at most the samples of the training",
+                why="a step is priced whole, so the fleet would be paid for more training than was asked",
+                next_step=f"--global-batch {samples}, or train on more",
+            )
         return cls(samples=samples, global_batch=batch)
 
 

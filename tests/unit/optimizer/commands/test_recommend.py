@@ -267,6 +267,8 @@ BAD = {
     "zero nodes": ([*ISSUE_FLAGS, "--max-nodes", "0"], "max_nodes"),
     "more than any run": (["--model", "gpt2-xl", "--tokens", "1e25", "--seq-len", "1024"], "1000000000000000"),
     "batch beyond reason": ([*ISSUE_FLAGS, "--global-batch", "1e18"], "1000000000"),
+    # One step of it was planned, for 1,917,057 USD: 4,096 times the training.
+    "batch beyond the training": ([*ISSUE_FLAGS, "--global-batch", "1B"], "global_batch is 1,000,000,000"),
     "no such file": (["nowhere.yaml"], "nowhere.yaml"),
     "no such flag": (["--colour", "red"], "--colour"),
     "GPU for a type": ([*ISSUE_FLAGS, "--instance-type", "H100"], "g6e, g6f, g7"),
