@@ -41,6 +41,7 @@ COLUMNS = {
     "cost_usd_p95": "p95 USD",
 }
 _LABELS: dict[Axis, str] = {"deadline": "deadline, h", "nodes": "nodes", "budget": "budget, USD"}
+_VALUES: dict[Axis, str] = {"deadline": "--deadlines", "nodes": "--node-counts", "budget": "--budgets"}
 _REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
 
 
@@ -116,7 +117,7 @@ def command(
     values: dict[Axis, list[float]] = {"deadline": deadlines, "nodes": node_counts, "budget": budgets}
     wanted = against or tuple(name for name, given in values.items() if given) or tuple(values)
     if ignored := [name for name, given in values.items() if given and name not in wanted]:
-        flag = {"deadline": "--deadlines", "nodes": "--node-counts", "budget": "--budgets"}[ignored[0]]
+        flag = _VALUES[ignored[0]]
         raise InvalidInputError(
             f"{flag} has values, and --against leaves out {ignored[0]}",
             limit="values of the curves to show",
@@ -142,10 +143,14 @@ def command(
             points=points,
         )
     if not any(point.plan for point in curve_points):
+        given_values = " and ".join(_VALUES[name] for name in wanted if values[name])
         raise NothingFeasibleError(
             "no point of the curves has a plan",
-            why="the request's other limits, its instance types or its regions leave none",
-            next_step="gpufleet recommend, with the same request, names the nearest plan for each limit",
+            why=f"{f'{given_values}, ' if given_values else ''}the request's other limits, its instance types or its "
+            "regions leave none",
+            next_step=f"without {given_values}, gpufleet what-if chooses the values"
+            if given_values
+            else "gpufleet recommend, with the same request, names the nearest plan for each limit",
         )
     rows = [_row(point) for point in curve_points]
     if output_format == "table":

@@ -101,7 +101,10 @@ def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
         (("--node-counts", "1,8"), InvalidInputError, "--max-nodes 8"),
         (("--against", "nodes", "--budgets", "100"), InvalidInputError, "--against leaves out budget"),
         (("--plot", "curves.pdf"), InvalidInputError, ".png or .svg"),
-        (("--budgets", "0.01"), NothingFeasibleError, "names the nearest plan"),
+        # recommend has a plan: its request has no budget.
+        (("--budgets", "0.01"), NothingFeasibleError, "without --budgets"),
+        (("--budgets", "100", "--deadline", "1min"), NothingFeasibleError, "without --budgets"),
+        (("--against", "nodes", "--budget", "0.01"), NothingFeasibleError, "names the nearest plan"),
     ],
 )
 def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], error: type[GpufleetError], message: str) -> None:
