@@ -256,7 +256,7 @@ def test_a_row_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     runs.write_text("\n".join(["model,gpu,seq_len", *rows]), encoding="utf-8")
     shifted, trailing, unknown = csv.DictReader(io.StringIO(run("--batch", str(runs)).stdout))
     assert "1 more cells than the header" in shifted["error"]
-    assert "model is 'gpt-9'" in unknown["error"]
+    assert unknown["error"].startswith("model is 'gpt-9', without layers and hidden_size; limit: a preset")
     assert trailing["error"] == "" and float(trailing["predicted_step_time_s"]) > 0
 
 
