@@ -35,14 +35,22 @@ MOST_SAMPLES = 10**15
 MOST_BATCH = 10**9
 # 1 EiB.
 MOST_DATA_GIB = 2**30
+# Far above any run, and short to print.
+MOST_USD = 10**12
+MOST_HOURS = 10**9
 
 Number = BeforeValidator(_no_bool)
 Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
 AllSamples = Annotated[Samples, Field(le=MOST_SAMPLES)]
-Hours = Annotated[float, BeforeValidator(lambda value: value if value is None else parse_hours(value)), Number]
+Hours = Annotated[
+    float,
+    Field(gt=0, le=MOST_HOURS),
+    BeforeValidator(lambda value: value if value is None else parse_hours(value)),
+    Number,
+]
 Usd = Annotated[
     float,
-    Field(gt=0, allow_inf_nan=False),
+    Field(gt=0, le=MOST_USD, allow_inf_nan=False),
     BeforeValidator(lambda value: parse_usd(value) if isinstance(value, str) else value),
     Number,
 ]
@@ -312,6 +320,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 def shown(value: Any) -> str:
     """The beginning of a wrong value: seven lines of YAML aliases can hold a million values."""
+    if isinstance(value, date):
+        return str(value)
     short = reprlib.Repr()
     short.maxlevel, short.maxstring = 2, 100
     return short.repr(value)
@@ -329,7 +339,8 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
             got = "" if isinstance(value, dict) else f" (got {shown(value)})"
-            lines.append(f"{place or 'request'}: {problem['msg'].removeprefix('Value error, ')}{got}{_hint(problem)}")
+            wrong = "a list is needed" if problem["type"] == "tuple_type" else problem["msg"]
+            lines.append(f"{place or 'request'}: {wrong.removeprefix('Value error, ')}{got}{_hint(problem)}")
         raise InvalidInputError(
             f"{origin} is not a valid request:\n    " + "\n    ".join(dict.fromkeys(lines)),
             next_step="docs/request.md has every key, gpufleet recommend --help every flag",
@@ -372,5 +383,11 @@ def read_request_file(path: Path) -> dict[str, Any]:
             f"{path} holds {kind}",
             limit="a request is a mapping with model, workload, constraints, objective",
             next_step="see examples/request.yaml",
+        )
+    if "schema_version" in data:
+        raise InvalidInputError(
+            f"{path} holds {'plans' if 'plans' in data else 'a plan'}, and no request",
+            limit="a request is a mapping with model, workload, constraints, objective",
+            next_step=f"gpufleet preview {path}; a request is as in examples/request.yaml",
         )
     return data

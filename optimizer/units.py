@@ -44,7 +44,7 @@ def parse_hours(text: str | float) -> float:
         r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:(h|d|w|min|m)|(hour|day|week|minute)s?)?\s*", str(text).lower()
     )
     if match is None:
-        raise ValueError(f"{text!r} is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)")
+        raise ValueError(f"{str(text)!r} is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)")
     hours = float(match[1]) * _HOURS[match[2] or (match[3] or "")[:1]]
     if not math.isfinite(hours) or hours <= 0:
         raise ValueError(f"{text!r} is not a duration above 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -30,6 +31,25 @@ GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_le
 def test_a_near_name_is_suggested(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         request_from_dict(GOOD | changes)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        ({"regions": "us-east-1"}, "constraints.regions: a list is needed (got 'us-east-1')\n"),
+        (
+            {"deadline_hours": date(2026, 12, 1)},  # YAML's 2026-12-01
+            "'2026-12-01' is not a duration; write hours (48 or 48h), days (3d) or minutes (90min) (got 2026-12-01)\n",
+        ),
+        ({"budget_usd": "1e308"}, "constraints.budget_usd: Input should be less than or equal to 1000000000000 ("),
+        ({"deadline_hours": "9999999999d"}, "constraints.deadline_hours: Input should be less than or equal to "),
+    ],
+)
+def test_a_value_of_another_kind_or_beyond_reason_is_refused_in_words(constraints: dict[str, Any], says: str) -> None:
+    """A "valid tuple" was needed; a budget of 1e308 was printed with its 300 digits."""
+    with pytest.raises(InvalidInputError) as caught:
+        request_from_dict(GOOD | {"constraints": constraints})
     assert says in str(caught.value)
 
 

@@ -305,6 +305,9 @@ FILES = {
         "[{instance_type: p5.48xlarge, region: us-east-1, count: 1}]}",
         "capacity_reservation_id",
     ),
+    # "no model is given" before.
+    "an answer": ('{"schema_version": 1, "request": {}, "plans": []}', "holds plans, and no request"),
+    "a plan": ('{"schema_version": 1, "instance_type": "p5.48xlarge"}', "holds a plan, and no request"),
     "section is a number": ("model: gpt2-xl\nworkload: 5", "workload"),
     "bad reservation": (
         yaml.safe_dump(
