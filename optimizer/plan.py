@@ -294,10 +294,15 @@ class Staging(_Model):
         description="USD of the copies' bytes out of data_region, part of transfer.",
     )
 
+    @property
+    def _node_time(self) -> str:
+        minutes = self.node_hours * 60
+        return f"{short(minutes)} min" if minutes >= 1 else f"{short(minutes * 60)} s"
+
     def describe_briefly(self) -> str:
         """Say how long a node copies, and the dollars of all copies."""
         return (
-            f"a node copies {short(self.data_gib)} GiB in {short(self.node_hours * 60)} min: {self.compute_usd:,.2f} "
+            f"a node copies {short(self.data_gib)} GiB in {self._node_time}: {self.compute_usd:,.2f} "
             f"USD of compute in all, {self.storage_usd:,.2f} of S3"
             + (f", {self.transfer_usd:,.2f} of transfer from {self.data_region}" if self.data_region else "")
         )
@@ -306,7 +311,7 @@ class Staging(_Model):
         """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
         each = f"each of {nodes} nodes copies" if nodes > 1 else "the node copies"
         return (
-            f"{each} {short(self.data_gib)} GiB in {short(self.node_hours * 60)} min, at the start and when replaced "
+            f"{each} {short(self.data_gib)} GiB in {self._node_time}, at the start and when replaced "
             f"({short(self.gib_per_s)} GiB/s, bound by {self.bound}): {short(self.hours)} h and "
             f"{self.compute_usd:,.2f} USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
             + (f", {self.transfer_usd:,.2f} USD of transfer from {self.data_region}" if self.data_region else "")

@@ -130,6 +130,9 @@ def test_a_plan_has_its_copies_in_hours_and_dollars_and_the_audit_follows_them()
     )
     assert "s3-read-request us-east-1" in {price.item for price in plan.prices}
     assert "bound by requests" in staged.describe(plan.node_count)
+    assert "GiB in 173 min" in staged.describe_briefly()
+    seconds = staged.model_copy(update={"node_hours": 0.00265})
+    assert "GiB in 9.54 s" in seconds.describe_briefly()  # "0.159 min" before
 
     assert not list(audit(plan, load()))
     for field, value in {
