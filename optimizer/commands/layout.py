@@ -11,6 +11,8 @@ import click
 GAP = 2
 # A longer cell is a sentence, which wraps.
 SENTENCE = 32
+# Least width of a column of sentences while fields can be left out: about three words a line.
+LEAST_SENTENCE = 18
 # A longer word is broken: most URLs are shorter; in a narrow terminal, most names.
 LONGEST_WORD, LONGEST_NAME = 48, 24
 
@@ -30,12 +32,14 @@ def choose_columns(
         if field is not None:
             left_out.append(field)
             del shown[field]
-        if widths := _fit(shown, cells, width, words_wrap=False):
+        if widths := _fit(shown, cells, width, least_sentence=LEAST_SENTENCE):
             return widths, left_out
-    return _fit(shown, cells, width, words_wrap=True), left_out
+    return _fit(shown, cells, width) or _fit(shown, cells, width, words_wrap=True), left_out
 
 
-def _fit(headings: Mapping[str, str], cells: Cells, width: int, *, words_wrap: bool) -> dict[str, int]:
+def _fit(
+    headings: Mapping[str, str], cells: Cells, width: int, *, words_wrap: bool = False, least_sentence: int = 0
+) -> dict[str, int]:
     """Give each column its width; headings and sentences wrap, other cells only if ``words_wrap``."""
     widths, floors = {}, {}
     for field, heading in headings.items():
@@ -46,6 +50,8 @@ def _fit(headings: Mapping[str, str], cells: Cells, width: int, *, words_wrap: b
             texts = [word for text in texts for word in text.split()]
         longest_word = max(map(len, [*texts, *heading.split()]), default=0)
         floors[field] = min(longest_word, LONGEST_NAME if words_wrap else LONGEST_WORD)
+        if longest > SENTENCE:
+            floors[field] = max(floors[field], least_sentence)
     excess = sum(widths.values()) + GAP * (len(widths) - 1) - width
     for _ in range(excess):
         field = max(widths, key=lambda name: (widths[name] > floors[name], widths[name]))

@@ -85,6 +85,8 @@ def test_a_narrow_table_drops_then_wraps_then_gives_up() -> None:
     headings = {"name": "name", "spare": "spare", "why": "why"}
     cells = [{"name": "p5.48xlarge", "spare": "on-demand", "why": "a sentence that is longer than any single name"}]
     assert choose_columns(headings, cells, ("spare",), 100) == ({"name": 11, "spare": 9, "why": 46}, [])
-    assert choose_columns(headings, cells, ("spare",), 40) == ({"name": 11, "spare": 9, "why": 16}, [])
+    assert choose_columns(headings, cells, ("spare",), 42) == ({"name": 11, "spare": 9, "why": 18}, [])
+    # A column of sentences was one word wide ("why it loses" of recommend --explain at 80 columns).
+    assert choose_columns(headings, cells, ("spare",), 40) == ({"name": 11, "why": 27}, ["spare"])
     assert choose_columns(headings, cells, ("spare",), 25) == ({"name": 11, "why": 12}, ["spare"])
     assert choose_columns(headings, cells, ("spare",), 15) == ({}, ["spare"])
