@@ -112,7 +112,9 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         if least not in changes:  # another plan of the list moves the other limit less
             continue
         distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
-        nearest.append(_build(problem.with_constraints(**changes), changes, distance, candidate))
+        moved = problem.with_constraints(**changes)
+        # The answer with these changes; needs are rounded up, and old spot prices head nothing.
+        nearest.append(_build(moved, changes, distance, rank_first(tables, moved.request) or candidate))
     return nearest
 
 
@@ -224,7 +226,9 @@ def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, a
     nodes = int(table.fastest.nodes[table.configuration[row]])
     changes = {"max_nodes": nodes}
     distance = nodes / problem.request.constraints.max_nodes - 1
-    return [_build(problem.with_constraints(**changes), changes, distance, candidate)]
+    larger = problem.with_constraints(**changes)
+    within = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
+    return [_build(larger, changes, distance, rank_first(within, larger.request) or candidate)]
 
 
 def _build(
