@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,6 +95,19 @@ def _rewritten(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[P
     return do
 
 
+def _priced(name: str, column: str, usd: float) -> Callable[[Path], None]:
+    """Give the first price of a table's column another value."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = table.column(column).to_pylist()
+        first = next(i for i, value in enumerate(values) if value)
+        values[first] = [usd] if isinstance(values[first], list) else usd
+        field = table.schema.field(column)
+        return table.set_column(table.schema.get_field_index(column), field, pa.array(values, field.type))
+
+    return _rewritten(name, change)
+
+
 def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
     def do(directory: Path) -> None:
         manifest = json.loads((directory / MANIFEST).read_text())
@@ -121,6 +135,10 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
         (_rewritten("offers", lambda t: t.slice(0, 0)), "table offers has no rows"),
         (_rewritten("offers", lambda t: t.drop_columns(["region"])), "has other columns"),
         (_rewritten("instance_types", lambda t: t.slice(1)), "is of unknown type"),
+        # A traceback, or a fleet for the price of its disks.
+        (_priced("offers", "on_demand_usd_per_hour", math.nan), "a price of nan USD, not above 0"),
+        (_priced("offers", "spot_usd_per_hour", 0.0), "a price of 0.0 USD, not above 0"),
+        (_priced("unit_prices", "usd", -5.0), "a price of -5.0 USD, not above 0"),
     ],
 )
 def test_a_damaged_snapshot_is_refused_with_what_is_wrong(
