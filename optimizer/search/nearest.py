@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.errors import InvalidInputError
 from optimizer.plan import FleetPlan
 from optimizer.request import Constraints, FleetRequest
 from optimizer.search.candidates import CandidateTable, find_tables
@@ -183,7 +184,10 @@ def _half_precision(problem: Problem) -> list[NearestPlan]:
     if problem.request.workload.precision != "bf16" or "bf16" in known or "fp16" not in known:
         return []
     changes = {"precision": "fp16"}
-    return _open(problem, changes, change_work(problem, **changes), alone=False)
+    try:
+        return _open(problem, changes, change_work(problem, **changes), alone=False)
+    except InvalidInputError:  # the workload computes in bf16 alone, as QLoRA does
+        return []
 
 
 def change_work(problem: Problem, **changes: Any) -> FleetRequest:

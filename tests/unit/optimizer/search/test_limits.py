@@ -226,6 +226,16 @@ def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
     assert half.flags == {"precision": ["--precision", "fp16"]} and half.plan.job.precision == "fp16"
     (found, *_) = answer("resnet18", work={**work, **half.changes}, instance_types=["g4dn.xlarge"], max_nodes=1).plans
     assert found.cost_usd == half.plan.cost_usd
+    # QLoRA computes in bf16 alone: the answer was an error about a precision that nobody gave.
+    qlora = recommend(
+        {
+            "model": "llama-3.1-8b",
+            "workload": {"tokens": "300M", "seq_len": 2048, "method": "qlora"},
+            "constraints": {"instance_types": ["g4dn"]},
+        }
+    )
+    assert set(bindings(qlora).values()) == {"precision"}
+    assert [[*plan.changes] for plan in qlora.nearest] == [["instance_types"]]
     # Another type of the request has bf16: the budget binds there, and fp16 is no way out.
     both = answer("resnet18", work=work, instance_types=["g4dn.xlarge", "g5.xlarge"], max_nodes=1, budget_usd=0.01)
     assert both.nearest and not any("precision" in plan.changes for plan in both.nearest)
