@@ -227,9 +227,13 @@ def _dollars(plan: FleetPlan, prices: tuple[float, float], runs: list[Exponentia
 
 
 def _shifted(before: list[float], after: list[float], known: float) -> list[float]:
-    """Return ``after`` moved by what the mean of ``before`` lacks to its ``known`` expectation."""
+    """Return ``after`` moved by what the mean of ``before`` lacks to its ``known`` expectation.
+
+    Runs that are shorter than the move are scaled instead.
+    """
     lacks = known - fmean(before)
-    return [value + lacks for value in after]
+    moved = [value + lacks for value in after]
+    return moved if min(moved) > 0 else [value * known / fmean(before) for value in after]
 
 
 def _spread(values: list[float], round_value: Callable[[float], float], least_p95: float) -> Spread:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,22 @@ def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> 
         # Only a speed beyond its own 95th percentile misses the deadline.
         assert expected(one, "adaptive_one_group", deadline_hours)[2] <= 0.05 * RUNS
     assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
+
+
+@pytest.mark.parametrize(
+    ("model", "work", "limits"),
+    [
+        ("gpt2-xl", {"tokens": "100k", "samples": None, "global_batch": None}, {"regions": ["eu-*"]}),
+        ("vit-b-16", {"samples": 1000, "seq_len": None, "global_batch": None}, {"regions": []}),
+    ],
+)
+def test_a_run_of_minutes_takes_time_and_costs_money_under_adaptive(
+    model: str, work: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    """The simulated difference was more than the run: recommend ended in a traceback for hours below 0."""
+    limits |= {"instance_types": ["p5"], "deadline_hours": 3, "spot_fallback": "on-demand", "max_nodes": 5}
+    known = [one.spot_policy for one in answer(model, work=work, **limits).plans if one.spot_policy]
+    assert known and all(one.hours.p50 > 0 < min(one.expected_usd.values()) for one in known)
 
 
 def test_a_rest_costs_what_the_stacks_own_policy_makes_of_the_time_that_is_left() -> None:
