@@ -71,9 +71,9 @@ class SearchSpace:
         self.machine_rows = [self.table_rows[i] for i in self.table_index]
         self.shardings = layouts.allowed_shardings(recipe)
         self.checkpointings = layouts.allowed_checkpointings(self.model)
-        # One rank has nothing to shard its states over.
-        ranks = self.table.data * self.table.context
-        self.can_shard = (ranks > 1) | (self.shardings == DDP)[:, None, None]
+        # One rank has nothing to shard its states over, and reduces no gradients.
+        self._reduces = self.table.data * self.table.context > 1
+        self.can_shard = self._reduces | (self.shardings == DDP)[:, None, None]
         self.settings = np.count_nonzero(self.can_shard, axis=(0, 1)) * self.checkpointings.size
         self.steps = problem.amount.steps
         self.splits = self.table.splits
@@ -86,7 +86,7 @@ class SearchSpace:
             for pipelines in (False, True)
         )
         self.measured = [residual.rows > 0 for residual in residuals]
-        least = self._pooled_error if unmeasured_parts(recipe, self.model, recipe.gradient_compression) else 0.0
+        least = self._pooled_error if unmeasured_parts(recipe, self.model, "none") else 0.0
         self._errors, self._pipeline_errors = (
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
@@ -116,7 +116,10 @@ class SearchSpace:
         """Error of the estimates."""
         several, stages = self.table.nodes[row] > 1, (self.splits[row] & _PIPELINE) > 0
         error = np.where(several & stages, self._pipeline_errors[machine], self._errors[machine])
-        error = np.maximum(error, np.where(self.confidence(machine, row) < 2, 0.0, self._pooled_error))
+        unmeasured = self.confidence(machine, row) == 2
+        if self.gradient_compression != "none":
+            unmeasured |= self._reduces[row]
+        error = np.maximum(error, np.where(unmeasured, self._pooled_error, 0.0))
         return np.maximum(error, np.where(several, self._network_errors[machine], 0.0))
 
     def columns(self, row: Ints) -> dict[str, Any]:

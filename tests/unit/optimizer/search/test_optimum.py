@@ -54,7 +54,7 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
                     continue
                 train = math.ceil(problem.amount.samples / batch) * float(estimates.step_time_s) / 3600
                 error = calibration().residual(hardware.gpu, problem.recipe.precision).relative_error
-                if problem.recipe.gradient_compression != "none":  # no measured run has it
+                if problem.recipe.gradient_compression != "none" and ranks > 1:  # no measured run has it
                     error = max(error, calibration().residuals["pooled"].relative_error)
                 rate = FAILURES_PER_GPU_HOUR * ranks
                 for region in wanted.constraints.regions:
