@@ -109,6 +109,7 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         head_node = rates.controller_usd_per_hour * outcome.hours_expected
         varying = hourly + volumes + storage + transfer + head_node
         p50, p95 = lognormal_percentiles(varying, varying * outcome.hours_std / outcome.hours_expected)
+        p50 = np.fmax(p50, varying * (outcome.hours_p50 / outcome.hours_expected))
         monthly = nodes * rates.volume_usd_per_month + rates.storage_usd_per_month
         # A commitment's year pays for its nodes' drain.
         all_usd_per_hour = (

@@ -146,6 +146,8 @@ def predict_outcome(fleets: Fleets) -> Outcome:
         )
         std = np.sqrt(variance)
         p50, p95 = lognormal_percentiles(wall, std)
+        # The median of a lognormal with rare, long losses can be below the hours of a run without any.
+        p50 = np.maximum(p50, np.minimum(start_hours + fleets.train_hours * (1 + stall / interval), wall))
     return Outcome(
         hours_expected=wall,
         hours_p50=p50,
