@@ -55,7 +55,7 @@ from optimizer.search.levers import (
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
-from optimizer.search.ranking import purchase_at, rank, rank_first
+from optimizer.search.ranking import list_chosen, purchase_at, rank, rank_first
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.search.room import Rooms
@@ -178,11 +178,7 @@ def recommend(
         elif not excluded:
             rejected.append(result.reject(limits))
     ranking = rank(feasible, request)
-    chosen = ranking.best
-    if request.objective == "pareto":
-        chosen = ranking.pareto
-        if chosen and purchase_at(feasible, chosen[0]).stale:
-            chosen = list(dict.fromkeys([*ranking.best[:1], *chosen]))
+    chosen = list_chosen(ranking, feasible, request)
     positions = list(dict.fromkeys([*ranking.pareto, *chosen]))
     candidates = [(feasible[table], row) for table, row in positions]
     built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))

@@ -161,11 +161,21 @@ def purchase_at(tables: Sequence[CandidateTable], position: Position) -> PricedP
     return table.purchases[int(table.purchase[position.row])]
 
 
+def list_chosen(ranking: Ranking, tables: Sequence[CandidateTable], request: FleetRequest) -> list[Position]:
+    """Candidates of the answer's plans, in their order."""
+    if request.objective != "pareto":
+        return ranking.best
+    front = ranking.pareto
+    if front and purchase_at(tables, front[0]).stale:
+        return list(dict.fromkeys([*ranking.best[:1], *front]))
+    return front
+
+
 def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> tuple[CandidateTable, int] | None:
-    """The best candidate of all tables by the request's objective, as table and row; None where none is feasible."""
+    """The answer's first candidate of all tables, as table and row; None where none is feasible."""
     feasible = [table for table in tables if table.feasible(request.constraints).any()]
-    best = rank(feasible, request).best[:1]
-    return (feasible[best[0].table], best[0].row) if best else None
+    first = list_chosen(rank(feasible, request), feasible, request)[:1]
+    return (feasible[first[0].table], first[0].row) if first else None
 
 
 def pareto_front(hours: Floats, usd: Floats) -> NDArray[np.intp]:

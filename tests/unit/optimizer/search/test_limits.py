@@ -186,12 +186,19 @@ def test_a_model_too_large_for_the_types_and_nodes_is_told_which_have_room() -> 
         ("mixtral-8x22b", {"tokens": "100M", "seq_len": 4096}, {"instance_types": ["p4d"], "max_nodes": 8}),
         # 2 x p6-b300 for 57 USD; one GPU for 0.71 has the same deadline, rounded.
         ("gpt2", {"samples": 1000, "seq_len": 1024}, {"instance_types": [], "deadline_hours": "10min"}),
+        # Of the front a measured GPU was named, and not its first, which is cheaper.
+        (
+            "llama-3.1-8b",
+            {"tokens": "1B", "seq_len": 8192},
+            {"instance_types": ["g5.xlarge"], "purchase_options": ["on-demand"], "max_nodes": 1},
+        ),
     ],
 )
+@pytest.mark.parametrize("objective", ["cost", "pareto"])
 def test_the_nearest_plan_is_the_answer_with_its_changes(
-    model: str, work: dict[str, Any], limits: dict[str, Any]
+    model: str, work: dict[str, Any], limits: dict[str, Any], objective: str
 ) -> None:
-    asked = {"model": model, "workload": work}
+    asked = {"model": model, "workload": work, "objective": objective}
     for near in recommend(asked | {"constraints": limits}).nearest:
         (best, *_) = recommend(asked | {"constraints": limits | dict(near.changes)}).plans
         assert (best.instance_type, best.node_count, best.cost_usd) == (
