@@ -264,9 +264,8 @@ def describe_best(answer: Recommendation) -> list[str]:
     if outlook := plan.spot_policy:
         dollars = partial(usd_text, is_old=plan.spot_range is not None)
         others = [f"{name} {dollars(usd)}" for name, usd in outlook.expected_usd.items() if name != outlook.policy]
-        lines.append(
-            f"policy  {outlook.policy}: {dollars(outlook.cost_usd.expected)} USD expected ({', '.join(others)})"
-        )
+        compared = f" ({', '.join(others)})" if others else ""
+        lines.append(f"policy  {outlook.policy}: {dollars(outlook.cost_usd.expected)} USD expected{compared}")
     lines += [f"data    {plan.staging.describe_briefly()}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
     if plan.passed_over:

@@ -238,6 +238,12 @@ def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
     assert row["alternates"].startswith(f"{first['zone_id']}/p4d.24xlarge/spot={first['cost_usd']['expected']:g} ")
 
 
+def test_a_deadline_without_time_for_a_launch_leaves_no_other_policy_to_compare() -> None:
+    asked = "--model resnet50 --samples 10M --budget 80 --deadline 20min --purchase spot --spot-fallback on-demand"
+    (line,) = (line for line in gpufleet("recommend", *asked.split()).stdout.splitlines() if line.startswith("policy"))
+    assert line.endswith(" USD expected")  # "expected ()" before
+
+
 def test_capacity_blocks_without_a_price_are_missing_data() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
     assert done.returncode == 4
