@@ -44,7 +44,7 @@ from optimizer.performance.types import (
     RecipePrecision,
 )
 from optimizer.search.confidence import speed_source, unmeasured_parts
-from optimizer.units import parse_count
+from optimizer.units import parse_count, short
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
@@ -429,7 +429,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         write_csv([flat], list(flat))
         return
     unit = result["unit"]
-    what = "samples" if unit == "samples" else f"sequences of {result['seq_len']} tokens"
+    sample, length = ("sample", "") if unit == "samples" else ("sequence", f" of {counted(result['seq_len'], 'token')}")
     more = [f"experts over {result['expert']} data ranks"] * (result["expert"] > 1)
     more += ["sequence parallel"] * result["sequence_parallel"]
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
@@ -446,7 +446,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         f"{''.join(f'{words}, ' for words in more)}"
         f"checkpointing {result['activation_checkpointing']}, {result['precision']}, {result['optimizer']}, "
         f"{result['framework']}\n"
-        f"step of {result['global_batch']} {what}: micro-batch "
+        f"step of {counted(result['global_batch'], sample)}{length}: micro-batch "
         f"{result['micro_batch']} x accumulation {result['grad_accum']} x data {result['data']}\n"
     )
 
@@ -466,7 +466,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     times += [row("step", step_s, f"MFU {result['mfu']:.1%}")]
     write_table(times, {"part": "time", "value": "s", "share": ""})
     write_text(
-        f"\n{result['tokens_per_second']:,.0f} {unit}/s ({result['tokens_per_second_low']:,.0f} to "
-        f"{result['tokens_per_second_high']:,.0f}), {result['tokens_per_second_per_gpu']:,.0f} a GPU\n"
+        f"\n{short(result['tokens_per_second'])} {unit}/s ({short(result['tokens_per_second_low'])} to "
+        f"{short(result['tokens_per_second_high'])}), {short(result['tokens_per_second_per_gpu'])} a GPU\n"
         f"speed from {result['calibration']}"
     )

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,13 @@ def test_a_cnn_counts_images() -> None:
     # Measured 4,690 images/s (H200, torch 2.11, bf16, 2026-11-21).
     assert result["tokens_per_second"] == pytest.approx(4690, rel=0.1)
     assert "samples/s" in run("--model", "resnet50", "--gpu", "h200", "--gpus", "1").stdout
+    # "step of 1 samples", and "1 samples/s (1 to 1), 0 a GPU" of two parts of a GPU.
+    slow = run("--model", "vit-b-16", "--instance-type", "g6f.large", "--nodes", "2", "--micro-batch", "1").stdout
+    assert "step of 2 samples" in slow and re.search(r"\n[0-9.]+ samples/s \([0-9.]+ to [0-9.]+\), 0\.[1-9]", slow)
+    assert (
+        "step of 1 sequence of 512 tokens"
+        in run("--model", "gpt2", *H100[:2], "--gpus", "1", "--seq-len", "512").stdout
+    )
 
 
 @pytest.mark.parametrize(
