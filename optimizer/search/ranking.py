@@ -25,6 +25,9 @@ MAX_PLANS = 20
 _SAME_HOURS = 0.001
 # Largest difference that ties for the error of a GPU: its layouts share most of that.
 MOST_TIE = 0.1
+# Hours of a tie's winner over those of the cheapest, the error aside: half the nodes take twice the hours for the same
+# dollars. A quarter would save few nodes more, and take twice as long again.
+MOST_TIMES_AS_LONG = 2.0
 # Bits of SPLITS that the reference trainer has none of.
 _BEYOND_TRAINER = sum(1 << bit for bit, name in enumerate(SPLITS) if name not in trainer.SPLITS)
 
@@ -54,7 +57,9 @@ class _Best(NamedTuple):
 
     order: tuple[float, ...]
     complexity: tuple[float, ...]
+    hours: float
     nominal_value: float
+    nominal_hours: float
     p95: float
     tie: float
     position: Position
@@ -80,17 +85,24 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     leaders = [one for one in best if not purchase_at(tables, one.position).stale]
     old = not leaders
     if old:  # the 95th percentile has the spread of a price's age, and the expectation of the least has not
-        leaders = best = [one._replace(order=(one.p95, *one.order), nominal_value=one.p95) for one in best]
+        leaders = best = [
+            one._replace(order=(one.p95, *one.order), nominal_value=one.p95, nominal_hours=one.hours) for one in best
+        ]
     best.sort(key=lambda one: one.order)
     leaders.sort(key=lambda one: one.order)
     passed_over = {one.position: one.nominal for one in best if one.nominal != one.position}
     if best:
         nominal = min(leaders, key=lambda one: one.nominal_value)
-        tied = [one for one in leaders if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value]
+        tied = [
+            one
+            for one in leaders
+            if one.order[0] <= (1 + nominal.tie) * nominal.nominal_value
+            and one.hours <= _longest(nominal.nominal_hours, nominal.tie)
+        ]
         first = min(tied, key=lambda one: (one.complexity, one.order))
         if first is not leaders[0]:
             passed_over[first.position] = nominal.position if old else nominal.nominal
-        measured = _prefer_measured(first, leaders, tables)
+        measured = _prefer_measured(first, leaders, tables, min(first.hours, nominal.nominal_hours))
         if measured is not first:
             passed_over[measured.position] = first.position
             first = measured
@@ -105,19 +117,21 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     return Ranking([one.position for one in best[:MAX_PLANS]], [fronts[i] for i in kept], passed_over)
 
 
-def _prefer_measured(first: _Best, others: Sequence[_Best], tables: Sequence[CandidateTable]) -> _Best:
+def _prefer_measured(first: _Best, others: Sequence[_Best], tables: Sequence[CandidateTable], hours: float) -> _Best:
     """Return the best measured candidate that ties with an unmeasured ``first`` and is as simple, else ``first``."""
     table, row = first.position
     fastest = tables[table].fastest
     if fastest.measured:
         return first
     # Two GPUs share no error: the whole error of the unmeasured one ties.
-    limit = (1 + float(fastest.relative_error[tables[table].configuration[row]])) * first.order[0]
+    error = float(fastest.relative_error[tables[table].configuration[row]])
+    limit = (1 + error) * first.order[0]
     tied = [
         one
         for one in others
         if tables[one.position.table].fastest.measured
         and (one.order[0] <= limit or one.p95 < first.p95)
+        and one.hours <= _longest(hours, error)
         and all(own <= its for own, its in zip(one.complexity, first.complexity, strict=True))
     ]
     return min(tied, key=lambda one: (one.complexity, one.order), default=first)
@@ -142,17 +156,24 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
     tie = float(fastest.relative_error[configuration[nominal]])
     if tie <= fastest.relative_error.min():
         tie = min(tie, MOST_TIE)
-    tied = np.flatnonzero(value <= (1 + tie) * value[nominal])
+    tied = np.flatnonzero((value <= (1 + tie) * value[nominal]) & (hours <= _longest(hours[nominal], tie)))
     first = int(tied[np.lexsort([key[tied] for key in (*complexity, *order)[::-1]])[0]])
     return _Best(
         order=tuple(float(key[first]) for key in order),
         complexity=tuple(float(key[first]) for key in complexity),
+        hours=float(hours[first]),
         nominal_value=float(value[nominal]),
+        nominal_hours=float(hours[nominal]),
         p95=float(p95[first]),
         tie=tie,
         position=Position(index, int(rows[first])),
         nominal=Position(index, int(rows[nominal])),
     )
+
+
+def _longest(hours: float, error: float) -> float:
+    """Most hours of a candidate that wins a tie with one of ``hours``."""
+    return MOST_TIMES_AS_LONG * (1 + error) * hours
 
 
 def purchase_at(tables: Sequence[CandidateTable], position: Position) -> PricedPurchase:

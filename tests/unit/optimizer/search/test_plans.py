@@ -140,15 +140,37 @@ def test_an_unmeasured_gpu_heads_where_it_is_cheaper_by_more_than_its_error() ->
     assert best.cost_usd.p95 < other.cost_usd.p95 and best.passed_over is None
 
 
+WORK_405B: dict[str, Any] = {"samples": None, "seq_len": 8192, "global_batch": None}
+LIMITS_405B: dict[str, Any] = {
+    "instance_types": ["p6-b200", "p6-b300"],
+    "purchase_options": ["on-demand"],
+    "regions": ["us-east-1"],
+    "deadline_hours": 336,
+    "budget_usd": 1e6,
+    "max_nodes": 64,
+}
+
+
 def test_the_cheapest_of_the_fleets_that_tie_is_named_of_another_type_too() -> None:
-    """8 x p6-b300 (245,000 USD) tie with 12 of them (240,000) and with 24 x p6-b200 (224,000): the last are named."""
-    limits: dict[str, Any] = {"instance_types": ["p6-b200", "p6-b300"], "purchase_options": ["on-demand"]}
-    work = {"tokens": "20B", "samples": None, "seq_len": 8192, "global_batch": None}
-    best, other = answer(
-        "llama-3.1-405b", work=work, regions=["us-east-1"], deadline_hours=336, budget_usd=1e6, max_nodes=64, **limits
-    ).plans
+    """8 x p6-b300 (12,455 USD) tie with 12 of them and with 12 x p6-b200 (11,326): the last are named."""
+    best, other = answer("llama-3.1-405b", work=WORK_405B | {"tokens": "1B"}, **LIMITS_405B).plans
     assert other.cost_usd.expected < best.cost_usd.expected and other.instance_type != best.instance_type
     assert str(best.passed_over).startswith(f"{other.node_count} x {other.instance_type} on-demand")
+
+
+def test_a_simpler_or_surer_fleet_wins_no_tie_at_more_than_twice_the_hours() -> None:
+    """8 x p6-b300 were planned for 213 h and 244,658 USD: 24 x p6-b200 take 82 h and 223,738 USD."""
+    best = answer("llama-3.1-405b", work=WORK_405B | {"tokens": "20B"}, **LIMITS_405B).plans[0]
+    assert (best.node_count, best.instance_type, best.passed_over) == (24, "p6-b200.48xlarge", None)
+    # One H100 for 16.5 h and 116 USD headed eight B200 for 0.9 h and 102 USD, as no run on those was measured.
+    work = {"tokens": "500M", "samples": None, "seq_len": 131072, "global_batch": None}
+    limits = {"instance_types": ["p6-b200", "p5.4xlarge"], "regions": ["us-east-1"], "purchase_options": ["on-demand"]}
+    best, other = answer("llama-3.2-1b", work=work, **limits).plans
+    assert best.instance_type == "p6-b200.48xlarge" and best.hours.expected < other.hours.expected / 10
+    # Half the nodes of one type are within it.
+    work = {"tokens": "1B", "samples": None, "seq_len": 4096, "global_batch": None}
+    best = answer("llama-3.1-70b", work=work, **limits | {"instance_types": ["p6-b200"]}).plans[0]
+    assert best.node_count == 1 and str(best.passed_over).startswith("2 x p6-b200.48xlarge on-demand")
 
 
 def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
