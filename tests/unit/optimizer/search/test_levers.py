@@ -83,8 +83,8 @@ def test_a_small_saving_has_its_cents_and_an_old_spot_price_its_mark() -> None:
 def test_what_a_later_deadline_costs_at_an_old_spot_price_has_its_mark() -> None:
     """The note said 249.87 of a plan that the answer lists with ~249.87."""
     where: dict[str, Any] = {"instance_types": ["p5"], "purchase_options": ["spot"], "spot_fallback": "on-demand"}
-    work = {"tokens": "5B", "seq_len": 8192}
-    first = answer("llama-3.1-8b", work, deadline_hours=6, **where)
+    work = {"tokens": "8B", "seq_len": 8192}
+    first = answer("llama-3.1-8b", work, deadline_hours=4, **where)
     note = only(first.notes, r"h more would save .*, cost ~([0-9.]+) USD expected \(--deadline ([0-9.]+)h")
     later = answer("llama-3.1-8b", work, deadline_hours=float(note[2]), **where).plans[0]
     assert later.spot_range and later.cost_usd.expected == pytest.approx(float(note[1]), abs=0.011)
