@@ -95,7 +95,7 @@ class OptimizerStates:
             {**group, "params": [self._name_of[parameter] for parameter in group["params"]]}
             for group in self._optimizer.param_groups
         ]
-        return tensors, {"state": state, "param_groups": copy.deepcopy(groups)}
+        return tensors, {"state": state, "param_groups": take_apart(groups, f"{PREFIX}.groups", None)}
 
     def check(self) -> None:
         """Refuse states without a sharded form."""
@@ -176,7 +176,7 @@ class OptimizerStates:
 
     def restore(self, values: Mapping[str, Any], saved: Mapping[str, Saved]) -> dict[str, torch.Tensor]:
         """Restore plain values, and return new state tensors by key, which the caller fills."""
-        groups = values["param_groups"]
+        groups = put_together(values["param_groups"], dict[str, torch.Tensor]().__getitem__)  # their tensors are inside
         own = [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
         if own != [group["params"] for group in groups]:
             raise ConfigurationError(

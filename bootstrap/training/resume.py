@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from bootstrap.training.checkpoint import Checkpoints, Committed, Manifest
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.loading import READ_THREADS, load_tensors
+from bootstrap.training.plain_values import from_bytes
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import MODEL, TrainingState, random_state, seed_everything
@@ -96,7 +96,7 @@ class Resume:
         def read(extent: Any) -> Any:
             data = bytearray(extent.bytes)
             self.checkpoints.read_extents(checkpoint, [extent], memoryview(data))
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return from_bytes(data)
 
         try:
             with ThreadPoolExecutor(READ_THREADS) as threads:

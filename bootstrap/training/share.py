@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
+from bootstrap.training.plain_values import to_bytes
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stager import Stager
@@ -94,12 +94,11 @@ class Share:
     def content(self, values: dict[str, Any]) -> Content:
         """Bytes of this rank's file after the copy."""
         memory = memory_of(self.buffer)
-        tail = io.BytesIO()
-        torch.save(values, tail)
+        tail = to_bytes(values)
         return Content(
-            parts=[memory[: self._plan.bytes], tail.getvalue()],
+            parts=[memory[: self._plan.bytes], tail],
             pieces=[memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own],
-            values=tail.getvalue(),
+            values=tail,
         )
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:

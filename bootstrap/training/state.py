@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.optimizer_states import PREFIX, OptimizerStates, Saved, is_zero_redundancy
+from bootstrap.training.plain_values import refuse_unreadable
 from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
 
 MODEL = "model"
@@ -121,8 +122,13 @@ class TrainingState:
         return geometries
 
     def expected(self) -> dict[str, Geometry]:
-        """Geometry of the tensors that the first checkpoint will hold, before the first step."""
+        """Geometry of the tensors that the first checkpoint will hold, before the first step.
+
+        ConfigurationError: values that no resume could read.
+        """
         snapshot = self.snapshot()
+        for name, values in snapshot.values.items():
+            refuse_unreadable(name, values)
         states = self.optimizer.probe() if self.optimizer is not None else {}
         return {**self.geometries(snapshot.later), **states, **self.geometries(snapshot.now)}
 

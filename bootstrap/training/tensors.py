@@ -1,14 +1,16 @@
 """Tensors of a checkpoint: key, whole shape, and the part that this rank holds, the same for every layout.
 
 Nested states (optimizers, schedulers, averages) are taken apart into tensors and a skeleton of plain values, in which
-``{"__tensor__": key}`` stands for a tensor.
+``{"__tensor__": key}`` stands for a tensor, and ``{"__numpy__": tensor}`` for an array or a number of numpy.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from bootstrap.training.errors import ConfigurationError
 
-_REFERENCE = "__tensor__"
+_REFERENCE, _NUMPY = "__tensor__", "__numpy__"
 # Smaller tensors on the CPU stay in the skeleton: an index entry is longer.
 INLINE_BYTES = 4096
 
@@ -82,10 +84,13 @@ def is_inline(tensor: torch.Tensor, *, scalars_only: bool) -> bool:
     return tensor.dim() == 0 or (not scalars_only and tensor.nbytes <= INLINE_BYTES)
 
 
-def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor], *, scalars_only: bool = False) -> Any:
-    """Skeleton of a nested ``value``; its tensors go to ``tensors`` under keys that begin with ``key``."""
+def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor] | None, *, scalars_only: bool = False) -> Any:
+    """Skeleton of a nested ``value``, copied; its tensors go to ``tensors`` under keys that begin with ``key``.
+
+    ``tensors``: None keeps all of them in the skeleton.
+    """
     if isinstance(value, torch.Tensor):
-        if is_inline(value, scalars_only=scalars_only):
+        if tensors is None or is_inline(value, scalars_only=scalars_only):
             return value.detach().clone()
         tensors[key] = value
         return {_REFERENCE: key}
@@ -104,7 +109,10 @@ def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor], *, scalar
             take_apart(item, f"{key}.{index}", tensors, scalars_only=scalars_only) for index, item in enumerate(value)
         ]
         return taken if isinstance(value, list) else tuple(taken)
-    return value
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        with suppress(TypeError):  # text and objects are no tensors
+            return {_NUMPY: torch.from_numpy(numpy.array(value))}
+    return value.copy() if isinstance(value, set | bytearray) else value
 
 
 def put_together(skeleton: Any, lookup: Lookup) -> Any:
@@ -112,6 +120,8 @@ def put_together(skeleton: Any, lookup: Lookup) -> Any:
     if isinstance(skeleton, dict):
         if len(skeleton) == 1 and _REFERENCE in skeleton:
             return lookup(skeleton[_REFERENCE])
+        if len(skeleton) == 1 and _NUMPY in skeleton:
+            return skeleton[_NUMPY].numpy()[()]  # a number of no dimensions, else the array
         for name, item in skeleton.items():
             skeleton[name] = put_together(item, lookup)
         return skeleton

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bootstrap.contract.trace import REQUEST, TraceRequest
-from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, tracer
+from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values, tracer
 from bootstrap.training.checkpoint import Checkpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger.summary import read_ledger
@@ -634,18 +635,63 @@ def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) 
         raise AssertionError("it entered")
 
 
-def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
+def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards are read with weights_only: a pickle that would run something is refused."""
 
     class Evil:
         def __reduce__(self) -> Any:
             return (os.mkdir, (str(tmp_path / "owned"),))
 
-    training = Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({"x": Evil()})})
-    training.train(4)
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(plain_values, "from_bytes", lambda data: None)
+        Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({"x": Evil()})}).train(4)
+    with pytest.raises(CheckpointError, match=r"it holds \S+mkdir"):
         Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({})}).train()
     assert not (tmp_path / "owned").exists()
+
+
+def test_numpys_values_are_part_of_the_state(tmp_path: Path) -> None:
+    """A schedule that computes with numpy leaves numpy's numbers in itself and in the optimizer."""
+
+    def train(store: Path, at: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
+        history = _StatefulOf({"losses": numpy.zeros(3), "best": numpy.float32(0.1), "epochs": {1, 2}})
+        training = Training(str(store), extra={"history": history}, checkpoint_every=2)
+        training.optimizer.param_groups[0]["lr"] = numpy.float64(0.01)
+
+        def at_step(step: int) -> None:
+            history._state["losses"][step % 3] += step  # in place, while the checkpoint may still be written
+            at(step)
+
+        training.train(10, at_step)
+        return {"optimizer": training.optimizer.state_dict(), "history": history._state}
+
+    undisturbed = train(tmp_path / "a")
+    with pytest.raises(Killed):
+        train(tmp_path / "b", kill_at(7))
+    assert max(one.manifest.step for one in Checkpoints(open_store(str(tmp_path / "b"))).scan()[0]) == 6
+    resumed = train(tmp_path / "b")
+    assert_same(resumed, undisturbed)
+    assert type(resumed["history"]["best"]) is numpy.float32
+
+
+def test_values_that_no_resume_could_read_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    for value, reason in ((deque([1]), "collections.deque"), (lambda: 0, "lambda")):
+        with pytest.raises(ConfigurationError, match=rf"state of extra\.seen .*{reason}"):
+            Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
+
+
+def test_a_checkpoint_that_no_resume_could_read_does_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = _StatefulOf({})
+
+    def at_step(step: int) -> None:
+        if step == 6:
+            seen._state["recent"] = deque([1])
+
+    Training(str(tmp_path), extra={"seen": seen}).train(10, at_step)
+    assert [one.manifest.step for one in Checkpoints(open_store(str(tmp_path))).scan()[0]] == [4]
+    assert "NOT saved" in caplog.text and "it holds collections.deque" in caplog.text
 
 
 class _StatefulOf:
