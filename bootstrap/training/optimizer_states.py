@@ -88,18 +88,31 @@ class OptimizerStates:
             self._name_of[parameter]: take_apart(
                 value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True
             )
-            for parameter, value in self._inner.state.items()
+            for parameter, value in self._states().items()
             if value
         }
+        others = {key: value for key, value in self._state.items() if not isinstance(key, torch.Tensor)}
         groups = [
             {**group, "params": [self._name_of[parameter] for parameter in group["params"]]}
             for group in self._optimizer.param_groups
         ]
-        return tensors, {"state": state, "param_groups": take_apart(groups, f"{PREFIX}.groups", None)}
+        return tensors, {
+            "state": state,
+            "param_groups": take_apart(groups, "param_groups", None),
+            "others": take_apart(others, "others", None),
+        }
+
+    @property
+    def _state(self) -> dict[Any, Any]:
+        return self._inner.state
+
+    def _states(self) -> dict[torch.Tensor, Any]:
+        """States of parameters; an optimizer may keep others under a name."""
+        return {key: value for key, value in self._state.items() if isinstance(key, torch.Tensor)}
 
     def check(self) -> None:
         """Refuse states without a sharded form."""
-        for parameter, value in self._inner.state.items():
+        for parameter, value in self._states().items():
             tensors: dict[str, torch.Tensor] = {}
             take_apart(value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True)
             for key, tensor in tensors.items():
@@ -108,9 +121,9 @@ class OptimizerStates:
     def probe(self) -> dict[str, Geometry]:
         """Geometry of the states, from the states themselves where a step was made; empty where a probe fails."""
         self._forms = {}
-        if self._inner.state:
+        if states := self._states():
             self.check()
-            for parameter, value in self._inner.state.items():
+            for parameter, value in states.items():
                 self._forms[self._name_of[parameter]] = self._forms_of(parameter, value)
         else:
             with _unchanged_generators(), torch.no_grad():
@@ -146,7 +159,9 @@ class OptimizerStates:
         stand_in.grad = torch.zeros_like(parameter)
         twin = copy.copy(self._inner)
         twin.state = defaultdict(dict)
-        twin.param_groups = [{**group, "params": [stand_in]}]
+        # Copied: an optimizer may count its steps in a tensor of the group.
+        settings = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+        twin.param_groups = [{**settings, "params": [stand_in]}]
         twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         # Through the class: a scheduler replaces the instance's step by one that counts.
         type(twin).step(twin)
@@ -176,7 +191,8 @@ class OptimizerStates:
 
     def restore(self, values: Mapping[str, Any], saved: Mapping[str, Saved]) -> dict[str, torch.Tensor]:
         """Restore plain values, and return new state tensors by key, which the caller fills."""
-        groups = put_together(values["param_groups"], dict[str, torch.Tensor]().__getitem__)  # their tensors are inside
+        in_place = dict[str, torch.Tensor]().__getitem__  # their tensors are inside
+        groups = put_together(values["param_groups"], in_place)
         own = [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
         if own != [group["params"] for group in groups]:
             raise ConfigurationError(
@@ -187,9 +203,12 @@ class OptimizerStates:
             for name, value in loaded.items():
                 if name != "params":
                     held = group.get(name)
-                    group[name] = value.to(held.device) if isinstance(held, torch.Tensor) else value
+                    if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
+                        value = value.to(held.device)
+                    group[name] = value
         destinations: dict[str, torch.Tensor] = {}
         self._inner.state.clear()
+        self._inner.state.update(put_together(values.get("others", {}), in_place))
         for parameter in (p for group in self._inner.param_groups for p in group["params"]):
             name = self._name_of[parameter]
             if name in values["state"]:

@@ -19,6 +19,8 @@ from bootstrap.training.plain_values import refuse_unreadable
 from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
 
 MODEL = "model"
+# Packages whose wrappers of an optimizer add nothing to its state.
+_STATELESS_WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 
 
 class Stateful(Protocol):
@@ -78,6 +80,7 @@ class TrainingState:
         self.parts = dict(self._optional)
         self.optimizer: OptimizerStates | None = None
         if has_torch_states(self._optimizer):
+            refuse_inner_optimizer(self._optimizer, self._optional)
             self.optimizer = OptimizerStates(self._optimizer, self.parameters, self._world_size)
         else:
             self.parts["optimizer"] = self._optimizer
@@ -188,8 +191,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def unwrap_optimizer(optimizer: Stateful) -> Stateful:
-    """Torch's optimizer inside a wrapper of Accelerate or Lightning."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+    """Torch's optimizer inside a wrapper of Accelerate or Lightning; others (Lookahead) have a state of their own."""
+    while type(optimizer).__module__.partition(".")[0] in _STATELESS_WRAPPERS and isinstance(
+        inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
+    ):
         optimizer = inner
     return optimizer
 
@@ -228,6 +233,19 @@ def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
             "ZeroRedundancyOptimizer has overlap_with_ddp=True, so parameters change during the backward pass, where "
             "no checkpoint can be taken; leave it False"
         )
+
+
+def refuse_inner_optimizer(optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
+    """Refuse an optimizer around another (SAM) whose states its state_dict leaves out."""
+    if is_zero_redundancy(optimizer):
+        return
+    for name, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer) and not any(part is inner for part in parts.values()):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__}.{name} is an optimizer ({type(inner).__name__}), and the state_dict of "
+                f"{type(optimizer).__name__} has none of its states: a resume would lose them. Let its state_dict and "
+                "load_state_dict have both"
+            )
 
 
 def refuse_other_model(fill: Mapping[str, torch.Tensor], saved: Mapping[str, Saved]) -> None:

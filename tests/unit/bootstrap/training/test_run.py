@@ -694,6 +694,82 @@ def test_a_checkpoint_that_no_resume_could_read_does_not_count(
     assert "NOT saved" in caplog.text and "it holds collections.deque" in caplog.text
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a state beside those of the parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = {"done": self.state["steps"].get("done", 0) + 1}  # type: ignore[index]
+        return super().step(closure)
+
+
+class Averaging(torch.optim.Optimizer):
+    """Around another optimizer, with averages of its own, as Lookahead has them."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        super().__init__(self.optimizer.param_groups[0]["params"], {})
+        self.param_groups = self.optimizer.param_groups
+        self.averages = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        self.optimizer.step()
+        for parameter, average in zip(self.param_groups[0]["params"], self.averages, strict=True):
+            average.lerp_(parameter.detach(), 0.5)
+            parameter.data.copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.optimizer.state_dict(), "averages": self.averages}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict["inner"])
+        self.param_groups, self.averages = self.optimizer.param_groups, state_dict["averages"]
+
+
+@pytest.mark.parametrize("kind", [Counting, Averaging, torch.optim.LBFGS])
+def test_unusual_optimizers_go_on_exactly(kind: Any, tmp_path: Path) -> None:
+    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 200)
+        optimizer = kind(model.parameters(), lr=0.1)
+        inputs = torch.randn(8, 8)
+        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2}
+        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
+            for step in run.steps(8):
+                at_step(step)
+                batch = inputs[run.sample_indices(step)]
+
+                def loss(batch: torch.Tensor = batch) -> torch.Tensor:
+                    optimizer.zero_grad()
+                    value: torch.Tensor = (model(batch) - 1).square().mean()
+                    value.backward()  # type: ignore[no-untyped-call]
+                    return value
+
+                loss()
+                optimizer.step(loss)
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    undisturbed = train(tmp_path / "a")
+    with pytest.raises(Killed):
+        train(tmp_path / "b", kill_at(5))
+    assert_same(train(tmp_path / "b"), undisturbed)
+
+
+def test_an_optimizer_whose_state_dict_leaves_out_another_is_refused(tmp_path: Path) -> None:
+    """As SAM's published code does: the inner momentum would begin at zero after each resume."""
+
+    class Around(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters)
+            self.base = torch.optim.SGD(self.param_groups, momentum=0.9)
+
+    model = nn.Linear(2, 2)
+    around = Around(model.parameters())
+    settings: dict[str, Any] = {"dataset_size": 1, "global_batch": 1, "store": str(tmp_path)}
+    with pytest.raises(ConfigurationError, match=r"Around\.base is an optimizer \(SGD\)"):
+        SpotTolerantRun(model, around, **settings)
+    SpotTolerantRun(model, around, extra={"base": around.base}, **settings)
+
+
 class _StatefulOf:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state

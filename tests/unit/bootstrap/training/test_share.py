@@ -56,6 +56,7 @@ class Shrinking(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
+            group["lr"] *= 0.5
             for parameter in group["params"]:
                 parameter.data.mul_(0.9)
                 self.state[parameter] = {
@@ -68,7 +69,7 @@ class Shrinking(torch.optim.SGD):
 @pytest.mark.parametrize("make", [torch.optim.AdamW, Shrinking, torch.optim.Adafactor])
 def test_states_are_known_before_the_first_step_and_nothing_changes(make: Callable[..., Any]) -> None:
     model = nn.Linear(1500, 40)
-    optimizer = make(model.parameters(), lr=0.1)
+    optimizer = make(model.parameters(), lr=torch.tensor(0.1))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces optimizer.step
     before = {name: value.clone() for name, value in model.state_dict().items()}
     generators = torch.get_rng_state(), random.getstate()
@@ -76,6 +77,7 @@ def test_states_are_known_before_the_first_step_and_nothing_changes(make: Callab
     expected = state.expected()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generators[0]) and random.getstate() == generators[1]
+    assert optimizer.param_groups[0]["lr"] == torch.tensor(0.1)
     assert not optimizer.state and all(parameter.grad is None for parameter in model.parameters())
     model(torch.ones(2, 1500)).sum().backward()
     optimizer.step()
