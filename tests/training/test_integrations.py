@@ -6,14 +6,19 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+from bootstrap.training import Watcher
 from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_files import EngineFiles
+from bootstrap.training.integrations.engine_run import EngineRun
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.stores import open_store
-from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, parameters
+from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, Net, Samples, end_this_process, parameters
 from tests.warm import ROOT, TRAINER, Warm
 
 pytestmark = [
@@ -57,6 +62,104 @@ def test_an_interrupted_run_goes_on_exactly(engine: str, tmp_path: Path, monkeyp
     assert steps(folder / "store") == [STEPS, 10, 8]
     account = read_ledger(str(folder / "store"))
     assert account.finished and account.steps == STEPS
+
+
+class Died(Exception):  # noqa: N818
+    """Stands for a process that ends without notice."""
+
+
+def validated(
+    folder: Path, *, notice_in: int | None = None, death_in: int | None = None, validates: bool = True
+) -> Any:
+    """Parameters, learning rate, loggers' step and validated steps of a Lightning run whose epoch has 3 steps."""
+    from lightning.pytorch import LightningModule, Trainer, seed_everything
+
+    from bootstrap.training.integrations.lightning_callback import SpotTolerantCallback
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.validated: list[int] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            end_this_process(self.trainer.global_step + 1, notice_in)
+            if self.trainer.global_step + 1 == death_in:
+                raise Died
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", self.net(**batch)["loss"])
+            self.validated.append(self.trainer.global_step)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            if not validates:
+                return optimizer
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss"}}
+
+    seed_everything(11, verbose=False)
+    module, spot = Module(), SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=3)
+    trainer = Trainer(
+        max_steps=9, accelerator="cpu", devices=1, callbacks=[spot], default_root_dir=folder, logger=False,
+        use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    validation = DataLoader(Samples(), batch_size=24) if validates else None
+    trainer.fit(module, spot.loader(Samples(), global_batch=8), validation, ckpt_path=spot.checkpoint)
+    loggers_step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return parameters(module.net), trainer.optimizers[0].param_groups[0]["lr"], loggers_step, module.validated
+
+
+@pytest.mark.parametrize(
+    ("ending", "validations"),
+    [
+        ({"notice_in": 3, "validates": False}, []),
+        ({"notice_in": 4, "validates": True}, [6, 9]),
+        ({"death_in": 4, "validates": True}, [6, 9]),
+        ({"death_in": 8, "validates": True}, [9]),
+    ],
+)
+def test_lightning_goes_on_exactly_around_the_end_of_an_epoch(
+    ending: dict[str, Any], validations: list[int], tmp_path: Path
+) -> None:
+    """Between the last batch of an epoch and the next come validation, its schedulers, and a draw of the loader."""
+    validates = ending["validates"]
+    *undisturbed, all_validations = validated(tmp_path / "undisturbed", validates=validates)
+    assert all_validations == ([3, 6, 9] if validates else [])
+    with pytest.raises((Interrupted, Died)):
+        validated(tmp_path, **ending)
+    assert validated(tmp_path, validates=validates) == (*undisturbed, validations)
+
+
+def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from bootstrap.training.integrations.lightning_callback import SpotTolerantCallback
+
+    class Module(LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            raise AssertionError("it began")
+
+        def configure_optimizers(self) -> None:
+            raise AssertionError("it began")
+
+    spot = SpotTolerantCallback(store=str(tmp_path / "store"))
+    trainer = Trainer(accelerator="cpu", callbacks=[spot], default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ConfigurationError, match="no loader of this callback"):
+        trainer.fit(Module(), DataLoader(Samples()))
+
+
+def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path: Path) -> None:
+    """Lightning's step counts those of each optimizer: 1, 3, 5 never divide by 2."""
+    run = EngineRun(
+        "lightning", store=str(tmp_path), checkpoint_interval_s=None, checkpoint_every=2, keep=1,
+        watcher=Watcher(None, signals=False),
+    )  # fmt: skip
+    run.start(0, global_batch=1)
+    assert [run.end_step(step, is_last=False).save for step in (1, 3, 4, 5, 7)] == [False, True, True, False, True]
+    run.finish()
 
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engines.md").read_text(encoding="utf-8"), re.DOTALL)

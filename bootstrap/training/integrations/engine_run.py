@@ -75,6 +75,7 @@ class EngineRun:
         self._every = checkpoint_every
         self._keep = keep
         self._watcher = watcher or Watcher.from_environment()
+        self._ledger = Ledger(None, writer_id="")  # until the start, which an error of the set-up may precede
         self._heartbeat = Heartbeat()
         self._saved_step: int | None = None
         self._saves = 0
@@ -145,11 +146,11 @@ class EngineRun:
 
     def end_step(self, step: int, *, is_last: bool) -> StepDecision:
         """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
-        self.step = step
+        before, self.step = self.step, step
         self._ledger.progress(step)
         if self._ranks.rank == 0:
             self._progress.update(step)
-        stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(step)))
+        stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(before, step)))
         self._stopping = bool(stop) and not is_last
         save = bool(due) or self._stopping or is_last
         return StepDecision(save=save and self._saved_step != step, stop=self._stopping)
@@ -158,11 +159,11 @@ class EngineRun:
         """Record the loss of step ``step`` in the ledger."""
         self._ledger.report_loss(step, loss)
 
-    def _is_due(self, step: int) -> bool:
+    def _is_due(self, before: int, step: int) -> bool:
         if self._watcher.save_notice is not None:
             return True
         if self._every is not None:
-            return step % self._every == 0
+            return step // self._every > before // self._every  # Lightning counts the steps of each optimizer
         # Only rank 0's clock counts; the ranks' clocks would ask one after the other.
         return self._ranks.rank == 0 and time.monotonic() - self._last_save >= self._interval_s
 

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bootstrap.training.errors import ConfigurationError, Interrupted
-from bootstrap.training.integrations.engine_run import EngineRun
+from bootstrap.training.integrations.engine_run import EngineRun, StepDecision
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import random_state, restore_random_state
 from bootstrap.training.stores import Store
@@ -53,6 +53,7 @@ class SpotTolerantCallback(Callback):
         self._seed = seed
         self._random: Mapping[str, Any] | None = None
         self._order: SampleOrder | None = None
+        self._due: StepDecision | None = None
         self.trainer: Trainer | None = None
 
     @property
@@ -96,21 +97,43 @@ class SpotTolerantCallback(Callback):
             self._random = torch.load(own, map_location="cpu", weights_only=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Restore the random generators before the first batch: set-up may have drawn numbers."""
+        """Restore the random generators before the first batch (set-up may have drawn numbers), or save what is due.
+
+        Validation, the epoch's end and its schedulers come between a batch and the next, and a resume goes on here.
+        """
         if self._random is not None:
             restore_random_state(self._random, pl_module.device)
             self._random = None
+            # Lightning would step no ReduceLROnPlateau at the end of this epoch. Its property stays True in an epoch.
+            trainer.fit_loop._restarting = False
+        due, self._due = self._due, None
+        if due is not None:
+            loop = trainer.fit_loop.epoch_loop
+            early = int(not loop._should_accumulate())  # the loggers' step, which a restart counts at this place
+            loop._batches_that_stepped -= early
+            self._carry_out(due, trainer, pl_module)
+            loop._batches_that_stepped += early
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop where the ranks agree, after an optimizer step."""
+        """Agree after an optimizer step; save before the next batch, or at once where none follows or time is short."""
         step = trainer.global_step
         if step == self._run.step:  # accumulating
             return
-        decision = self._run.end_step(step, is_last=trainer.max_steps > 0 and step >= trainer.max_steps)
+        is_last = trainer.max_steps > 0 and step >= trainer.max_steps
+        decision = self._run.end_step(step, is_last=is_last)
+        loop = trainer.fit_loop
+        assert loop._data_fetcher is not None
+        # A validation may take longer than a notice leaves.
+        if is_last or (decision.stop and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)):
+            self._carry_out(decision, trainer, pl_module)
+        else:
+            self._due = decision
+
+    def _carry_out(self, decision: StepDecision, trainer: Trainer, pl_module: LightningModule) -> None:
         if decision.save:
-            self._save(trainer, pl_module, step)
+            self._save(trainer, pl_module, trainer.global_step)
         if decision.stop:
             self._run.finish()
 
@@ -149,7 +172,7 @@ class _Batches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         trainer = self._callback.trainer
         assert trainer is not None
-        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         for number in range(done, (done // len(self) + 1) * len(self)):
             yield self._order.indices(number, rank=trainer.global_rank, world_size=trainer.world_size).tolist()
 
