@@ -133,6 +133,75 @@ def test_lightning_goes_on_exactly_around_the_end_of_an_epoch(
     assert validated(tmp_path, validates=validates) == (*undisturbed, validations)
 
 
+def trained(folder: Path, **options: Any) -> Any:
+    """Store's steps after a Trainer run that evaluates; ``callbacks``: around this project's, which is None."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
+
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            end_this_process(state.global_step + 1, stop_after)
+
+    spot = SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=50)
+    stop_after, model = options.pop("stop_after", None), options.pop("model", Net)()
+    callbacks = [one or spot for one in options.pop("callbacks", [None])]
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "trainer"), "per_device_train_batch_size": 8, "report_to": [], "use_cpu": True,
+        "disable_tqdm": True, "metric_for_best_model": "loss", "greater_is_better": True, "learning_rate": 0.01,
+        "save_strategy": "no", "max_steps": 60,
+    }  # fmt: skip
+    arguments = TrainingArguments(**settings | options)
+    trainer = Trainer(
+        model, arguments, train_dataset=Samples(), eval_dataset=Samples(),
+        callbacks=[*callbacks, Stop()],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=spot.checkpoint)
+    return steps(folder / "store"), trainer.state.global_step
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_training_that_stops_early_is_saved(is_first: bool, tmp_path: Path) -> None:
+    from transformers import EarlyStoppingCallback
+
+    early = EarlyStoppingCallback(1, early_stopping_threshold=1000.0)
+    saved, step = trained(
+        tmp_path, callbacks=[None, early] if is_first else [early, None], eval_strategy="steps", eval_steps=2
+    )
+    assert step < 60 and saved == [step]
+
+
+def test_a_training_that_stops_early_at_an_epochs_end_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import EarlyStoppingCallback
+
+    early = EarlyStoppingCallback(1, early_stopping_threshold=1000.0)
+    assert trained(tmp_path / "a", callbacks=[early, None], eval_strategy="epoch") == ([6], 6)
+    assert "not saved" not in caplog.text
+    assert trained(tmp_path / "b", callbacks=[None, early], eval_strategy="epoch") == ([], 6)
+    assert "ended at step 6, which is not saved: callbacks that stop early belong before" in caplog.text
+
+
+def test_a_notice_is_saved_where_trainer_keeps_the_best_alone(tmp_path: Path) -> None:
+    """``save_strategy="best"`` takes back any wish to save at a step that evaluates."""
+    with pytest.raises(Interrupted) as stopped:
+        trained(tmp_path, stop_after=10, eval_strategy="steps", eval_steps=5, save_strategy="best")
+    assert (stopped.value.step, stopped.value.saved) == (10, True)
+
+
+def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
+    class Large(Net):
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            if len(inputs) > 2:
+                raise RuntimeError("CUDA out of memory.")
+            return super().forward(inputs, labels)
+
+    assert trained(tmp_path, model=Large, auto_find_batch_size=True, max_steps=3) == ([3], 3)
+    ((_, manifest),) = EngineFiles(open_store(str(tmp_path / "store"))).scan()[0]
+    assert manifest.global_batch == 2
+
+
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:
     from lightning.pytorch import LightningModule, Trainer
 

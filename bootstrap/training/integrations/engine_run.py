@@ -155,6 +155,11 @@ class EngineRun:
         save = bool(due) or self._stopping or is_last
         return StepDecision(save=save and self._saved_step != step, stop=self._stopping)
 
+    @property
+    def is_saved(self) -> bool:
+        """True where the newest checkpoint is of the last step."""
+        return self._saved_step == self.step
+
     def report_loss(self, step: int, loss: float) -> None:
         """Record the loss of step ``step`` in the ledger."""
         self._ledger.report_loss(step, loss)
@@ -219,8 +224,7 @@ class EngineRun:
             self._watcher.close()
             self._ranks.close()
             return
-        is_saved = self._saved_step == self.step
-        raise leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=is_saved)
+        raise leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=self.is_saved)
 
     def fail(self, error: BaseException) -> None:
         """Record that the engine failed."""

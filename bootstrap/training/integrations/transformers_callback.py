@@ -7,6 +7,7 @@ trainer.train(resume_from_checkpoint=spot.checkpoint)
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.integrations.engine_run import EngineRun
 from bootstrap.training.stores import Store
 from bootstrap.training.watcher import Watcher
+
+logger = logging.getLogger(__name__)
 
 
 class SpotTolerantCallback(TrainerCallback):
@@ -54,7 +57,7 @@ class SpotTolerantCallback(TrainerCallback):
                 "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
                 "or its place in the data"
             )
-        batch = args.per_device_train_batch_size * max(1, args.n_gpu)
+        batch = state.train_batch_size or args.train_batch_size  # auto_find_batch_size takes a smaller one
         self._run.start(state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size)
 
     def on_step_end(
@@ -65,6 +68,19 @@ class SpotTolerantCallback(TrainerCallback):
         control.should_save = control.should_save or decision.save
         control.should_training_stop = control.should_training_stop or decision.stop
         return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Ask Trainer to save an end that was not known at its step: early stopping, or no more data."""
+        control.should_save = control.should_save or (control.should_training_stop and not self._run.is_saved)
+        return control
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """The same, where early stopping is decided at the end of an epoch, by a callback before this one."""
+        return self.on_epoch_end(args, state, control)
 
     def on_log(
         self,
@@ -85,4 +101,9 @@ class SpotTolerantCallback(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Leave with exit code 75 after a notice."""
+        if not self._run.is_saved:
+            logger.warning(
+                "training ended at step %d, which is not saved: callbacks that stop early belong before this one",
+                state.global_step,
+            )
         self._run.finish()
