@@ -72,16 +72,12 @@ class TrainingState:
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
                 reshard()
-        self.parameters = {
-            plain_name(name): parameter
-            for name, parameter in self.model.named_parameters()
-            if self._save_frozen or parameter.requires_grad
-        }
+        self._parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
         self.parts = dict(self._optional)
         self.optimizer: OptimizerStates | None = None
         if has_torch_states(self._optimizer):
             refuse_inner_optimizer(self._optimizer, self._optional)
-            self.optimizer = OptimizerStates(self._optimizer, self.parameters, self._world_size)
+            self.optimizer = OptimizerStates(self._optimizer, self._parameters, self._world_size)
         else:
             self.parts["optimizer"] = self._optimizer
         self._extra_states = {
@@ -89,8 +85,13 @@ class TrainingState:
             for name, module in self.model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
-        parameter = next(iter(self.parameters.values()), None)
+        parameter = next(iter(self._parameters.values()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
+
+    @property
+    def saved_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of a checkpoint taken now: a loop may unfreeze some in a later step."""
+        return {name: one for name, one in self._parameters.items() if self._save_frozen or one.requires_grad}
 
     @property
     def part_names(self) -> set[str]:
@@ -99,7 +100,7 @@ class TrainingState:
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
-        later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.parameters.items()}
+        later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.saved_parameters.items()}
         now: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
         if self.optimizer is not None:
@@ -142,7 +143,12 @@ class TrainingState:
 
         ``buffers_of``: the rank whose buffers this rank takes. ConfigurationError: the checkpoint is another model's.
         """
-        fill: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.parameters.items()}
+        wanted = self.saved_parameters
+        fill: dict[str, torch.Tensor] = {
+            f"{MODEL}.{name}": tensor
+            for name, tensor in self._parameters.items()
+            if name in wanted or f"{MODEL}.{name}" in saved
+        }
         for name, buffer in persistent_buffers(self.model).items():
             fill[buffer_key(buffers_of, name, buffer)] = buffer
         refuse_other_model(fill, saved)

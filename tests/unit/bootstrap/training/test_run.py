@@ -754,6 +754,33 @@ def test_unusual_optimizers_go_on_exactly(kind: Any, tmp_path: Path) -> None:
     assert_same(train(tmp_path / "b"), undisturbed)
 
 
+def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path) -> None:
+    """Without frozen parameters in checkpoints, and with an optimizer that has them from the beginning."""
+
+    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "save_frozen": False}
+        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
+            for step in run.steps(10):
+                at_step(step)
+                model[0].requires_grad_(step >= 3)
+                optimizer.zero_grad()
+                model(torch.eye(8)[run.sample_indices(step)]).square().mean().backward()
+                optimizer.step()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    undisturbed = train(tmp_path / "a")
+    for store, step, saved in (("b", 3, 2), ("c", 7, 4)):
+        with pytest.raises(Killed):
+            train(tmp_path / store, kill_at(step))
+        newest = Checkpoints(open_store(str(tmp_path / store))).scan()[0][0].manifest
+        assert sum(name.startswith("model.") for name in newest.index.tensors) == saved
+        assert_same(train(tmp_path / store), undisturbed)
+
+
 def test_an_optimizer_whose_state_dict_leaves_out_another_is_refused(tmp_path: Path) -> None:
     """As SAM's published code does: the inner momentum would begin at zero after each resume."""
 
