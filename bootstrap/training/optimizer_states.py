@@ -197,7 +197,8 @@ class OptimizerStates:
         if own != [group["params"] for group in groups]:
             raise ConfigurationError(
                 f"the optimizer has {len(own)} parameter groups of {[len(names) for names in own]} parameters, and the "
-                f"checkpoint {[len(group['params']) for group in groups]}, or others: group them as before"
+                f"checkpoint {[len(group['params']) for group in groups]}, or others: group them as before, those "
+                "that a later step adds, too"
             )
         for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):
             for name, value in loaded.items():

@@ -297,13 +297,49 @@ def test_a_finished_run_goes_on_to_a_longer_total_only(total: int, tmp_path: Pat
     assert sorted(again.losses) == list(range(10, total)) and again.run.step == total
 
 
-def test_break_does_not_count_the_step_it_broke(tmp_path: Path) -> None:
-    training = Training(str(tmp_path))
+def test_break_does_not_count_the_step_it_broke(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(str(tmp_path), checkpoint_every=None)
     with training.run as run:
         for step in run.steps(10):
             if step == 5:
                 break
     assert run.step == 5
+    assert "left in step 5, with no step saved; to end early with a checkpoint: run.end_if" in caplog.text
+
+
+def test_an_early_end_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(str(tmp_path), checkpoint_every=None)
+    ended = {}
+
+    def at_step(step: int) -> None:
+        ended[step] = training.run.end_if(step == 5)
+
+    training.train(at_step=at_step)
+    assert ended == {step: step == 5 for step in range(6)}
+    assert training.run.step == 6 and sorted(training.losses) == [0, 1, 2, 3, 4, 5]
+    assert [one.manifest.step for one in Checkpoints(open_store(str(tmp_path))).scan()[0]] == [6]
+    assert read_ledger(str(tmp_path)).finished and not caplog.records
+    again = Training(str(tmp_path))
+    again.train(8)
+    assert sorted(again.losses) == [6, 7]
+
+
+@pytest.mark.parametrize("over", ["steps", "passes"])
+def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
+    over: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume between the steps of an accumulation would lose its first gradients, silently."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "store": str(tmp_path), "watcher": FakeWatcher()}
+    with SpotTolerantRun(model, optimizer, **settings) as run:
+        for step in run.steps(8):
+            for rows in torch.eye(8)[run.sample_indices(step)].chunk(2):
+                model(rows).square().mean().backward()
+            if over == "passes" or step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert caplog.text.count("step 1 ended with gradients and without optimizer.step") == (over == "steps")
 
 
 def test_rebalance_saves_now_and_goes_on(tmp_path: Path) -> None:
