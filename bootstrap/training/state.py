@@ -72,6 +72,11 @@ class TrainingState:
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
                 reshard()
+        for name, buffer in persistent_buffers(self.model).items():
+            # Expanded: a resume could not write its elements.
+            if any(size > 1 and not stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+                owner, _, leaf = name.rpartition(".")
+                self.model.get_submodule(owner)._buffers[leaf] = buffer.clone(memory_format=torch.contiguous_format)
         self._parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
         self.parts = dict(self._optional)
         self.optimizer: OptimizerStates | None = None

@@ -817,6 +817,20 @@ def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path)
         assert_same(train(tmp_path / store), undisturbed)
 
 
+def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:
+    def train(steps: int) -> torch.Tensor:
+        model: Any = nn.Sequential(nn.Linear(2, 2))
+        model[0].register_buffer("scale", torch.ones(1, 3).expand(4, 3))
+        settings: dict[str, Any] = {"dataset_size": 1, "global_batch": 1, "store": str(tmp_path)}
+        with SpotTolerantRun(model, torch.optim.SGD(model.parameters()), watcher=FakeWatcher(), **settings) as run:
+            for _ in run.steps(steps):
+                model[0].scale = model[0].scale + 1
+        scale: torch.Tensor = model[0].scale
+        return scale
+
+    assert torch.equal(train(2), torch.full((4, 3), 3.0)) and torch.equal(train(3), torch.full((4, 3), 4.0))
+
+
 def test_an_optimizer_whose_state_dict_leaves_out_another_is_refused(tmp_path: Path) -> None:
     """As SAM's published code does: the inner momentum would begin at zero after each resume."""
 
