@@ -31,8 +31,6 @@ from bootstrap.training.tensors import (
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "optimizer.state"
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateForm:
@@ -59,13 +57,18 @@ Forms = Mapping[str, StateForm]
 
 
 class OptimizerStates:
-    """State of an optimizer whose own state_dict is torch's; ``names``: parameters of the model by name.
+    """State of an optimizer whose own state_dict is torch's.
+
+    ``part``: its name in a checkpoint. ``names``: parameters that it may have, by name.
 
     ``probe`` learns the states that a first step would make, by a step of a copy on zeros, one parameter at a time, so
     that buffers are allocated, and unusable optimizers refused, before the first step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], world_size: int) -> None:
+    def __init__(
+        self, part: str, optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], world_size: int
+    ) -> None:
+        self.prefix = f"{part}.state."
         self._optimizer = optimizer
         is_zero = is_zero_redundancy(optimizer)
         # Holds the states of the parameters that this rank owns.
@@ -86,7 +89,7 @@ class OptimizerStates:
         tensors: dict[str, torch.Tensor] = {}
         state = {
             self._name_of[parameter]: take_apart(
-                value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True
+                value, f"{self.prefix}{self._name_of[parameter]}", tensors, scalars_only=True
             )
             for parameter, value in self._states().items()
             if value
@@ -114,7 +117,7 @@ class OptimizerStates:
         """Refuse states without a sharded form."""
         for parameter, value in self._states().items():
             tensors: dict[str, torch.Tensor] = {}
-            take_apart(value, f"{PREFIX}.{self._name_of[parameter]}", tensors, scalars_only=True)
+            take_apart(value, f"{self.prefix}{self._name_of[parameter]}", tensors, scalars_only=True)
             for key, tensor in tensors.items():
                 refuse_unsharded(key, tensor, parameter)
 
@@ -129,7 +132,7 @@ class OptimizerStates:
             with _unchanged_generators(), torch.no_grad():
                 self._probe_groups()
         return {
-            f"{PREFIX}.{name}.{state}": form.geometry
+            f"{self.prefix}{name}.{state}": form.geometry
             for name, forms in self._forms.items()
             for state, form in forms.items()
             if form.device.type != "cpu" or form.is_sharded or form.geometry.shape
@@ -170,7 +173,7 @@ class OptimizerStates:
     def _forms_of(self, parameter: torch.Tensor, states: Any) -> Forms:
         tensors: dict[str, torch.Tensor] = {}
         forms = {}
-        key = f"{PREFIX}.{self._name_of[parameter]}"
+        key = f"{self.prefix}{self._name_of[parameter]}"
         for state, value in states.items():
             if isinstance(value, torch.Tensor):
                 refuse_unsharded(f"{key}.{state}", value, parameter)

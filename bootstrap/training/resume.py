@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class Resume:
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
         if problem:
             return problem, None
-        parts = merged([one["parts"] for one in values])
+        parts = merged([one["parts"] for one in values], self.state.optimizers)
         _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
         # Generators and buffers are a rank's own, and a rank may have another's samples now.
         places = self.ranks.gather(self.data_ranks.place)
@@ -115,12 +115,13 @@ class Resume:
         return random_state(self.state.device)
 
 
-def merged(parts_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """Parts of rank 0, with the optimizer's states of every rank: ZeroRedundancyOptimizer divides them."""
+def merged(parts_by_rank: list[dict[str, Any]], optimizers: Iterable[str]) -> dict[str, Any]:
+    """Parts of rank 0, with the optimizers' states of every rank: ZeroRedundancyOptimizer divides them."""
     parts = parts_by_rank[0]
-    for other in parts_by_rank[1:]:
-        if "state" in other.get("optimizer", {}) and isinstance(other["optimizer"]["state"], dict):
-            parts["optimizer"]["state"] = other["optimizer"]["state"] | parts["optimizer"]["state"]
+    for name in optimizers:
+        for other in parts_by_rank[1:]:
+            if isinstance(other.get(name, {}).get("state"), dict):
+                parts[name]["state"] = other[name]["state"] | parts[name]["state"]
     return parts
 
 

@@ -61,7 +61,8 @@ class SpotTolerantRun:
             (ranks of one group see the same samples); without one every rank has samples of its own.
         shares: samples of each data rank, where ranks differ in speed; default: equal. They may differ at each start.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
-        extra: other objects with ``state_dict`` and ``load_state_dict``, by name; the same on every rank.
+        extra: other objects with ``state_dict`` and ``load_state_dict``, by name, also optimizers and models;
+            the same on every rank.
         tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
@@ -208,8 +209,8 @@ class SpotTolerantRun:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
         self._tracer.start()
-        if self._state.stepper is not None:
-            self._step_hook = self._state.stepper.register_step_post_hook(self._has_stepped)
+        if self._state.steppers:
+            self._step_hook = self._state.steppers[0].register_step_post_hook(self._has_stepped)
         return self
 
     def __exit__(

@@ -46,7 +46,7 @@ class Share:
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
         self.copy_s = 0.0
-        self._stager = Stager(state.device, state.stepper)
+        self._stager = Stager(state.device, state.steppers)
 
     def close(self) -> None:
         """Let go of the optimizer."""

@@ -1,7 +1,7 @@
 """Copies of tensors to host memory, beside the training.
 
 What only ``optimizer.step`` changes is copied on a stream of its own while the next forward and backward run; a hook
-makes the optimizer wait for the end of the copy. Everything else is copied before training goes on, in stream order.
+makes the optimizers wait for the end of the copy. Everything else is copied before training goes on, in stream order.
 
 All copies are issued at once. A GPU has one engine for copies to the host, which takes them in the order of issue, so
 a training that reads a value (loss.item(), the mask of transformers' forward) before the optimizer's step waits for the
@@ -20,9 +20,9 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Stager:
-    """Copies of one rank. ``optimizer``: its step waits; without one (no hook), nothing is copied later."""
+    """Copies of one rank. ``optimizers``: their steps wait; without one (no hook), nothing is copied later."""
 
-    def __init__(self, device: torch.device, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, device: torch.device, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._device = device
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
@@ -32,21 +32,21 @@ class Stager:
         self._waits = False
         self.is_torn = False
         """True where a tensor changed while it was copied, outside ``optimizer.step``."""
-        self._handle: Any = None
-        if optimizer is not None and self._stream is not None:
-            self._handle = optimizer.register_step_pre_hook(self._before_step)
+        self._handles: list[Any] = []
+        if self._stream is not None:
+            self._handles = [one.register_step_pre_hook(self._before_step) for one in optimizers]
 
     def close(self) -> None:
-        """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
 
     def begin(self, later: Pairs, now: Pairs, guarded: Sequence[torch.Tensor]) -> None:
         """Begin copies of (target, source): ``later`` may end until the next step of the optimizer, ``now`` may not.
 
         ``guarded`` are the whole tensors of ``later``: ``is_torn`` where one changes before the optimizer's step.
         """
-        if self._handle is None:
+        if not self._handles:
             later, now, guarded = (), [*later, *now], ()
         self.is_torn = False
         with torch.no_grad():
@@ -59,7 +59,7 @@ class Stager:
                     _copy(later)
                     self._done.record()
         self._guarded = [(tensor, tensor._version) for tensor in guarded]
-        self._waits = self._handle is not None
+        self._waits = bool(self._handles)
 
     def finish(self) -> float:
         """Wait in the calling thread until the copies are over; their seconds on the GPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.optimizer_states import PREFIX, OptimizerStates, Saved, is_zero_redundancy
+from bootstrap.training.optimizer_states import OptimizerStates, Saved, is_zero_redundancy
 from bootstrap.training.plain_values import refuse_unreadable
 from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
 
@@ -58,12 +58,21 @@ class TrainingState:
         self.model = unwrap(model)
         refuse_unsupported(self.model, optimizer)
         self._rank, self._world_size, self._save_frozen = rank, world_size, save_frozen
-        self._optional = {name: part for name, part in optional.items() if part is not None}
-        optimizer = unwrap_optimizer(optimizer)
-        # Its step is what changes the parameters.
-        self.stepper = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-        self._optimizer = optimizer
+        parts: dict[str, Stateful | None] = {"optimizer": optimizer, **optional}
+        self._all_parts = {name: unwrap_optimizer(part) for name, part in parts.items() if part is not None}
         self.resolve()
+
+    @property
+    def steppers(self) -> list[torch.optim.Optimizer]:
+        """Optimizers with hooks; none where the first has none (a wrapper without torch's constructor)."""
+        found = {
+            name: part
+            for name, part in self._all_parts.items()
+            if isinstance(part, torch.optim.Optimizer)
+            and getattr(type(part).step, "hooked", False)
+            and "_optimizer_step_pre_hooks" in vars(part)
+        }
+        return list(found.values()) if "optimizer" in found else []
 
     def resolve(self) -> None:
         """Find the parameters; again on entering a run, as the user may have replaced a module since."""
@@ -78,13 +87,19 @@ class TrainingState:
                 owner, _, leaf = name.rpartition(".")
                 self.model.get_submodule(owner)._buffers[leaf] = buffer.clone(memory_format=torch.contiguous_format)
         self._parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
-        self.parts = dict(self._optional)
-        self.optimizer: OptimizerStates | None = None
-        if has_torch_states(self._optimizer):
-            refuse_inner_optimizer(self._optimizer, self._optional)
-            self.optimizer = OptimizerStates(self._optimizer, self._parameters, self._world_size)
-        else:
-            self.parts["optimizer"] = self._optimizer
+        names = dict(self._parameters)
+        for name, part in self._all_parts.items():
+            if isinstance(part, nn.Module):
+                names |= {f"{name}.{own}": parameter for own, parameter in part.named_parameters()}
+        self.parts: dict[str, Stateful] = {}
+        self.optimizers: dict[str, OptimizerStates] = {}
+        for name, part in self._all_parts.items():
+            if has_torch_states(part) and (name == "optimizer" or has_parameters_of(part, names.values())):
+                refuse_inner_optimizer(part, self._all_parts)
+                self.optimizers[name] = OptimizerStates(name, part, names, self._world_size)
+            else:
+                refuse_sharded(name, part)
+                self.parts[name] = part
         self._extra_states = {
             plain_name(name): module
             for name, module in self.model.named_modules()
@@ -101,15 +116,15 @@ class TrainingState:
     @property
     def part_names(self) -> set[str]:
         """Names of what a checkpoint holds beside the model."""
-        return {*self.parts, "optimizer"}
+        return {*self.parts, *self.optimizers}
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
         later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.saved_parameters.items()}
         now: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
-        if self.optimizer is not None:
-            tensors, values["optimizer"] = self.optimizer.tensors_and_values()
+        for name, optimizer in self.optimizers.items():
+            tensors, values[name] = optimizer.tensors_and_values()
             later |= tensors
         for name, part in self.parts.items():
             values[name] = take_apart(part.state_dict(), name, now)
@@ -123,10 +138,10 @@ class TrainingState:
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
         own_buffers, replicas = own_prefix(self._rank), self._world_size
-        states = self.optimizer.replicas if self.optimizer is not None else replicas
+        holders_of = {own_buffers: 1, **{one.prefix: one.replicas for one in self.optimizers.values()}}
         geometries = {}
         for key, tensor in tensors.items():
-            holders = states if key.startswith(PREFIX) else 1 if key.startswith(own_buffers) else replicas
+            holders = next((number for prefix, number in holders_of.items() if key.startswith(prefix)), replicas)
             geometries[key] = geometry_of(tensor, holders)
         return geometries
 
@@ -138,8 +153,10 @@ class TrainingState:
         snapshot = self.snapshot()
         for name, values in snapshot.values.items():
             refuse_unreadable(name, values)
-        states = self.optimizer.probe() if self.optimizer is not None else {}
-        return {**self.geometries(snapshot.later), **states, **self.geometries(snapshot.now)}
+        geometries = self.geometries(snapshot.later)
+        for optimizer in self.optimizers.values():
+            geometries |= optimizer.probe()
+        return geometries | self.geometries(snapshot.now)
 
     def restore(
         self, values: Mapping[str, Any], saved: Mapping[str, Saved], *, buffers_of: int
@@ -157,8 +174,8 @@ class TrainingState:
         for name, buffer in persistent_buffers(self.model).items():
             fill[buffer_key(buffers_of, name, buffer)] = buffer
         refuse_other_model(fill, saved)
-        if self.optimizer is not None:
-            fill |= self.optimizer.restore(values["optimizer"], saved)
+        for name, optimizer in self.optimizers.items():
+            fill |= optimizer.restore(values[name], saved)
         templates: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
             take_apart(part.state_dict(), name, templates)
@@ -243,6 +260,23 @@ def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
         raise ConfigurationError(
             "ZeroRedundancyOptimizer has overlap_with_ddp=True, so parameters change during the backward pass, where "
             "no checkpoint can be taken; leave it False"
+        )
+
+
+def has_parameters_of(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
+    """True where all parameters of ``optimizer`` are among these."""
+    known = set(parameters)
+    return all(one in known for group in optimizer.param_groups for one in group["params"])
+
+
+def refuse_sharded(name: str, part: Stateful) -> None:
+    """Refuse an optimizer with a state_dict of its own for sharded parameters: a resume has no form for its states."""
+    groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
+    if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
+        raise ConfigurationError(
+            f"{name} ({type(part).__name__}) has a state_dict of its own, or parameters that the model has not, and "
+            "its parameters are sharded over ranks: a resume could not divide its states. Use an optimizer of torch "
+            "for the model's parameters, or train with DistributedDataParallel (gpufleet recommend --sharding ddp)"
         )
 
 

@@ -49,8 +49,10 @@ class Net(nn.Module):
         return logits
 
 
-def build(layout: str, dropout: float) -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh | None]:
-    """Model, optimizer and mesh."""
+def build(
+    layout: str, dropout: float
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.Optimizer, DeviceMesh | None]:
+    """Model, optimizers of its matrices and of its biases, and mesh."""
     torch.manual_seed(0)
     model: nn.Module = Net(dropout, batch_norm=layout == "ddp-norm")
     world, mesh = dist.get_world_size(), None
@@ -72,12 +74,14 @@ def build(layout: str, dropout: float) -> tuple[nn.Module, torch.optim.Optimizer
     if layout in ("ddp", "zero1", "ddp-norm"):
         model = nn.parallel.DistributedDataParallel(model)
     torch.manual_seed(100 + (dist.get_rank() if mesh is None else 0))
+    matrices = [one for one in model.parameters() if one.dim() > 1]
+    biases = torch.optim.AdamW([one for one in model.parameters() if one.dim() == 1], lr=1e-2)
     if layout == "zero1":
         # Its package warns of torch.jit on import, which is an error where pytest imports this file.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2), mesh
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2), mesh
+        return model, ZeroRedundancyOptimizer(matrices, torch.optim.AdamW, lr=1e-2), biases, mesh
+    return model, torch.optim.AdamW(matrices, lr=1e-2), biases, mesh
 
 
 class Leg:
@@ -86,7 +90,7 @@ class Leg:
     def __init__(self, layout: str, store: Path, *, dropout: float = 0.0, stop_after: int | None = None) -> None:
         self.layout, self.stop_after = layout, stop_after
         self.watcher = Watcher(None, signals=False)
-        self.model, self.optimizer, mesh = build(layout, dropout)
+        self.model, self.optimizer, self.biases, mesh = build(layout, dropout)
         self.losses: dict[int, float] = {}
         self.loaded = self.random = ""
         generator = torch.Generator().manual_seed(1)
@@ -97,9 +101,9 @@ class Leg:
             nn.functional.cross_entropy(self.model(self.inputs[:2]), self.targets[:2]).backward()  # type: ignore[no-untyped-call]
 
         self.run = SpotTolerantRun(
-            self.model, self.optimizer, mesh=mesh, dataset_size=SAMPLES, global_batch=GLOBAL_BATCH, store=str(store),
-            watcher=self.watcher, checkpoint_every=3, keep=3, agree_every=1,
-            rehearsal=rehearse if mesh is None else None,
+            self.model, self.optimizer, extra={"biases": self.biases}, mesh=mesh, dataset_size=SAMPLES,
+            global_batch=GLOBAL_BATCH, store=str(store), watcher=self.watcher, checkpoint_every=3, keep=3,
+            agree_every=1, rehearsal=rehearse if mesh is None else None,
         )  # fmt: skip
 
     def train(self, steps: int) -> Leg:
@@ -112,9 +116,11 @@ class Leg:
                 for step in run.steps(steps):
                     indices = run.sample_indices(step)
                     loss = nn.functional.cross_entropy(self.model(self.inputs[indices]), self.targets[indices])
-                    self.optimizer.zero_grad()
+                    for optimizer in (self.optimizer, self.biases):
+                        optimizer.zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]
-                    self.optimizer.step()
+                    for optimizer in (self.optimizer, self.biases):
+                        optimizer.step()
                     mean = loss.detach().clone()
                     dist.all_reduce(mean)
                     self.losses[step] = mean.item() / dist.get_world_size()
@@ -234,7 +240,7 @@ class PlainStates(torch.optim.Optimizer):
 def refused(folder: Path, layout: str) -> list[str]:
     """Messages of what cannot be saved."""
     messages = []
-    model, _, mesh = build(layout, 0.0)
+    model, _, _, mesh = build(layout, 0.0)
     for optimizer, variable, value in (
         (PlainStates(model.parameters()), "", ""),
         (torch.optim.AdamW(model.parameters()), "GPUFLEET_TENSOR_PARALLEL", "2"),

@@ -739,11 +739,10 @@ class Counting(torch.optim.SGD):
 
 
 class Averaging(torch.optim.Optimizer):
-    """Around another optimizer, with averages of its own, as Lookahead has them."""
+    """Around another optimizer, with averages of its own, as Lookahead's code has them, without torch's constructor."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         self.optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-        super().__init__(self.optimizer.param_groups[0]["params"], {})
         self.param_groups = self.optimizer.param_groups
         self.averages = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
 
@@ -752,6 +751,9 @@ class Averaging(torch.optim.Optimizer):
         for parameter, average in zip(self.param_groups[0]["params"], self.averages, strict=True):
             average.lerp_(parameter.detach(), 0.5)
             parameter.data.copy_(average)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         return {"inner": self.optimizer.state_dict(), "averages": self.averages}
@@ -783,6 +785,39 @@ def test_unusual_optimizers_go_on_exactly(kind: Any, tmp_path: Path) -> None:
                 loss()
                 optimizer.step(loss)
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    undisturbed = train(tmp_path / "a")
+    with pytest.raises(Killed):
+        train(tmp_path / "b", kill_at(5))
+    assert_same(train(tmp_path / "b"), undisturbed)
+
+
+def test_a_second_optimizer_and_a_model_beside_the_first_go_on_exactly(tmp_path: Path) -> None:
+    """Muon for the matrices and AdamW for the rest; another model in ``extra`` with an optimizer of its own."""
+
+    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> list[Any]:
+        torch.manual_seed(0)
+        model, other = nn.Linear(8, 200), nn.Linear(200, 8)
+        alpha = torch.nn.Parameter(torch.zeros(1))
+        muon = torch.optim.Muon([model.weight], lr=0.1)
+        parts: dict[str, Any] = {
+            "rest": torch.optim.AdamW([model.bias], lr=0.1),
+            "other": other,
+            "others": torch.optim.AdamW(other.parameters(), lr=0.1),
+            "alpha": torch.optim.AdamW([alpha]),
+        }
+        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "extra": parts}
+        run = SpotTolerantRun(model, muon, store=str(store), watcher=FakeWatcher(), **settings)
+        assert set(run._state.optimizers) == {"optimizer", "extra.rest", "extra.others"}
+        assert [len(one._optimizer_step_pre_hooks) for one in run._state.steppers] == [0] * 4  # on a GPU each one waits
+        with run:
+            for step in run.steps(8):
+                at_step(step)
+                (other(model(torch.eye(8)[run.sample_indices(step)])) - 1).square().mean().backward()
+                for optimizer in (muon, *(part for part in parts.values() if isinstance(part, torch.optim.Optimizer))):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return [muon.state_dict(), model.state_dict(), *(part.state_dict() for part in parts.values())]
 
     undisturbed = train(tmp_path / "a")
     with pytest.raises(Killed):
