@@ -162,7 +162,7 @@ class SpotTolerantRun:
         self._is_frozen: bool | None = None  # None: undecided
         self._step_hook: RemovableHandle | None = None
         self._is_stepped = False
-        self._ends = self._is_in_loop = False
+        self._is_entered = self._ends = self._is_in_loop = False
         self.step = 0
 
     @property
@@ -211,6 +211,7 @@ class SpotTolerantRun:
         self._tracer.start()
         if self._state.steppers:
             self._step_hook = self._state.steppers[0].register_step_post_hook(self._has_stepped)
+        self._is_entered = True
         return self
 
     def __exit__(
@@ -229,6 +230,8 @@ class SpotTolerantRun:
         self._heartbeat.close()
         if self._step_hook is not None:
             self._step_hook.remove()
+            self._step_hook = None
+        self._is_entered = False
         self._share.close()
         self._tracer.close(in_order=error is None)
         # An interrupted process is about to exit; a SIGTERM is no fault then.
@@ -241,6 +244,11 @@ class SpotTolerantRun:
 
     def steps(self, total: int) -> Iterator[int]:
         """Steps still to do of ``total``; a step ends when the next is asked for. A notice raises ``Interrupted``."""
+        if not self._is_entered:
+            raise ConfigurationError(
+                "the run is not entered, so nothing is loaded and no notice watched: with SpotTolerantRun(...) as run: "
+                "for step in run.steps(total)"
+            )
         if self._random_state is not None:
             # Not on entering: the user's set-up may draw random numbers in between.
             restore_random_state(self._random_state, self._state.device)

@@ -297,6 +297,16 @@ def test_a_finished_run_goes_on_to_a_longer_total_only(total: int, tmp_path: Pat
     assert sorted(again.losses) == list(range(10, total)) and again.run.step == total
 
 
+def test_steps_outside_the_context_are_refused(tmp_path: Path) -> None:
+    """They would begin at step 0, whatever the store has."""
+    training = Training(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"not entered.*with SpotTolerantRun"):
+        next(training.run.steps(4))
+    training.train(4)
+    with pytest.raises(ConfigurationError, match="not entered"):
+        next(training.run.steps(8))
+
+
 def test_break_does_not_count_the_step_it_broke(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     training = Training(str(tmp_path), checkpoint_every=None)
     with training.run as run:
