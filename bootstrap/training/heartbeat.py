@@ -44,7 +44,10 @@ class Heartbeat:
                 _exit_now("torchrun is gone; exiting before another one starts this run again")
             if time.monotonic() > self._deadline:
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
-                _exit_now(f"no progress for {self._limit_s:g} s in {self._doing}; exiting so that it can start again")
+                _exit_now(
+                    f"no progress for {self._limit_s:g} s in {self._doing}; exiting so that it can start again. Where "
+                    "it went on (an evaluation): run.goes_on() within it, or a longer GPUFLEET_HANG_TIMEOUT_S"
+                )
 
 
 def _exit_now(reason: str) -> NoReturn:

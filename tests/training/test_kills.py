@@ -125,7 +125,7 @@ def test_hung_peer_does_not_hang_the_others(make_node: Callable[..., Node]) -> N
         assert gone_within([waiting], 8.0)
         os.kill(hung, signal.SIGKILL)
     text = node.log.read_text()
-    assert "rank 0: no progress for 3 s" in text and "Thread 0x" in text
+    assert "rank 0: no progress for 3 s" in text and "Thread 0x" in text and "run.goes_on()" in text
 
 
 def test_four_ranks_resume_bit_equal(
