@@ -256,7 +256,7 @@ class SpotTolerantRun:
         self._ledger.train(self.step)
         self._saver.start_clock()
         factor = FIRST_STEP_FACTOR
-        self._ends, self._is_in_loop = False, True
+        self._is_in_loop = True
         while self.step < total and not self._ends:
             self._beat(f"step {self.step}", factor)
             factor = 1

@@ -334,6 +334,16 @@ def test_an_early_end_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert sorted(again.losses) == [6, 7]
 
 
+def test_an_early_end_ends_a_loop_of_epochs_too(tmp_path: Path) -> None:
+    training, seen = Training(str(tmp_path)), []
+    with training.run as run:
+        for epoch in range(1, 4):
+            for step in run.steps(4 * epoch):
+                seen.append(step)
+                run.end_if(step == 5)
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("over", ["steps", "passes"])
 def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
     over: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
