@@ -160,7 +160,7 @@ class SpotTolerantRun:
         )
         self._random_state: Mapping[str, Any] | None = None
         self._is_frozen: bool | None = None  # None: undecided
-        self._step_hook: RemovableHandle | None = None
+        self._step_hooks: list[RemovableHandle] = []
         self._is_stepped = False
         self._is_entered = self._ends = self._is_in_loop = False
         self.step = 0
@@ -209,8 +209,7 @@ class SpotTolerantRun:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
         self._tracer.start()
-        if self._state.steppers:
-            self._step_hook = self._state.steppers[0].register_step_post_hook(self._has_stepped)
+        self._step_hooks = [one.register_step_post_hook(self._has_stepped) for one in self._state.steppers]
         self._is_entered = True
         return self
 
@@ -228,9 +227,7 @@ class SpotTolerantRun:
             gc.unfreeze()
         self._is_frozen = None
         self._heartbeat.close()
-        if self._step_hook is not None:
-            self._step_hook.remove()
-            self._step_hook = None
+        self._remove_step_hooks()
         self._is_entered = False
         self._share.close()
         self._tracer.close(in_order=error is None)
@@ -261,7 +258,7 @@ class SpotTolerantRun:
             self._beat(f"step {self.step}", factor)
             factor = 1
             self._tracer.before_step(self.step)
-            self._is_stepped = self._step_hook is None
+            self._is_stepped = not self._step_hooks
             yield self.step
             self.step += 1
             if not self._is_stepped:
@@ -335,6 +332,11 @@ class SpotTolerantRun:
     def _has_stepped(self, *_: Any) -> None:
         self._is_stepped = True
 
+    def _remove_step_hooks(self) -> None:
+        for hook in self._step_hooks:
+            hook.remove()
+        self._step_hooks = []
+
     def _warn_of_gradients(self) -> None:
         """Say once that gradients do not outlive a step; a scaler may leave a step out."""
         if (
@@ -343,9 +345,7 @@ class SpotTolerantRun:
             or not any(one.grad is not None for one in self._state.saved_parameters.values())
         ):
             return
-        assert self._step_hook is not None
-        self._step_hook.remove()
-        self._step_hook = None
+        self._remove_step_hooks()
         logger.warning(
             "step %d ended with gradients and without optimizer.step. No checkpoint holds gradients: if the loop "
             "accumulates them over steps, a resume loses those before it. Accumulate within a step; global_batch is "

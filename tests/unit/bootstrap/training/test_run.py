@@ -344,18 +344,21 @@ def test_an_early_end_ends_a_loop_of_epochs_too(tmp_path: Path) -> None:
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("over", ["steps", "passes"])
+@pytest.mark.parametrize("over", ["steps", "passes", "others"])
 def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
     over: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A resume between the steps of an accumulation would lose its first gradients, silently."""
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
     settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "store": str(tmp_path), "watcher": FakeWatcher()}
-    with SpotTolerantRun(model, optimizer, **settings) as run:
+    with SpotTolerantRun(model, optimizer, extra={"other": other}, **settings) as run:
         for step in run.steps(8):
             for rows in torch.eye(8)[run.sample_indices(step)].chunk(2):
                 model(rows).square().mean().backward()
+            if over == "others":  # of a model that is trained in turn
+                other.step()
             if over == "passes" or step % 4 == 3:
                 optimizer.step()
                 optimizer.zero_grad()
