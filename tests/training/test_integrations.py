@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -218,6 +219,26 @@ def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Pat
     trainer = Trainer(accelerator="cpu", callbacks=[spot], default_root_dir=tmp_path, logger=False)
     with pytest.raises(ConfigurationError, match="no loader of this callback"):
         trainer.fit(Module(), DataLoader(Samples()))
+
+
+def test_a_schedule_that_computes_with_numpy_is_resumed(tmp_path: Path) -> None:
+    """It leaves numpy's numbers in the optimizer, which Trainer and Lightning read with ``weights_only=True``."""
+    from transformers import Trainer, TrainingArguments
+
+    from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
+
+    for steps_of_run in (2, 4):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: numpy.cos(step / 9))
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "trainer"), max_steps=steps_of_run, per_device_train_batch_size=8, report_to=[],
+            use_cpu=True, disable_tqdm=True, save_strategy="no",
+        )  # fmt: skip
+        spot = SpotTolerantCallback(store=str(tmp_path / "store"))
+        trainer = Trainer(model, arguments, train_dataset=Samples(), callbacks=[spot], optimizers=(optimizer, schedule))
+        trainer.train(resume_from_checkpoint=spot.checkpoint)
+    assert steps(tmp_path / "store") == [4, 2]
 
 
 def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path: Path) -> None:

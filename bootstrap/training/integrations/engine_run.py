@@ -11,6 +11,9 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError
@@ -68,6 +71,7 @@ class EngineRun:
     ) -> None:
         if keep < 1 or (checkpoint_every is not None and checkpoint_every < 1):
             raise ConfigurationError(f"keep {keep} and checkpoint_every {checkpoint_every} must be at least 1")
+        allow_numpys_values()
         self.engine = engine
         self.files = EngineFiles(open_store(store) if store is None or isinstance(store, str) else store)
         self.step = 0
@@ -231,3 +235,16 @@ class EngineRun:
         self._heartbeat.close()
         self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
         self._watcher.close()
+
+
+def allow_numpys_values() -> None:
+    """Let ``torch.load(weights_only=True)``, by which engines resume, read numpy's numbers and arrays: no code runs.
+
+    A schedule that computes with numpy leaves them in the optimizer.
+    """
+    import numpy
+
+    core: Any = getattr(numpy, "_core", None) or numpy.core  # numpy 2, numpy 1
+    types = [value for name, value in vars(numpy.dtypes).items() if name.endswith("DType") and name != "ObjectDType"]
+    safe = [core.multiarray.scalar, core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, *types]
+    torch.serialization.add_safe_globals(safe)
