@@ -203,6 +203,7 @@ class OptimizerStates:
                 f"checkpoint {[len(group['params']) for group in groups]}, or others: group them as before, those "
                 "that a later step adds, too"
             )
+        self._refuse_other_states(values["state"], groups)
         for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):
             for name, value in loaded.items():
                 if name != "params":
@@ -220,6 +221,19 @@ class OptimizerStates:
                     parameter, name, values["state"][name], saved, destinations
                 )
         return destinations
+
+    def _refuse_other_states(self, states: Mapping[str, Mapping[str, Any]], groups: list[dict[str, Any]]) -> None:
+        """Refuse another kind of optimizer: its first step would miss states, or go on without a word."""
+        pairs = zip(self._optimizer.param_groups, groups, strict=True)
+        new_settings = any(set(group) - set(loaded) for group, loaded in pairs)
+        for name, saved in states.items():
+            own = set(self._forms.get(name, {}))
+            # An optimizer may make some states later than in its first step, and a version of torch add a setting.
+            if own - set(saved) or (new_settings and set(saved) - own):
+                raise ConfigurationError(
+                    f"{type(self._inner).__name__} keeps {sorted(own) or 'nothing'} of {name}, and the checkpoint has "
+                    f"{sorted(saved)}: take the optimizer with the settings of before, or use a new store"
+                )
 
     def _restored(
         self, parameter: nn.Parameter, name: str, states: Mapping[str, Any], saved: Mapping[str, Saved],

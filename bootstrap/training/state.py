@@ -294,7 +294,7 @@ def refuse_inner_optimizer(optimizer: torch.optim.Optimizer, parts: Mapping[str,
 
 
 def refuse_other_model(fill: Mapping[str, torch.Tensor], saved: Mapping[str, Saved]) -> None:
-    """Refuse a checkpoint whose parameters have other names or shapes."""
+    """Refuse a checkpoint whose parameters have other names, shapes or types."""
     model = {key for key in saved if key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state.")}
     missing = sorted(set(fill) - set(saved)) or sorted(model - set(fill))
     if missing:
@@ -307,6 +307,11 @@ def refuse_other_model(fill: Mapping[str, torch.Tensor], saved: Mapping[str, Sav
             raise ConfigurationError(
                 f"size mismatch: {key} has shape {tuple(tensor.shape)}, and the checkpoint {saved[key].shape}: build "
                 "the same model as before, or use a new store"
+            )
+        if tensor.dtype != saved[key].dtype:
+            raise ConfigurationError(
+                f"{key} is {tensor.dtype}, and the checkpoint's {saved[key].dtype}: the optimizer's states would not "
+                "fit; build the model in the type of before, or use a new store"
             )
 
 

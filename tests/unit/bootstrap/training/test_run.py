@@ -694,6 +694,38 @@ def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) 
         raise AssertionError("it entered")
 
 
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (torch.optim.RMSprop, r"RMSprop keeps \['square_avg', 'step'\] of weight, and .*'exp_avg'"),
+        (torch.optim.SGD, "SGD keeps nothing of weight"),
+        (lambda parameters: torch.optim.AdamW(parameters, amsgrad=True), "max_exp_avg_sq"),
+        (torch.optim.Adam, ""),
+        (lambda parameters: torch.optim.AdamW(parameters, fused=True), ""),
+    ],
+)
+def test_another_optimizer_is_refused_unless_its_states_are_the_same(other: Any, reason: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dataset_size": 9, "global_batch": 1, "store": str(tmp_path), "watcher": FakeWatcher()}
+
+    def train(make: Any, steps: int, dtype: torch.dtype = torch.float32) -> None:
+        model = nn.Linear(8, 4, dtype=dtype)
+        optimizer = make(model.parameters())
+        with SpotTolerantRun(model, optimizer, **settings) as run:
+            for _ in run.steps(steps):
+                model(torch.ones(1, 8, dtype=dtype)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    train(torch.optim.AdamW, 2)
+    if not reason:
+        train(other, 4)
+        return
+    with pytest.raises(ConfigurationError, match=reason):
+        train(other, 4)
+    with pytest.raises(ConfigurationError, match=r"model.weight is torch.bfloat16, and the checkpoint's torch.float32"):
+        train(torch.optim.AdamW, 4, torch.bfloat16)
+
+
 def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards are read with weights_only: a pickle that would run something is refused."""
 
