@@ -69,9 +69,11 @@ def build(config: TrainerConfig) -> nn.Module:
         # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
         speech: Any = model
         speech.get_encoder().layers[0].register_forward_pre_hook(_in_order)
+    # Looking for packed sequences, which no sample is, makes the host wait for the GPU in each forward pass.
+    masks: Any = library("transformers.masking_utils")
+    masks.find_packed_sequence_indices = lambda _: None
     if has_kernel and not _has_window(settings, config.seq_len) and config.kind != "mpt":
-        # transformers' own sdpa, under a name without a mask function: looking for packed sequences, which would need a
-        # mask, makes the host wait for the GPU in each forward pass (masking_utils.py, find_packed_sequence_indices).
+        # transformers' own sdpa, under a name without a mask function.
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
         for part in model.modules():  # an encoder and its decoder have settings of their own
             own: Any = getattr(part, "config", None)

@@ -141,7 +141,8 @@ def gradient_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
 
 def scale_gradients(parameters: list[nn.Parameter], factor: torch.Tensor) -> None:
     """Multiply all gradients by a scalar on the device."""
-    torch._foreach_mul_([local(parameter.grad) for parameter in parameters if parameter.grad is not None], factor)
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factor.float())  # one kernel for many, which takes no factor of another type
 
 
 def local(gradient: torch.Tensor) -> torch.Tensor:

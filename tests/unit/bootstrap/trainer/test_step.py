@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.trainer import loss, oom
 from bootstrap.trainer.context_parallel import split_context
@@ -29,6 +31,7 @@ from bootstrap.trainer.optimize import (
     scale_gradients,
 )
 from bootstrap.trainer.parallelize import parallelize
+from bootstrap.trainer.run import assemble, open_samples
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.notices import Notice
 from optimizer.performance.frameworks import frameworks
@@ -97,6 +100,69 @@ def test_fp16_without_a_finite_gradient_at_any_scale_ends() -> None:
         assert not scale.takes_step(torch.tensor(torch.nan))
     with pytest.raises(DivergedError, match="norm is nan, and steps that were left out halved fp16's loss scale to 1"):
         scale.takes_step(torch.tensor(torch.nan))
+
+
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects operations that on a GPU would make the host wait: values read from a tensor, or copied into one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
+        if operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.lift_fresh.default):
+            self.found.append(str(operation))
+        return operation(*arguments, **(settings or {}))
+
+
+DECODER = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        {"model_type": "llama", **DECODER},
+        {"model_type": "mistral", **DECODER, "sliding_window": 8},
+        {"model_type": "gemma2", **DECODER, "sliding_window": 8},
+        {"model_type": "gemma3_text", **DECODER, "sliding_window": 8},
+        {"torchvision": "resnet18"},
+    ],
+    ids=lambda architecture: architecture.get("model_type", "resnet18"),
+)
+def test_forward_and_backward_pass_wait_for_no_gpu(architecture: dict[str, Any], tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        words = ("--seq-len", "1" if "torchvision" in architecture else "16", "--micro-batch", "2")
+        parts = assemble(parse("--architecture", json.dumps(architecture), *words), torch.device("cpu"))
+        data = open_samples(parts.config, image_size=32)
+        raw = data.fetch(torch.arange(2), step=0, device=parts.device)
+        parts.stepper.rehearse(data.finish(raw))  # constants are made once
+        with HostReads() as reads:
+            parts.stepper.rehearse(data.finish(raw))
+        assert reads.found == []
+    finally:
+        dist.destroy_process_group()
+
+
+def test_clipping_waits_for_no_gpu_and_multiplies_many_gradients_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU torch multiplies one gradient after another where the factor has another type."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    for parameter in parameters:
+        parameter.grad = torch.full((2,), 2.0)
+    multiply, types = torch._foreach_mul_, set[torch.dtype]()
+
+    def noted(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
+        types.update(tensor.dtype for tensor in (*gradients, factor))
+        multiply(gradients, factor)
+
+    monkeypatch.setattr(torch, "_foreach_mul_", noted)
+    with HostReads() as reads:
+        scale_gradients(parameters, 1 / gradient_norm(parameters).double())
+    assert reads.found == [] and types == {torch.float32}
+    torch.testing.assert_close([parameter.grad for parameter in parameters], [torch.full((2,), 24**-0.5 * 2)] * 3)
 
 
 STEPS, GLOBAL_BATCH = 8, 8
