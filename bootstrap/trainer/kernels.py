@@ -26,8 +26,12 @@ ROTARY = "apply_rotary_pos_emb"
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function once a process."""
-    result: Callable[..., Any] = torch.compile(function, fullgraph=True)
+    """Compile a function, for each shape of its inputs anew.
+
+    Kernels for any shape, which torch.compile writes for the second one (an evaluation's), would replace those of the
+    training: a resumed run would differ in the last bits.
+    """
+    result: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
     return result
 
 

@@ -21,3 +21,4 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels.compiled.cache_clear()
     yield
     kernels.compiled.cache_clear()
+    torch._dynamo.reset()  # else the shapes of all tests count to the eight of one function

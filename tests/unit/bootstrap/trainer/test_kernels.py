@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -83,6 +85,27 @@ def test_rotated_queries_keep_their_type_under_autocast(compiling: None) -> None
     theirs = rotary._written_out(query, key, cos, sin)
     assert [x.dtype for x in theirs] == [torch.float32] * 2
     assert all(torch.equal(x, y.bfloat16()) for x, y in zip(ours, theirs, strict=True))
+
+
+def test_an_evaluation_of_other_sizes_leaves_training_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run, which has not evaluated yet, must compute the same bits."""
+    numbers = itertools.count(1)
+    used: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        number = next(numbers)
+
+        def run(*inputs: Any) -> Any:
+            used.append(number)
+            return graph.forward(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    function = kernels.compiled.__wrapped__(kernels._half_turn)
+    for samples in (4, 4, 3, 2, 4):
+        function(torch.ones(samples, 8))
+    assert used == [1, 1, 2, 3, 1]
 
 
 @pytest.fixture
