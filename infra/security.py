@@ -150,7 +150,7 @@ class Security(Component):
             # The owner of an existing VPC bounds this by routes and network ACLs.
             self._rule(out, "to-https", group.id, "HTTPS, as far as the VPC lets it go", cidr_ipv4=_ANYWHERE)
         if endpoints is None:
-            # Rules do not bind Amazon's name server, but those that an existing VPC's DHCP options may name:
+            # Security groups do not filter Amazon's name server, but any other that the VPC's DHCP options name:
             # https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html
             for protocol in ("udp", "tcp"):
                 name, words = f"to-dns-{protocol}", "Name servers of the VPC"

@@ -39,7 +39,7 @@ def interface_endpoints(*, eks: bool, image: str, queue: bool) -> tuple[str, ...
     # Nodes pull from ECR; pods have their role by Pod Identity:
     # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
     images, pods = ecr.ENDPOINTS if eks or image else (), ("eks-auth",) if eks else ()
-    # Workers take the messages that they are started for: the NAT gateway is no way, as roles work from the VPC alone.
+    # Workers read their queue. AWS refuses their role by way of a NAT gateway: it works from the VPC alone.
     return (*INTERFACE_ENDPOINTS, *images, *pods, *(("sqs",) if queue else ()))
 
 

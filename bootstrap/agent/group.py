@@ -43,9 +43,9 @@ class Group:
     def in_service(self, enough: int) -> list[Instance] | None:
         """Running nodes in service, the oldest first; None where AWS does not answer.
 
-        EC2 is asked where the group has ``enough`` of them, and with a filter. An account has 100 such calls and 20
-        more a second, 50 and 10 without: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html. 64
-        nodes look 6.4 times a second.
+        EC2 is asked only once the group has ``enough`` of them. A filter doubles the account's limit, to 100 calls and
+        20 more a second: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html. 64 nodes look 6.4
+        times a second.
         """
         name = self._settings.group_name
         ids = self._aws(

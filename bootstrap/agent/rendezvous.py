@@ -13,10 +13,9 @@ from bootstrap.agent.group import Instance
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import Node
 
-# Looks at a group that AWS does not answer, perhaps as other fleets start, have up to 2^2 times the pause. A start that
-# nothing throttles waits no longer.
+# Doublings of the pause, at most, while AWS does not answer: it may throttle the calls of many fleets.
 MOST_DOUBLINGS = 2
-# Part of a pause by which it differs from other nodes': they start together.
+# Random part of a pause: nodes that start together should not ask together.
 JITTER = 0.25
 
 

@@ -1,7 +1,8 @@
-"""One kernel each for parts that transformers writes out in several: RMS norms, rotary positions; compiled functions.
+"""One kernel each for RMS norms and rotary positions, which transformers computes in several operations.
 
-For models that are not compiled themselves. torch.compile writes the kernels that torch lacks: with Triton, which needs
-a C compiler and Python's headers on the node. Without them the same is computed by torch's operations, slower.
+For models that torch.compile does not compile themselves. RMS norms have a kernel of torch's. torch.compile writes the
+one of rotary positions by Triton, which needs a C compiler and Python's headers on the node; without them torch's
+operations compute the same, slower.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def can_compile(device_type: str) -> bool:
-    """Try whether the compiler runs for this kind of device; a CPU's takes longer than it saves."""
+    """Try whether the compiler runs for this kind of device; False for a CPU, where it takes longer than it saves."""
     if device_type != "cuda":
         return False
     try:
         compiled(_probe)(torch.zeros(8, device=device_type))
     except (RuntimeError, ImportError, OSError, subprocess.SubprocessError) as error:
         logger.warning(
-            "no kernels are compiled: %s. Loss and rotary positions take up to 10%% of a step longer; Triton needs a C "
-            "compiler and Python's headers (apt-get install gcc python3-dev)", " ".join(str(error).split())[:300],
+            "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
+            "compiler and Python's headers (Ubuntu: apt-get install gcc python3-dev; Amazon Linux: dnf install gcc "
+            "python3-devel)", " ".join(str(error).split())[:300],
         )  # fmt: skip
         return False
     return True
@@ -56,10 +58,10 @@ def _probe(x: torch.Tensor) -> torch.Tensor:
 
 
 def fuse(model: nn.Module) -> None:
-    """Have norms and rotary positions of ``model`` computed by one kernel each where that computes the same.
+    """Have one kernel each compute norms and rotary positions of ``model`` where the result is the same.
 
-    Names do not tell (T5LayerNorm, GemmaRMSNorm, GPT-J's rotary positions), so each kind is tried. Gemma's norms, which
-    scale by one plus the weight in 32 bits, stay.
+    Names do not tell where (T5LayerNorm, GemmaRMSNorm, GPT-J's rotary positions), so each kind is tried. Gemma's norms,
+    which scale by one plus the weight in 32 bits, stay.
     """
     fits: dict[type[nn.Module], bool] = {}
     for part in model.modules():
@@ -135,7 +137,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
-    # The type of queries and keys, where autocast has cosines of 32 bits: attention casts to it first of all.
+    # Under autocast cosines have 32 bits, and attention would cast the result to 16.
     return tuple((x * cos + _half_turn(x) * sin).to(x.dtype) for x in (query, key))  # type: ignore[return-value]
 
 

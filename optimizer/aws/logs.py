@@ -13,8 +13,8 @@ from bootstrap.contract.staging import copied_gib
 STREAMS = "train/"
 # Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
 LATE = timedelta(minutes=1)
-# A node for which CloudWatch was out of reach sends its lines afterwards: every twelfth reading, a minute apart with
-# `logs -f`, goes back as far as this.
+# A node that could not reach CloudWatch sends its lines later: every twelfth reading (each minute with `logs -f`) goes
+# back as far as this.
 VERY_LATE = timedelta(minutes=15)
 READINGS = 12
 # A copy that has no line of progress for so long is over, or hangs.

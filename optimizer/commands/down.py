@@ -72,7 +72,7 @@ def _take_down(file: StackFile, directory: Path) -> list[Resource]:
 
 
 def _end_cluster_log(names: Names) -> None:
-    """Delete the log group that EKS makes anew for the last lines of a deleted cluster, without key and end.
+    """Delete the log group that EKS makes anew for the last lines of a deleted cluster, without key and retention.
 
     The next `up` would stop at it: https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2763
     """
@@ -85,7 +85,7 @@ def _end_cluster_log(names: Names) -> None:
         if not errors.is_aws_error(error):
             raise
         if not errors.is_not_found(error):
-            say(f"note: whether log group {group} is left is not known: {errors.reason(error)}", err=True)
+            say(f"note: log group {group} may be left: {errors.reason(error)}", err=True)
 
 
 def _destroy(file: StackFile, directory: Path) -> list[Resource]:

@@ -166,7 +166,7 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
 
 
 def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
-    """Say what a batch saves that numbers of GPUs divide which ``plan``'s leaves out; ``tables`` are as above."""
+    """Say what a near batch saves that more numbers of GPUs divide; ``tables`` are as above."""
     one_node_divides = plan.node_count == 1 and problem.amount.global_batch % NODE_GPUS == 0
     if problem.request.objective != "cost" or one_node_divides:
         return []

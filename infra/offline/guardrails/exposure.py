@@ -8,7 +8,7 @@ from infra.offline.guardrails.declared import Breaches, Declared
 
 _EVERYWHERE = frozenset({"0.0.0.0/0", "::/0"})
 _HTTPS = ("tcp", 443, 443)
-# Of an existing VPC; those of the stack's own are Amazon's, which no rule binds.
+# An existing VPC may have its own. The stack's own VPC has Amazon's, which security groups do not filter.
 _NAME_SERVERS = (("tcp", 53, 53), ("udp", 53, 53))
 _PUBLIC_ACCESS_SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 
