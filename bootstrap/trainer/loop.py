@@ -59,11 +59,8 @@ class Stepper:
         self._model, self._optimizer, self._scheduler, self._scale = model, optimizer, scheduler, scale
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._autocast = HALF.get(config.precision) if autocasts(config, mesh) else None
-        # A CNN's and an image encoder's logits are few.
-        self._compiles_loss = config.compiled or (
-            config.family not in ("cnn", "image") and kernels.can_compile(device.type)
-        )
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
+        self._compiles_loss = config.compiled or self._can_compile_loss()
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
         self._labels = config.global_batch * config.labels
@@ -75,6 +72,17 @@ class Stepper:
         """Micro-batches of this rank in a step."""
         self.pass_clock: StepClock | None = None
         """Times forward and backward passes that wait for no other data rank, where set."""
+
+    def _can_compile_loss(self) -> bool:
+        if self._config.family in ("cnn", "image"):  # few logits
+            return False
+        can = kernels.can_compile(self._device.type)
+        if self._tensor_group is not None:
+            # The written-out loss exchanges parts once a turn, the compiled one once.
+            votes = torch.tensor(can, dtype=torch.int32, device=self._device)
+            dist.all_reduce(votes, dist.ReduceOp.MIN, self._tensor_group)
+            can = bool(votes)
+        return can
 
     def step(self, micro_batches: Iterable[Batch]) -> StepResult:
         """Train on this rank's micro-batches of one step, ``grad_accum`` of them."""

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bootstrap.trainer import loss, oom
+from bootstrap.trainer import kernels, loss, oom
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.mesh import build_mesh
@@ -163,6 +164,29 @@ def test_clipping_waits_for_no_gpu_and_multiplies_many_gradients_at_once(monkeyp
         scale_gradients(parameters, 1 / gradient_norm(parameters).double())
     assert reads.found == [] and types == {torch.float32}
     torch.testing.assert_close([parameter.grad for parameter in parameters], [torch.full((2,), 24**-0.5 * 2)] * 3)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_tensor_ranks_compile_the_loss_together_or_not_at_all(monkeypatch: pytest.MonkeyPatch, others: bool) -> None:
+    """The written-out loss exchanges parts once a turn, the compiled one once: ranks that differ would never meet."""
+    asked: list[str] = []
+
+    def all_reduce(votes: torch.Tensor, operation: Any, group: str) -> None:
+        asked.append(group)
+        votes.mul_(others)
+
+    monkeypatch.setattr(kernels, "can_compile", lambda _: True)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    mesh = MagicMock()
+    mesh.__getitem__.return_value.size.return_value = 2
+    mesh.__getitem__.return_value.get_local_rank.return_value = 0
+    mesh.get_group.return_value = "tensor ranks"
+    config = parse("--architecture", json.dumps({"model_type": "llama", **DECODER}), "--global-batch", "8")
+    config = dataclasses.replace(config, tensor_parallel=2)
+    stepper = Stepper(
+        config, mesh, torch.nn.Linear(1, 1), Mock(), Mock(), LossScale(enabled=False), torch.device("cpu")
+    )
+    assert stepper._compiles_loss == others and asked == ["tensor ranks"]
 
 
 STEPS, GLOBAL_BATCH = 8, 8
