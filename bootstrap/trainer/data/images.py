@@ -30,8 +30,8 @@ def normalise(raw: Batch) -> Batch:
 
 @functools.cache
 def _statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    # Made once: a copy from the host waits for the whole step before.
-    mean, deviation = (torch.tensor(values, device=device).view(1, 3, 1, 1) * 255 for values in (MEAN, DEVIATION))
+    # Made once: a copy from the host waits for the whole step before. Multiplied there, it is ready on every stream.
+    mean, deviation = ((torch.tensor(values) * 255).view(1, 3, 1, 1).to(device) for values in (MEAN, DEVIATION))
     return mean, deviation
 
 
