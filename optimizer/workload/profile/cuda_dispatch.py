@@ -59,12 +59,16 @@ def as_on_cuda() -> Iterator[None]:
     It replaces the process's CPU operators and restores them at the end.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    onednn = torch._C._get_mkldnn_enabled()
+    # oneDNN runs an LSTM as one operator, which has no FLOP formula and whose fake kernel keeps no gates.
+    torch._C._set_mkldnn_enabled(False)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*other operators may also be overridden")  # on purpose
             _register(library)
         yield
     finally:
+        torch._C._set_mkldnn_enabled(onednn)
         library._destroy()
 
 

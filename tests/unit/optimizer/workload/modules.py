@@ -35,6 +35,19 @@ def depthwise(batch_size: int) -> Any:
     return nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False), torch.randn(batch_size, 64, 16, 16), total
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(32, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0]  # type: ignore[no-any-return]
+
+
+def recurrent(batch_size: int) -> Any:
+    return Recurrent(), torch.randn(batch_size, 20, 32), total
+
+
 MIXTURE = {
     "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "tie_word_embeddings": True, "num_experts": 8,

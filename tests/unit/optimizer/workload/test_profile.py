@@ -87,6 +87,16 @@ def test_the_backward_pass_of_a_depthwise_convolution_is_two_forward_passes() ->
     assert profile.convolution_outputs == 64 * 16 * 16
 
 
+def test_an_lstm_has_the_products_of_every_step_and_keeps_the_gates() -> None:
+    profile = of("recurrent")
+    of_input, of_state = 2 * 20 * 4 * 64 * 32, 2 * 20 * 4 * 64 * 64
+    assert profile.forward_flops.matmul == of_input + of_state
+    # Backward: the gradient of both weights and of every state but the first; nobody wants the data's.
+    assert profile.backward_flops.matmul == of_input + 2 * of_state - of_state // 20
+    assert passed(profile).saved.bytes_per_sample > 4 * 20 * (32 + 4 * 64 + 64)
+    assert torch.backends.mkldnn.enabled
+
+
 def test_attention_is_fused_on_a_gpu_and_half_of_it_under_a_causal_mask() -> None:
     scores = 4 * 4 * 512 * 512 * 64
     full, causal = of("full"), of("causal")
