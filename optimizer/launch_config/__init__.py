@@ -25,7 +25,10 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
     refusals = [*parts, *engine.refusals(plan)]
     if refusals:
         if parts:
-            next_step = "train with the reference trainer, or with a script of your own (docs/fine-tuning.md)"
+            next_step = (
+                "train with the reference trainer, or with a script of your own (docs/fine-tuning.md, "
+                "docs/gradient-compression.md)"
+            )
         elif able := [one.name for one in ENGINES.values() if not [*one.refusals(plan)]]:
             next_step = f"--engine {' or '.join(able)} can"
         else:
@@ -40,6 +43,9 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
 
 
 def _part_refusals(plan: FleetPlan) -> list[str]:
-    """Refuse runs that train a part of the model: no engine's configuration file says which part."""
-    words = plan.job.tuning.facts.in_words
-    return [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []
+    """Refuse what no engine's configuration file has: which part of the model trains, and a hook of DDP."""
+    words, compression = plan.job.tuning.facts.in_words, plan.parallelism.gradient_compression
+    refusals = [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []
+    if compression != "none":
+        refusals.append(f"gradient compression is {compression}: the training script registers the hook with DDP")
+    return refusals

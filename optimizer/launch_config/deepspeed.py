@@ -52,6 +52,9 @@ def _write(plan: FleetPlan) -> str:
         "fp16": {"enabled": job.precision == "fp16"},
         "optimizer": _OPTIMIZERS[job.optimizer],
     }
+    if job.optimizer == "sgd":
+        # ZeRO does not start with an optimizer beside Adam, Adagrad and Lion without it (runtime/zero/utils.py).
+        config["zero_allow_untested_optimizer"] = True
     if split.activation_checkpointing == "full":
         config["activation_checkpointing"] = {"partition_activations": split.tensor > 1}
     if split.tensor > 1:

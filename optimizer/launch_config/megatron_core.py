@@ -21,6 +21,8 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
     yield from unless_in("precision", job.precision, tuple(_PRECISIONS), "it has no switch for TF32")
     yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor")
+    if job.compiled:
+        yield "the run is compiled, and it has no torch.compile of the model"
     if split.sharding in _FSDP_STRATEGIES and split.pipeline > 1:
         yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines shard by zero1"
     kind = (job.architecture or {}).get("model_type")
@@ -32,6 +34,8 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
         return
     if kind == "llama" and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
         yield "the model has biases in some of its products, and --disable-bias-linear is for all"
+    if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
+        yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
     model = _spec(plan)
     if model is not None and _end_stages(plan, model) is None:
         yield (
@@ -43,6 +47,16 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
 def _spec(plan: FleetPlan) -> ModelSpec | None:
     architecture = plan.job.architecture
     return model_from_config(dict(architecture), name=plan.job.model, origin="the plan") if architecture else None
+
+
+def _rope(architecture: Mapping[str, Any]) -> Mapping[str, Any]:
+    return architecture.get("rope_parameters") or architecture.get("rope_scaling") or {}
+
+
+def _rope_type(architecture: Mapping[str, Any]) -> str:
+    """Scaling of rotary positions; older configs name it ``type``."""
+    rope = _rope(architecture)
+    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _end_stages(plan: FleetPlan, model: ModelSpec) -> list[str] | None:
@@ -142,10 +156,10 @@ def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
     yield f"--kv-channels {architecture.get('head_dim') or width // heads}"
     yield f"--max-position-embeddings {max(seq_len, architecture.get('max_position_embeddings', 0))}"
     yield f"--vocab-size {architecture['vocab_size']}"
-    rope = architecture.get("rope_parameters") or architecture.get("rope_scaling") or {}
+    rope = _rope(architecture)
     yield "--position-embedding-type rope"
     yield f"--rotary-base {int(rope.get('rope_theta') or architecture.get('rope_theta') or 10000)}"
-    if rope.get("rope_type") == "llama3":
+    if _rope_type(architecture) == "llama3":
         yield "--use-rope-scaling"
         yield f"--rope-scaling-factor {rope['factor']}"
     yield "--normalization RMSNorm"

@@ -116,6 +116,20 @@ def test_adapters_are_left_to_code_that_knows_them() -> None:
     assert "reference trainer" in refused.value.next_step and "--parallelism" not in refused.value.next_step
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_compressed_gradients_are_left_to_code_that_has_the_hook(engine: str) -> None:
+    one = plan(sharding="ddp", activation_checkpointing="none", gradient_compression="powersgd-2")
+    with pytest.raises(InvalidInputError, match="gradient compression is powersgd-2") as refused:
+        launch_config(one, engine, "gpufleet_plan")
+    assert "reference trainer" in refused.value.next_step
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero3"])
+def test_deepspeed_starts_with_zero_and_sgd(sharding: str) -> None:
+    one = plan({"optimizer": "sgd"}, sharding=sharding)
+    assert json.loads(launch_config(one, "deepspeed", "plan.json")[0])["zero_allow_untested_optimizer"] is True
+
+
 def text_of(engine: str, name: str) -> str:
     return launch_config(PLANS[name], engine, f"gpufleet_plan{ENGINES[engine].suffix}")[0]
 
@@ -344,11 +358,18 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
     [
         ({"num_hidden_layers": 29}, "29 layers do not make 4 equal stages"),
         ({"mlp_bias": True}, "biases in some of its products"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions are scaled by yarn"),
+        ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled by linear"),
     ],
 )
 def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         _of_megatron(LLAMA | changes, data=4, pipeline=4, micro_batch=1, grad_accum=32)
+
+
+def test_megatron_refuses_a_compiled_run() -> None:
+    with pytest.raises(InvalidInputError, match=r"no torch\.compile"):
+        launch_config(plan({"compiled": True}, sharding="zero1"), "megatron-core", "plan.sh")
 
 
 @pytest.mark.parametrize(
