@@ -15,6 +15,7 @@ _FSDP_STRATEGIES = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 _PRECISIONS = {"fp32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "fp8": ("--bf16", "--fp8-format hybrid")}
 _OPTIMIZERS = {"adamw": "--optimizer adam", "adam": "--optimizer adam --weight-decay 0", "sgd": "--optimizer sgd"}
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+_MAY_HAVE_BIASES = ("llama", "qwen3", "qwen3_moe")
 
 
 def _refusals(plan: FleetPlan) -> Iterator[str]:
@@ -32,7 +33,7 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
             f"{', '.join((*_GATED, 'gpt2'))}"
         )
         return
-    if kind == "llama" and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
+    if kind in _MAY_HAVE_BIASES and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
         yield "the model has biases in some of its products, and --disable-bias-linear is for all"
     if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
@@ -179,6 +180,9 @@ def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
         yield f"--num-experts {experts}"
         yield f"--moe-router-topk {architecture.get('num_experts_per_tok', 2)}"
         yield f"--moe-ffn-hidden-size {architecture.get('moe_intermediate_size') or architecture['intermediate_size']}"
+        if kind == "qwen3_moe" and not architecture.get("norm_topk_prob"):
+            # The weights of a token's experts add up to less than 1: the softmax is over all experts.
+            yield "--moe-router-pre-softmax"
         yield "--moe-grouped-gemm"
         yield "--moe-token-dispatcher-type alltoall"
 

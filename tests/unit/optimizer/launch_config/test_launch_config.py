@@ -358,6 +358,7 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
     [
         ({"num_hidden_layers": 29}, "29 layers do not make 4 equal stages"),
         ({"mlp_bias": True}, "biases in some of its products"),
+        ({"model_type": "qwen3", "attention_bias": True}, "biases in some of its products"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions are scaled by yarn"),
         ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled by linear"),
     ],
@@ -365,6 +366,12 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
 def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         _of_megatron(LLAMA | changes, data=4, pipeline=4, micro_batch=1, grad_accum=32)
+
+
+@pytest.mark.parametrize("normalised", [True, False, None])
+def test_megatron_weighs_experts_as_the_model_does(normalised: bool | None) -> None:
+    text = _of_megatron(QWEN3_MOE | ({} if normalised is None else {"norm_topk_prob": normalised}))
+    assert ("--moe-router-pre-softmax\n" in text) is not bool(normalised)
 
 
 def test_megatron_refuses_a_compiled_run() -> None:
