@@ -31,7 +31,12 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
     yield from unless_in(
         "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
     )
-    yield from unless_in("precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "its FP8 needs another library")
+    yield from unless_in(
+        "precision",
+        job.precision,
+        ("fp32", "tf32", "fp16", "bf16"),
+        "its FP8 needs another library, its weights are 32-bit",
+    )
     yield from unless_in(
         "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
     )

@@ -25,7 +25,9 @@ _REASONS = {
 def _refusals(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
     yield from split_refusals(plan, _REASONS)
-    yield from unless_in("precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe")
+    yield from unless_in(
+        "precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe, its weights are 32-bit"
+    )
     yield from unless_in(
         "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
     )

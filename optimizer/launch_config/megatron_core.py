@@ -20,7 +20,9 @@ _MAY_HAVE_BIASES = ("llama", "qwen3", "qwen3_moe")
 
 def _refusals(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
-    yield from unless_in("precision", job.precision, tuple(_PRECISIONS), "it has no switch for TF32")
+    yield from unless_in(
+        "precision", job.precision, tuple(_PRECISIONS), "it has no switch for TF32, its weights are 32-bit"
+    )
     yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor")
     if job.compiled:
         yield "the run is compiled, and it has no torch.compile of the model"

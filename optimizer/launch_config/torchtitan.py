@@ -29,7 +29,12 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
     yield from unless_in(
         "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
     )
-    yield from unless_in("precision", job.precision, ("fp32", "tf32", "bf16"), "its training loop scales no loss")
+    yield from unless_in(
+        "precision",
+        job.precision,
+        ("fp32", "tf32", "bf16"),
+        "it scales no loss for fp16, and FP8 or 16-bit weights are not in the file",
+    )
     yield from unless_in(
         "optimizer", job.optimizer, tuple(_OPTIMIZERS), "these are its optimizers with a default set-up"
     )

@@ -117,6 +117,13 @@ def test_adapters_are_left_to_code_that_knows_them() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_16_bit_weights_are_refused_for_their_own_reason(engine: str) -> None:
+    one = plan({"precision": "pure-bf16"}, sharding="ddp", activation_checkpointing="none")
+    with pytest.raises(InvalidInputError, match=r"precision is pure-bf16.*(16|32)-bit"):
+        launch_config(one, engine, "gpufleet_plan")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_compressed_gradients_are_left_to_code_that_has_the_hook(engine: str) -> None:
     one = plan(sharding="ddp", activation_checkpointing="none", gradient_compression="powersgd-2")
     with pytest.raises(InvalidInputError, match="gradient compression is powersgd-2") as refused:
