@@ -65,11 +65,18 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     from optimizer.report.page import render, render_no_plan
 
     now = datetime.now(UTC)
-    if plan != "-" and not Path(plan).exists() and stack_path(directory, plan).is_file():
+    its_stack = None if plan == "-" or Path(plan).exists() else stack_path(directory, plan)
+    if its_stack and its_stack.is_file():
         with patience("reading the stack and its ledger"):
             chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
         with patience("drawing the page"):
             page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
+    elif its_stack and not Path(plan).suffix:
+        raise InvalidInputError(
+            f"{plan} is no file, and {its_stack} is missing",
+            limit="a plan's file, or a stack's name",
+            next_step="gpufleet recommend REQUEST.yaml --save plans.json, or --directory FOLDER of the stack",
+        )
     else:
         answer: Answer | NoPlan = parse_plan_argument(
             plan,

@@ -31,6 +31,7 @@ from optimizer.performance.types import (
     RecipePrecision,
     arithmetic,
 )
+from optimizer.spelling import near_names
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
@@ -202,7 +203,13 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
     sizes = [gpu for gpu in gpus.values() if gpu.name.lower().replace(" ", "-") == wanted]
     if len(sizes) == 1:
         return sizes[0]
-    raise InvalidInputError(f"gpu is {name!r}", limit=f"one of {', '.join([gpu.key for gpu in sizes] or list(gpus))}")
+    known = [gpu.key for gpu in sizes] or list(gpus)
+    near = near_names(wanted, known)
+    raise InvalidInputError(
+        f"gpu is {name!r}",
+        limit=f"one of {', '.join(known)}",
+        next_step=f"did you mean {', '.join(near)}?" if near else "",
+    )
 
 
 def default_sharding(

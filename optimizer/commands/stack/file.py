@@ -80,7 +80,9 @@ def only_stack(directory: Path) -> str:
     names = list_stacks(directory)
     if len(names) != 1:
         raise InvalidInputError(
-            f"{directory.resolve()} has {', '.join(names) or 'no stack'}", limit="one stack", next_step="--stack NAME"
+            f"{directory.resolve()} has {', '.join(names) or 'no stack'}",
+            limit="one stack",
+            next_step="--stack NAME" if names else "gpufleet stack set PLAN --stack NAME, or --directory FOLDER",
         )
     return names[0]
 

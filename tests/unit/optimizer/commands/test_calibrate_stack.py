@@ -50,4 +50,4 @@ def test_a_stack_without_rows_says_who_writes_them(deployed: DeployedStack, gpuf
     assert "holds no measured run" in err and "reference trainer" in err
     assert gpufleet("calibrate", "--stack", "dev")[0] == 2
     code, _, err = gpufleet("calibrate", "--from-stack", "--directory", str(deployed.directory / "nowhere"))
-    assert code == 2 and "no stack" in err
+    assert code == 2 and "no stack" in err and "next: gpufleet stack set PLAN --stack NAME, or --directory" in err

@@ -185,6 +185,7 @@ def test_a_cnn_counts_images() -> None:
         (["--model", "gpt2", *H100, "--global-batch", "32", "--grad-accum", "2"], "together"),
         (["--model", "gpt2", *H100, "--seq-len", "2048"], "1024"),
         (["--model", "gpt2", "--gpu", "h100", "--gpus", "12"], "nodes x GPUs"),
+        (["--model", "gpt2", "--gpu", "h100-80", "--gpus", "8"], "did you mean h100-80gb"),
         (["--model", "resnet50", *H100, "--tensor", "2"], "trained data-parallel"),
         (["--model", "resnet50", *H100, "--seq-len", "512"], "images"),
     ],

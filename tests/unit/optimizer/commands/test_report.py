@@ -35,6 +35,13 @@ def test_a_file_that_is_no_plan_leaves_the_old_page(gpufleet: Gpufleet, tmp_path
     assert out.read_text(encoding="utf-8") == "an older page"
 
 
+def test_a_name_that_is_neither_a_file_nor_a_stack_says_both(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    code, out, error = gpufleet("report", "demo", "--directory", str(tmp_path), "--out", str(tmp_path / "run.html"))
+    assert (code, out) == (2, "")
+    assert f"demo is no file, and {tmp_path / 'Pulumi.demo.yaml'} is missing" in error
+    assert "gpufleet recommend REQUEST.yaml --save plans.json" in error and "--directory" in error
+
+
 def test_a_deployed_stack_becomes_a_page_of_its_run(
     gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path
 ) -> None:
