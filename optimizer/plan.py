@@ -60,6 +60,10 @@ class PlanError(ValueError):
     """A plan that cannot be read or carried out, or contradicts itself; the message says where and why."""
 
 
+class PlanNumberError(PlanError):
+    """A file that holds fewer plans than ``--plan`` says."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -900,10 +904,10 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
         if not isinstance(plans, list) or not plans:
             raise PlanError(f"{origin} is recommend output without plans: nothing met its limits")
         if not 1 <= plan_number <= len(plans):
-            raise PlanError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")
+            raise PlanNumberError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")
         data = plans[plan_number - 1]
     elif plan_number != 1:
-        raise PlanError(f"{origin} holds one plan, there is no plan {plan_number}")
+        raise PlanNumberError(f"{origin} holds one plan, there is no plan {plan_number}")
     return plan_from_dict(data, origin=origin)
 
 
@@ -926,4 +930,5 @@ def read_plan_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PlanError(f"{path} cannot be read: {reason}") from error

@@ -372,7 +372,11 @@ def read_request_file(path: Path) -> dict[str, Any]:
         # YAML 1.2: 1:30 is text and not 90, "no" is text and not false, and a key given twice is an error.
         data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}", next_step="gpufleet recommend --help") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInputError(
+            f"{path} cannot be read: {reason}",
+            next_step="gpufleet init FOLDER lays out an example; gpufleet recommend --help has the flags of one",
+        ) from error
     except (YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, DuplicateKeyError):
             error.note = None  # how a program lets the second key win

@@ -168,12 +168,16 @@ def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:
 
 def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
     """Return ``parse`` of the text that PLAN names and of its origin; a PlanError becomes an InvalidInputError."""
-    from optimizer.plan import PlanError, read_plan_text
+    from optimizer.plan import PlanError, PlanNumberError, read_plan_text
 
     try:
         if plan == "-":
             return parse(sys.stdin.read(), "standard input")
         return parse(read_plan_text(Path(plan)), plan)
+    except PlanNumberError as error:
+        raise InvalidInputError(
+            str(error), next_step="give --plan a lower number, or leave it out for plan 1"
+        ) from error
     except PlanError as error:
         raise InvalidInputError(
             str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --format json > plans.json"

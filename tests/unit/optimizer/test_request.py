@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optimizer.errors import InvalidInputError
-from optimizer.request import SECTIONS, request_from_dict
+from optimizer.request import SECTIONS, read_request_file, request_from_dict
 from tools.request_reference import REFERENCE, reference
 
 GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_len": 1024}}
@@ -51,6 +52,12 @@ def test_a_value_of_another_kind_or_beyond_reason_is_refused_in_words(constraint
     with pytest.raises(InvalidInputError) as caught:
         request_from_dict(GOOD | {"constraints": constraints})
     assert says in str(caught.value)
+
+
+def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"reqest.yaml cannot be read: No such file or directory\n") as caught:
+        read_request_file(tmp_path / "reqest.yaml")
+    assert "next: gpufleet init FOLDER" in str(caught.value)
 
 
 def test_the_reference_is_current_and_has_every_key() -> None:
