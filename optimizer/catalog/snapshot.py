@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -62,7 +63,7 @@ def load(path: Path | None = None) -> Catalog:
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
     if path is not None:
-        return build_catalog(read_snapshot(path))
+        return _build_usable(read_snapshot(path))
     return learned.lay_over(build_catalog(read_newest()), learned_file())
 
 
@@ -74,7 +75,7 @@ def read_newest() -> Snapshot:
         return shipped
     try:
         user = read_snapshot(directory)
-        build_catalog(user)
+        _build_usable(user)
     except DataMissingError as error:
         note = f"the refreshed catalog cannot be used, the shipped one is read instead: {error.got}"
     else:
@@ -148,6 +149,28 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _build_usable(snapshot: Snapshot) -> Catalog:
+    """Build the catalog, but of a price that is no number above 0, which `gpufleet catalog verify` lists."""
+    catalog = build_catalog(snapshot)
+    prices = [
+        (price.usd_per_hour, f"{offer.instance.name} in {offer.region}")
+        for offer in catalog.offers
+        for price in (
+            offer.on_demand,
+            offer.reserved_1yr,
+            offer.reserved_3yr,
+            offer.capacity_block,
+            *offer.spot_by_zone,
+        )
+        if price is not None
+    ]
+    prices += [(unit.usd, f"{unit.item} in {unit.region}") for unit in catalog.unit_prices]
+    for usd, what in prices:
+        if not 0 < usd < math.inf:
+            raise _unusable(Path(snapshot.origin), f"has a price of {usd} USD, not above 0, of {what}")
+    return catalog
 
 
 def build_catalog(snapshot: Snapshot) -> Catalog:

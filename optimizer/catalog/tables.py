@@ -6,7 +6,6 @@ Rows are named tuples: a dataclass takes ten times as long to define, and every 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import date
@@ -92,10 +91,7 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         if usd is None:
             return None
         return HourlyPrice(
-            usd_per_hour=_above_zero(usd, row),
-            source=row[f"{kind}_source"],
-            as_of=row[f"{kind}_as_of"],
-            zone_id=zone_id or "",
+            usd_per_hour=usd, source=row[f"{kind}_source"], as_of=row[f"{kind}_as_of"], zone_id=zone_id or ""
         )
 
     zone_ids, low = row["zone_ids"], row["interruption_low"]
@@ -113,12 +109,7 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         capacity_block=price("capacity_block"),
         spot=spot,
         dearer_spot=tuple(
-            HourlyPrice(
-                usd_per_hour=_above_zero(usd, row),
-                source=row["spot_source"],
-                as_of=row["spot_as_of"],
-                zone_id=zone_id,
-            )
+            HourlyPrice(usd_per_hour=usd, source=row["spot_source"], as_of=row["spot_as_of"], zone_id=zone_id)
             for zone_id, usd in dearer
         ),
         interruptions=None
@@ -154,15 +145,7 @@ def _flatten_offer(offer: OfferRow) -> dict[str, Any]:
 def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
     if row["item"] not in UNIT_ITEMS:
         raise ValueError(f"unit price of unknown item {row['item']!r}")
-    return UnitPrice(**row | {"usd": _above_zero(row["usd"], row)})
-
-
-def _above_zero(usd: float, row: Mapping[str, Any]) -> float:
-    """Return a price as it is; ValueError where it is none."""
-    if not 0 < usd < math.inf:
-        what = row.get("instance_type") or row["item"]
-        raise ValueError(f"{what} in {row['region']} has a price of {usd} USD, not above 0")
-    return usd
+    return UnitPrice(**row)
 
 
 # Parquet types of the fields of InstanceType and UnitPrice; names (of a GPU, a link, an item) are strings.

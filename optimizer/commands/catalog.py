@@ -13,7 +13,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, invariants, load, ttl
 from optimizer.catalog.select import PricedAs, price_of
-from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
 from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
@@ -110,7 +110,7 @@ def verify(directory: Path | None, output_format: str) -> None:
       gpufleet catalog verify
       gpufleet catalog verify ~/.cache/gpufleet/catalog
     """
-    catalog = load(directory)
+    catalog = load() if directory is None else build_catalog(read_snapshot(directory))
     write_notes(catalog.notes)
     violations = invariants.check(catalog)
     if directory is None:

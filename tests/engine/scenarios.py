@@ -207,7 +207,7 @@ model: gpt2
 workload: {tokens: 4B, seq_len: 1024}
 constraints:
   budget_usd: 300k
-  deadline_hours: 3
+  deadline_hours: 2
   regions: [us-east-1]
   purchase_options: [reserved]
   instance_types: [p4d.24xlarge]
