@@ -152,7 +152,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _build_usable(snapshot: Snapshot) -> Catalog:
-    """Build the catalog, but of a price that is no number above 0, which `gpufleet catalog verify` lists."""
+    """Build the catalog; DataMissingError for a price not above 0, which a plan would divide by or take as free."""
     catalog = build_catalog(snapshot)
     prices = [
         (price.usd_per_hour, f"{offer.instance.name} in {offer.region}")
