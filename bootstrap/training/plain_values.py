@@ -40,7 +40,7 @@ def from_bytes(data: bytes | bytearray) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # Of a page of advice, the type.
+        # The type alone; torch's message is a page of advice.
         found = re.search(r"GLOBAL (\S+)", str(error))
         raise InvalidCheckpoint(f"it holds {found[1] if found else error}") from error
 

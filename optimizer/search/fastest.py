@@ -141,7 +141,7 @@ def _search(space: SearchSpace) -> list[Fastest | Rejection]:
         else:
             every = np.arange(rows.start, rows.stop)
             weighed = np.concatenate([every[:0], *(row[machines == machine] for machines, row in search.weighed)])
-            # Where all rows split the model and the bound of memory refuses each, none was weighed.
+            # No row was weighed where all split the model and the bound of memory refuses each.
             results.append(reject_memory(space, machine, weighed if weighed.size else every))
     return results
 

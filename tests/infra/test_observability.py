@@ -18,7 +18,7 @@ def stack() -> Deployed:
 
 
 def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stack: Deployed) -> None:
-    """Those that the controller reads alone: its 500 messages a tick are of all instances of the account."""
+    """Only events that the controller reads are sent: its 500 messages a tick are of all instances of the account."""
     own = [rule.inputs for rule in stack.all("EventRule") if rule.parent == "observability"]
     rules = {given["name"]: json.loads(given["eventPattern"]) for given in own}
     assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS}

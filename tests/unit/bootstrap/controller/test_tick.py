@@ -80,7 +80,7 @@ def test_launches_that_aws_has_suspended_go_on(stack: Stack, monkeypatch: pytest
     suspend(monkeypatch, stack.clients.autoscaling, Launch=awss, ReplaceUnhealthy=awss, AZRebalance=awss)
     assert stack.tick().phase == "starting"
     assert resumed == [{"AutoScalingGroupName": stack.config.group, "ScalingProcesses": ["Launch", "ReplaceUnhealthy"]}]
-    # What a person has suspended stays, as do the processes of a run that has stopped.
+    # A person's suspension stays, and so does any of a run that has stopped.
     suspend(monkeypatch, stack.clients.autoscaling, Launch=ours, AZRebalance=ours)
     stack.tick()
     suspend(monkeypatch, stack.clients.autoscaling, Launch=awss)

@@ -21,7 +21,7 @@ from tests.unit.bootstrap.trainer.test_models import SEQ_LEN, SHAPE
 
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch, traced: None) -> None:
-    """As on a GPU: functions are compiled, traced only."""
+    """The compiler is used on the CPU too, as on a GPU; it traces and writes no kernels."""
     monkeypatch.setattr(kernels, "can_compile", lambda _: True)
 
 

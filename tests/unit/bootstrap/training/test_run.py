@@ -922,7 +922,7 @@ def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_whose_state_dict_leaves_out_another_is_refused(tmp_path: Path) -> None:
-    """As SAM's published code does: the inner momentum would begin at zero after each resume."""
+    """SAM's published code is of this kind: its inner momentum would begin at zero after each resume."""
 
     class Around(torch.optim.SGD):
         def __init__(self, parameters: Any) -> None:

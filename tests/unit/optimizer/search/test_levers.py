@@ -114,7 +114,7 @@ def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -
 
 
 def test_a_batch_that_the_gpus_of_a_node_divide_saves_what_the_note_says() -> None:
-    """Of 7 sequences 8 GPUs train none alone: the plan had to split the model, and no note said why."""
+    """A batch of 7 is too small for 8 data ranks: the plan had to split the model, and no note said why."""
     where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"], "max_nodes": 1}
     seven = answer(work={"global_batch": 7}, **where)
     note = only(

@@ -186,7 +186,7 @@ def test_a_model_too_large_for_the_types_and_nodes_is_told_which_have_room() -> 
         ("mixtral-8x22b", {"tokens": "100M", "seq_len": 4096}, {"instance_types": ["p4d"], "max_nodes": 8}),
         # 2 x p6-b300 for 57 USD; one GPU for 0.71 has the same deadline, rounded.
         ("gpt2", {"samples": 1000, "seq_len": 1024}, {"instance_types": [], "deadline_hours": "10min"}),
-        # Of the front a measured GPU was named, and not its first, which is cheaper.
+        # The front's first plan is cheaper than the measured GPU that was named.
         (
             "llama-3.1-8b",
             {"tokens": "1B", "seq_len": 8192},
