@@ -11,6 +11,8 @@ A message has four parts: the value got, the limit it broke, why the limit exist
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class GpufleetError(Exception):
     """Base of all errors meant for the user; ``got`` is the wrong thing with its value ("--budget is -5 USD")."""
@@ -52,3 +54,8 @@ class DataMissingError(GpufleetError):
 
 class DataStaleError(DataMissingError):
     """The fact is there and older than its time to live."""
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    """Say that a file cannot be read, with its name once: an OSError's text has it too."""
+    return f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"

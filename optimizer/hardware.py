@@ -148,6 +148,14 @@ class Offer:
         """Spot prices of all zones, the cheapest first."""
         return (self.spot, *self.dearer_spot) if self.spot else ()
 
+    @property
+    def prices(self) -> tuple[tuple[str, HourlyPrice], ...]:
+        """Known prices with what each is for; spot's of every zone."""
+        commitments = (("reserved", self.reserved_1yr), ("three-year reserved", self.reserved_3yr))
+        one_each = (("on-demand", self.on_demand), *commitments, ("block", self.capacity_block))
+        spot = (("spot", price) for price in self.spot_by_zone)
+        return (*((kind, price) for kind, price in one_each if price is not None), *spot)
+
     def spot_in(self, zone_id: str) -> HourlyPrice | None:
         """Spot price in a zone; a derived price is of every zone."""
         return next((price for price in self.spot_by_zone if price.zone_id in (zone_id, "")), None)

@@ -21,6 +21,7 @@ from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
+from optimizer.errors import unreadable
 from optimizer.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -930,5 +931,4 @@ def read_plan_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError(f"{path} cannot be read: {reason}") from error
+        raise PlanError(unreadable(path, error)) from error

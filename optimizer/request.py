@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
-from optimizer.errors import InvalidInputError
+from optimizer.errors import InvalidInputError, unreadable
 from optimizer.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
 from optimizer.spelling import near_names
 from optimizer.units import parse_count, parse_hours, parse_usd
@@ -38,6 +38,8 @@ MOST_DATA_GIB = 2**30
 # Far above any run, and short to print.
 MOST_USD = 10**12
 MOST_HOURS = 10**9
+
+_REQUEST_FORM = "a request is a mapping with model, workload, constraints, objective"
 
 Number = BeforeValidator(_no_bool)
 Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
@@ -372,9 +374,8 @@ def read_request_file(path: Path) -> dict[str, Any]:
         # YAML 1.2: 1:30 is text and not 90, "no" is text and not false, and a key given twice is an error.
         data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInputError(
-            f"{path} cannot be read: {reason}",
+            unreadable(path, error),
             next_step="gpufleet init FOLDER lays out an example; gpufleet recommend --help has the flags of one",
         ) from error
     except (YAMLError, RecursionError, ValueError) as error:
@@ -385,13 +386,13 @@ def read_request_file(path: Path) -> dict[str, Any]:
         kind = "nothing" if data is None else f"a {type(data).__name__}"
         raise InvalidInputError(
             f"{path} holds {kind}",
-            limit="a request is a mapping with model, workload, constraints, objective",
+            limit=_REQUEST_FORM,
             next_step="see examples/request.yaml",
         )
     if "schema_version" in data:
         raise InvalidInputError(
             f"{path} holds {'plans' if 'plans' in data else 'a plan'}, and no request",
-            limit="a request is a mapping with model, workload, constraints, objective",
+            limit=_REQUEST_FORM,
             next_step=f"gpufleet preview {path}; a request is as in examples/request.yaml",
         )
     return data

@@ -38,14 +38,14 @@ def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
     deadline = time.monotonic() + node.settings.join_limit_s
     silent = 0
     while True:
-        instances = None if by_peers else node.group.in_service(node.settings.node_count)
+        found = None
         if by_peers:
             found = _among_peers(node)
-        elif instances is not None:
-            silent, found = 0, _in_group(node, instances, without)
-        else:
-            silent, found = min(silent + 1, MOST_DOUBLINGS), None
+        elif (instances := node.group.in_service(node.settings.node_count)) is None:
+            silent = min(silent + 1, MOST_DOUBLINGS)
             log(f"cannot list the nodes of {node.settings.group_name}; trying again")
+        else:
+            silent, found = 0, _in_group(node, instances, without)
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:

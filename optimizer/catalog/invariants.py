@@ -110,11 +110,7 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
 
 def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
     """Rule and value of each violation in an offer's prices."""
-    spot = [("spot", price) for price in offer.spot_by_zone]
-    commitments = [("reserved", offer.reserved_1yr), ("three-year reserved", offer.reserved_3yr)]
-    for kind, price in (("on-demand", offer.on_demand), *commitments, ("block", offer.capacity_block), *spot):
-        if price is None:
-            continue
+    for kind, price in offer.prices:
         if not 0 < price.usd_per_hour < float("inf"):
             yield "a price is above 0 USD per hour", f"{kind} {price.usd_per_hour}"
         if not price.source or price.as_of > latest:

@@ -157,14 +157,7 @@ def _build_usable(snapshot: Snapshot) -> Catalog:
     prices = [
         (price.usd_per_hour, f"{offer.instance.name} in {offer.region}")
         for offer in catalog.offers
-        for price in (
-            offer.on_demand,
-            offer.reserved_1yr,
-            offer.reserved_3yr,
-            offer.capacity_block,
-            *offer.spot_by_zone,
-        )
-        if price is not None
+        for _, price in offer.prices
     ]
     prices += [(unit.usd, f"{unit.item} in {unit.region}") for unit in catalog.unit_prices]
     for usd, what in prices:

@@ -11,9 +11,9 @@ from optimizer.performance.activations import EXPERT_CAPACITY
 from optimizer.performance.collectives import Communicator, communicator
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.stage import (
-    computes_narrow,
     layers_of_stage,
     mixture_layers_of_stage,
+    residual_bytes,
     shards_by_fsdp2,
     stage_parameters,
     tokens_of_rank,
@@ -77,7 +77,7 @@ def communication(x: Inputs) -> Communication:
         p2p = np.where(outside, across, x.link_byte_per_s)
         latency: Number = np.where(outside, x.network_latency_s, x.link_latency_s)
         # Autocast keeps the residual in 32 bits.
-        element = np.where(computes_narrow(x), x.element_bytes, np.maximum(x.element_bytes, x.residual_bytes))
+        element = np.maximum(x.element_bytes, residual_bytes(x))
         sent = 2.0 * tokens * x.hidden * element / x.tensor
         pipeline = np.where(x.pipeline > 1, x.virtual_stages * (sent / p2p + 2.0 * latency), 0.0)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 
 GONE = "i-0000000000000000f"
+Follow = Callable[[timedelta, Callable[[], None]], list[str]]
 
 
 class Output:
@@ -74,43 +76,48 @@ def test_lines_of_all_nodes_have_rank_and_time(
     assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["yesterday's", "[rank 10] step 1 of [rank 1] "]
 
 
-def test_following_prints_each_line_once_also_late_ones(
-    deployed: DeployedStack, gpufleet: Gpufleet, output: Output, nodes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def follow(deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> Follow:
+    """`gpufleet logs -f` until a time has passed; ``write`` runs after five seconds. Returns the lines' texts."""
+
+    def run(until: timedelta, write: Callable[[], None]) -> list[str]:
+        clock = Clock()
+        monkeypatch.setattr("time.sleep", clock.sleep)
+
+        def meanwhile(passed: timedelta) -> None:
+            if passed >= until:
+                raise KeyboardInterrupt
+            if passed == timedelta(seconds=5):
+                write()
+
+        clock.meanwhile = meanwhile
+        code, out, _ = gpufleet("logs", *deployed.arguments, "-f")
+        assert code == 0
+        return [line.split(" ", 2)[2] for line in out.splitlines()]
+
+    return run
+
+
+def test_following_prints_each_line_once_also_late_ones(follow: Follow, output: Output, nodes: list[str]) -> None:
     output.write(nodes[0], "first", after_s=60)
-    clock = Clock()
-    monkeypatch.setattr("time.sleep", clock.sleep)
 
-    def meanwhile(passed: timedelta) -> None:
-        if passed >= timedelta(seconds=15):
-            raise KeyboardInterrupt
-        if passed == timedelta(seconds=5):
-            output.write(nodes[0], "second", after_s=65)
-            output.write(nodes[1], "sent late", after_s=58)
+    def write() -> None:
+        output.write(nodes[0], "second", after_s=65)
+        output.write(nodes[1], "sent late", after_s=58)
 
-    clock.meanwhile = meanwhile
-    code, out, _ = gpufleet("logs", *deployed.arguments, "-f")
-    assert code == 0
-    assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["first", "sent late", "second"]
+    assert follow(timedelta(seconds=15), write) == ["first", "sent late", "second"]
 
 
 def test_following_prints_what_a_node_sends_once_cloudwatch_is_in_reach_again(
-    deployed: DeployedStack, gpufleet: Gpufleet, output: Output, nodes: list[str], monkeypatch: pytest.MonkeyPatch
+    follow: Follow, output: Output, nodes: list[str]
 ) -> None:
     output.write(nodes[0], "first", after_s=0)
     output.write(nodes[0], "newest", after_s=590)
-    clock = Clock()
-    monkeypatch.setattr("time.sleep", clock.sleep)
 
-    def meanwhile(passed: timedelta) -> None:
-        if passed >= timedelta(minutes=3):
-            raise KeyboardInterrupt
-        if passed == timedelta(seconds=5):
-            output.write(nodes[1], "nine minutes late", after_s=30)
+    def write() -> None:
+        output.write(nodes[1], "nine minutes late", after_s=30)
 
-    clock.meanwhile = meanwhile
-    _, out, _ = gpufleet("logs", *deployed.arguments, "-f")
-    assert [line.split(" ", 2)[2] for line in out.splitlines()] == ["first", "newest", "nine minutes late"]
+    assert follow(timedelta(minutes=3), write) == ["first", "newest", "nine minutes late"]
 
 
 def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:
