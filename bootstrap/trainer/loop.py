@@ -26,7 +26,7 @@ from bootstrap.trainer.loss import IGNORED, cross_entropy
 from bootstrap.trainer.mesh import data_size
 from bootstrap.trainer.optimize import LossScale, gradient_norm, scale_gradients
 from bootstrap.trainer.parallelize import HALF, autocasts
-from bootstrap.trainer.tensor_parallel import first_token
+from bootstrap.trainer.tensor_parallel import first_token, partial_parameters, sum_gradients
 
 Batch = dict[str, torch.Tensor]
 # Full collections stop the host for as long as many small steps take; the young generations stay small between them.
@@ -60,6 +60,7 @@ class Stepper:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._autocast = HALF.get(config.precision) if autocasts(config, mesh) else None
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
+        self._partial = partial_parameters(model)
         self._compiles_loss = config.compiled or self._can_compile_loss()
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
@@ -101,6 +102,8 @@ class Stepper:
             if number in timed:
                 timed[number].tick()
             sums += torch.stack([loss.detach(), labels.float()])
+        if self._tensor_group is not None:
+            sum_gradients(self._partial, self._tensor_group)
         self._sum_over_samples(sums)
         # The masked labels of an encoder differ from step to step; 1 exactly where none is masked.
         factor = self._labels / (sums[1] * self._scale.value)
