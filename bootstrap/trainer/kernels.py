@@ -1,14 +1,18 @@
-"""One kernel each for RMS norms and rotary positions, which transformers computes in several operations.
+"""Norms and rotary positions as one kernel each, which transformers computes in several operations.
 
-For models that torch.compile does not compile themselves. RMS norms have a kernel of torch's. torch.compile writes the
-one of rotary positions by Triton, which needs a C compiler and Python's headers on the node; without them torch's
-operations compute the same, slower.
+RMS norms have a kernel of torch's; the one of rotary positions is written in Triton, which needs a C compiler and
+Python's headers on the node, as torch.compile does. Without them torch's operations compute the same, slower.
+
+Under autocast to bf16, norms and residual have 16 bits as FSDP2's policy gives them: torch's autocast has norms write
+32, to which each layer adds its 16, and casts each norm's output for every product that reads it. fp16 keeps 32 bits,
+for their range.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import logging
 import subprocess
 import sys
@@ -17,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import layer_norm, rms_norm
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +77,41 @@ def fuse(model: nn.Module) -> None:
             part.forward = functools.partial(_rms_norm, part)
 
 
+def narrow(model: nn.Module, first_layers: list[nn.Module]) -> None:
+    """Keep the residual of ``model`` in bf16 where autocast computes in bf16."""
+    for part in model.modules():
+        if type(part) is nn.LayerNorm:
+            part.__class__ = _LayerNorm
+    for layer in first_layers:
+        layer.register_forward_pre_hook(_narrowed)
+
+
+def _narrowed(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    x = inputs[0]
+    return (x.bfloat16(), *inputs[1:]) if _casts_to_bf16(x) else inputs
+
+
+def _casts_to_bf16(x: torch.Tensor) -> bool:
+    kind = x.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+
+
+class _LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm; a class, since torch.compile would compile each layer anew for forward passes of objects."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not _casts_to_bf16(input):
+            return super().forward(input)
+        affine = {name: x.bfloat16() for name, x in self._parameters.items() if x is not None}
+        with torch.autocast(input.device.type, enabled=False):
+            return layer_norm(input.bfloat16(), self.normalized_shape, **affine, eps=self.eps)
+
+
 def _rms_norm(norm: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    # Under autocast norms of queries and keys get 16 bits, and the kernel takes no two types.
+    # The kernel takes no two types: fp16's autocast gives norms of queries and keys 16 bits, their weights have 32.
     wider = torch.promote_types(hidden_states.dtype, norm.weight.dtype)
-    return rms_norm(hidden_states.to(wider), norm.weight.shape, norm.weight.to(wider), norm.variance_epsilon)
+    kind = torch.bfloat16 if _casts_to_bf16(hidden_states) else wider
+    return rms_norm(hidden_states.to(kind), norm.weight.shape, norm.weight.to(kind), norm.variance_epsilon)
 
 
 def _is_plain_rms_norm(module: Any) -> bool:
@@ -97,12 +132,12 @@ def _fuse_rotary(source: Any) -> None:
         return
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.rand(1, heads, 3, 4, generator=generator) for heads in (2, 1))
-    turns = [torch.rand(1, 3, 4, generator=generator) for _ in range(2)]
+    cos, sin = (torch.rand(1, 3, 4, generator=generator) for _ in range(2))
     try:
-        theirs = written_out(query, key, *turns)
+        theirs = written_out(query, key, cos, sin)
     except (TypeError, RuntimeError):  # complex frequencies, other arguments
         return
-    ours = _rotate(query, key, *(turn[:, None] for turn in turns))
+    ours = [x * cos[:, None] + _half_turn(x) * sin[:, None] for x in (query, key)]
     if len(theirs) == 2 and all(map(torch.allclose, theirs, ours)):
         setattr(source, ROTARY, _Rotary(written_out))
 
@@ -116,33 +151,12 @@ class _Rotary:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
     ) -> Rotated:
-        whole = cos.shape[-1] == q.shape[-1]
-        if not whole or torch.compiler.is_compiling() or not can_compile(q.device.type):
+        fits = unsqueeze_dim == 1 and cos.shape[-1] == q.shape[-1]
+        if not fits or torch.compiler.is_compiling() or not can_compile(q.device.type):
             return self._written_out(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
-        rotated: Rotated = _Rotation.apply(q, k, cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim))  # type: ignore[no-untyped-call]
+        rotary: Any = importlib.import_module("bootstrap.trainer.rotary")  # needs Triton
+        rotated: Rotated = rotary.rotate(q, k, cos, sin)
         return rotated
-
-
-class _Rotation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
-        ctx.save_for_backward(cos, sin)
-        rotated: Rotated = compiled(_rotate)(query.detach(), key.detach(), cos, sin)
-        return rotated
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        query, key = compiled(_rotate_back)(*gradients, *ctx.saved_tensors)
-        return query, key, None, None
-
-
-def _rotate(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
-    # Under autocast cosines have 32 bits, and attention would cast the result to 16.
-    return tuple((x * cos + _half_turn(x) * sin).to(x.dtype) for x in (query, key))  # type: ignore[return-value]
-
-
-def _rotate_back(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
-    return tuple((x * cos - _half_turn(x * sin)).to(x.dtype) for x in (query, key))  # type: ignore[return-value]
 
 
 def _half_turn(x: torch.Tensor) -> torch.Tensor:

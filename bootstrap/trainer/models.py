@@ -18,7 +18,7 @@ from torch import nn
 
 from bootstrap.contract.trainer import TORCHVISION, Family
 from bootstrap.trainer.config import TrainerConfig
-from bootstrap.trainer.kernels import fuse
+from bootstrap.trainer.kernels import fuse, narrow
 from bootstrap.training.errors import ConfigurationError
 
 UNMASKED = "gpufleet_sdpa"
@@ -63,6 +63,8 @@ def build(config: TrainerConfig) -> nn.Module:
             f"transformers {transformers.__version__} computes the attention of {config.kind} without a fused kernel, "
             "which takes up to 1.8 times the memory of the plan; install transformers 5.18 or newer"
         )
+    if config.precision == "bf16":
+        narrow(model, [stack[0] for stack in stacks(model)])
     if not config.compiled:  # a compiler joins the operations by itself, and would compile each replaced forward anew
         fuse(model)
     if config.family == "speech":
