@@ -78,17 +78,22 @@ def fuse(model: nn.Module) -> None:
 
 
 def narrow(model: nn.Module, first_layers: list[nn.Module]) -> None:
-    """Keep the residual of ``model`` in bf16 where autocast computes in bf16."""
+    """Keep norms and residual of ``model`` in bf16 where autocast computes in bf16.
+
+    ``first_layers``: those whose input is the sum of an embedding and a parameter. For others a hook of the first layer
+    would make the compiler's graph of it another one than that of the next.
+    """
     for part in model.modules():
         if type(part) is nn.LayerNorm:
             part.__class__ = _LayerNorm
+        elif isinstance(part, nn.Embedding):
+            part.register_forward_hook(lambda _, __, output: _narrowed(output))
     for layer in first_layers:
-        layer.register_forward_pre_hook(_narrowed)
+        layer.register_forward_pre_hook(lambda _, inputs: (_narrowed(inputs[0]), *inputs[1:]))
 
 
-def _narrowed(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    x = inputs[0]
-    return (x.bfloat16(), *inputs[1:]) if _casts_to_bf16(x) else inputs
+def _narrowed(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16() if _casts_to_bf16(x) else x
 
 
 def _casts_to_bf16(x: torch.Tensor) -> bool:

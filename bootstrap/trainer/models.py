@@ -64,7 +64,7 @@ def build(config: TrainerConfig) -> nn.Module:
             "which takes up to 1.8 times the memory of the plan; install transformers 5.18 or newer"
         )
     if config.precision == "bf16":
-        narrow(model, [stack[0] for stack in stacks(model)])
+        narrow(model, [stack[0] for stack in stacks(model)] if config.family in ("image", "speech") else [])
     if not config.compiled:  # a compiler joins the operations by itself, and would compile each replaced forward anew
         fuse(model)
     if config.family == "speech":

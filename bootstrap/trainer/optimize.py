@@ -21,6 +21,24 @@ DECAY_SHARE = 0.2
 LAST_SHARE = 0.1
 
 
+class _OnOwnParts:
+    """Updates this rank's part of each DTensor as a plain tensor: the dispatch of 250 DTensors takes the host 14 ms."""
+
+    def _init_group(self, group: dict[str, Any], *lists: list[torch.Tensor]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        for tensors in lists:  # parameters, gradients, moments, numbers of steps
+            tensors[:] = map(local, tensors)
+        return has_complex
+
+
+class _AdamW(_OnOwnParts, torch.optim.AdamW):
+    pass
+
+
+class _Adam(_OnOwnParts, torch.optim.Adam):
+    pass
+
+
 def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer; vectors (norms, biases) have no weight decay."""
     groups: list[dict[str, Any]] = [
@@ -35,9 +53,9 @@ def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Opti
     fused = next(model.parameters()).is_cuda
     match config.optimizer:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
+            return _AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
         case "adam":
-            return torch.optim.Adam(groups, lr=config.learning_rate, fused=fused)
+            return _Adam(groups, lr=config.learning_rate, fused=fused)
         case "adamw8bit":
             optimizer: torch.optim.Optimizer = library("bitsandbytes").optim.AdamW8bit(
                 groups, lr=config.learning_rate, betas=(0.9, 0.95)
@@ -145,9 +163,9 @@ def scale_gradients(parameters: list[nn.Parameter], factor: torch.Tensor) -> Non
     torch._foreach_mul_(gradients, factor.float())  # one kernel for many, which takes no factor of another type
 
 
-def local(gradient: torch.Tensor) -> torch.Tensor:
-    """Part of a gradient that this rank holds."""
-    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Part of a tensor that this rank holds."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _holders(gradient: torch.Tensor) -> int:

@@ -74,6 +74,7 @@ def build_inputs(
     columns: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in settings.items()}
     state, traffic = OPTIMIZERS[recipe.optimizer]
     sixteen_bit = recipe.precision in ("fp16", "bf16", "fp8")
+    fp16_autocast = recipe.precision == "fp16" and framework.cast_bytes > 0
     fused_fp8 = recipe.precision == "fp8" and framework.fused_kernels
     # A compiler pads products.
     padded = framework.pads_vocabulary or recipe.compiled
@@ -151,7 +152,7 @@ def build_inputs(
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
-        residual_bytes=framework.residual_bytes if sixteen_bit else 4.0,
+        residual_bytes=framework.residual_bytes if sixteen_bit and not fp16_autocast else 4.0,
         loss_bytes=framework.loss_bytes - _narrow_gradient(model, framework) * sixteen_bit,
         dropout=float(framework.dropout and model.has_dropout),
         llama_like=float(model.gated_mlp),

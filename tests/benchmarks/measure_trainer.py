@@ -13,7 +13,6 @@ reading data is not measured; clipping and fused AdamW as in a run.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import gc
 import importlib
@@ -27,7 +26,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,6 @@ from optimizer.workload.architecture import build_architecture
 from optimizer.workload.resolve import resolve_model
 
 cuda: Any = torch.cuda  # its events have no types
-layout: Any = parallelize  # its names are replaced
 Step = Callable[[], object]
 Case = tuple[str, int, str]  # model, sequence length, flags
 
@@ -367,39 +365,23 @@ LOOPS: list[Case] = [
 ]
 
 
-@contextlib.contextmanager
-def variant(name: str) -> Iterator[None]:
-    """Replace how replicas are kept for one measurement."""
-    kept = layout.DistributedDataParallel, layout.shards, layout._policy
-    if name.startswith("bucket"):
-        size = int(name.split()[1])
-        layout.DistributedDataParallel = partial(DistributedDataParallel, bucket_cap_mb=size)
-    elif name.startswith("fsdp2"):
-        reduced = torch.bfloat16 if "bf16" in name else torch.float32
-        layout.shards = lambda *_: True
-        layout._policy = lambda *_: MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
-    try:
-        yield
-    finally:
-        layout.DistributedDataParallel, layout.shards, layout._policy = kept
-
-
-VARIANTS = ("as shipped", "bucket 100", "bucket 400", "fsdp2 replicas, fp32 reduced", "fsdp2 replicas, bf16 reduced")
+# What carries out the replicas, by name: flags of the trainer, and DDP's bucket in MiB (0: its default).
+VARIANTS = {"as shipped": ("", 0), "bucket 100": ("", 100), "zero1": ("--sharding zero1", 0)}
 
 
 def scaling(bench: Bench, alone: bool, more: str = "") -> None:
-    """Measure DDP's variants; ``alone`` on each rank by itself, in a group of one."""
+    """Measure replicas; ``alone`` on each rank by itself, in a group of one."""
     for case in SCALING:
-        for name in VARIANTS if case[0] != "resnet50" else VARIANTS[:2]:
-            if not (alone and name.startswith("bucket")):
-                bench.attempt(
-                    f"scaling {case[0]} {name}{' alone' * alone}", partial(scaling_of, bench, case, name, alone, more)
-                )
+        for name in ("as shipped",) if alone else VARIANTS:
+            measure = partial(scaling_of, bench, case, name, alone, more)
+            bench.attempt(f"scaling {case[0]} {name}{' alone' * alone}", measure)
 
 
 def scaling_of(bench: Bench, case: Case, name: str, alone: bool, more: str) -> None:
-    with variant(name):
-        measure_trainer(bench, "scaling", case, more, variant=name, alone=alone)
+    flags, bucket = VARIANTS[name]
+    wrap = partial(DistributedDataParallel, bucket_cap_mb=bucket) if bucket else DistributedDataParallel
+    with patch.object(parallelize, "DistributedDataParallel", wrap):
+        measure_trainer(bench, "scaling", case, f"{more} {flags}", variant=name, alone=alone)
 
 
 _SHAPE = (
