@@ -21,6 +21,7 @@ from optimizer.performance.inputs import Inputs
 from optimizer.performance.samples import sample_costs, sample_flops
 from optimizer.performance.stacks import USUAL_SUBLAYERS
 from optimizer.performance.stage import (
+    computes_narrow,
     grouped_in_32_bits,
     layer_parameters,
     masks_windows,
@@ -298,7 +299,7 @@ def _pass_traffic(x: Inputs, index: Literal[0, 1]) -> Number:
     inner = np.where(llama, swiglu, gelu)
     if np.any(x.t5_like > 0):
         # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
-        widened = np.where(residual > element, 2.0 * (element + residual), 0.0)
+        widened = np.where((x.autocast > 0) & np.logical_not(computes_narrow(x)), 2.0 * (element + 4.0), 0.0)
         gate = np.where(llama & by_hand, kernels.WRITTEN_GELU[index], 0.0)
         inner = inner + x.t5_like * (dropout * element + widened + gate)
     if np.any(x.copies_heads > 0):

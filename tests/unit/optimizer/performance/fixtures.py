@@ -57,6 +57,6 @@ def inputs_of(model: ModelSpec, recipe: Recipe, **grid: Any) -> Inputs:
 
 
 def written_out_norms(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Estimate the reference trainer as it was until 2026-11-26, with transformers' norms."""
-    then = frameworks()[TRAINER].model_copy(update={"fused_norms": False, **changes})
+    """Estimate the reference trainer as it was until 2026-11-26: transformers' norms, autocast's 32-bit residual."""
+    then = frameworks()[TRAINER].model_copy(update={"fused_norms": False, "residual_bytes": 4.0, **changes})
     monkeypatch.setitem(frameworks(), TRAINER, then)
