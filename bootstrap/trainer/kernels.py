@@ -49,7 +49,7 @@ def can_compile(device_type: str) -> bool:
         compiled(_probe)(torch.zeros(8, device=device_type))
     except (RuntimeError, ImportError, OSError, subprocess.SubprocessError) as error:
         logger.warning(
-            "loss and rotary positions have no compiled kernels, and steps take up to a third longer: %s. Triton needs a C "
+            "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
             "compiler and Python's headers (Ubuntu: apt-get install gcc python3-dev; Amazon Linux: dnf install gcc "
             "python3-devel)", " ".join(str(error).split())[:300],
         )  # fmt: skip
