@@ -47,6 +47,7 @@ def can_compile(device_type: str) -> bool:
         return False
     try:
         compiled(_probe)(torch.zeros(8, device=device_type))
+        check_rotation(device_type)
     except (RuntimeError, ImportError, OSError, subprocess.SubprocessError) as error:
         logger.warning(
             "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
@@ -59,6 +60,25 @@ def can_compile(device_type: str) -> bool:
 
 def _probe(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+def check_rotation(device_type: str) -> None:
+    """Compare the kernel of rotary positions with torch's operations once; RuntimeError where they differ."""
+    rotary: Any = importlib.import_module("bootstrap.trainer.rotary")  # needs Triton
+    generator = torch.Generator().manual_seed(0)
+    query, key, cos, sin = (torch.randn(shape, generator=generator).to(device_type) for shape in _ROTATED)
+    query, key = query.transpose(1, 2).requires_grad_(), key.transpose(1, 2).requires_grad_()
+    results = []
+    for rotated in (rotary.rotate(query, key, cos, sin), (_turned(query, cos, sin), _turned(key, cos, sin))):
+        weighted = sum((x * torch.arange(x.shape[-1], device=x.device)).sum() for x in rotated)
+        results.append([*rotated, *torch.autograd.grad(weighted, (query, key))])  # type: ignore[arg-type]
+    # Sums of two products may be fused.
+    if not all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*results, strict=True)):
+        raise RuntimeError("the kernel of rotary positions computes something else than torch's operations here")
+
+
+# Two samples, five tokens, three and one heads of width 12: blocks of Triton are powers of two.
+_ROTATED = ((2, 5, 3, 12), (2, 5, 1, 12), (2, 5, 12), (2, 5, 12))
 
 
 def fuse(model: nn.Module) -> None:
@@ -98,9 +118,7 @@ def _narrowed(x: torch.Tensor) -> torch.Tensor:
 
 def _casts_to_bf16(x: torch.Tensor) -> bool:
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):  # meta has none
-        return False
-    return torch.get_autocast_dtype(kind) == torch.bfloat16
+    return not x.is_meta and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
 
 
 class _LayerNorm(nn.LayerNorm):
@@ -144,7 +162,7 @@ def _fuse_rotary(source: Any) -> None:
         theirs = written_out(query, key, cos, sin)
     except (TypeError, RuntimeError):  # complex frequencies, other arguments
         return
-    ours = [x * cos[:, None] + _half_turn(x) * sin[:, None] for x in (query, key)]
+    ours = _turned(query, cos, sin), _turned(key, cos, sin)
     if len(theirs) == 2 and all(map(torch.allclose, theirs, ours)):
         setattr(source, ROTARY, _Rotary(written_out))
 
@@ -166,6 +184,6 @@ class _Rotary:
         return rotated
 
 
-def _half_turn(x: torch.Tensor) -> torch.Tensor:
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+    return x * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]

@@ -82,6 +82,14 @@ def test_loss_and_gradients_are_those_of_the_written_out_rotation(
     torch.testing.assert_close(ours, gradients())
 
 
+def test_a_rotation_that_computes_something_else_is_not_used(interpreted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.check_rotation("cpu")
+    rotate = interpreted.rotate
+    monkeypatch.setattr(interpreted, "rotate", lambda query, key, cos, sin: rotate(query, key, sin, cos))
+    with pytest.raises(RuntimeError, match="something else"):
+        kernels.check_rotation("cpu")
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_each_sample_is_turned_by_its_own_positions_and_keeps_its_type(interpreted: Any, batch: int) -> None:
     """Three heads of width 12: blocks of Triton are powers of two."""
@@ -150,7 +158,7 @@ def test_an_evaluation_of_other_sizes_leaves_training_its_kernels(monkeypatch: p
         return run
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    function = kernels.compiled.__wrapped__(kernels._half_turn)
+    function = kernels.compiled.__wrapped__(kernels._probe)
     for samples in (4, 4, 3, 2, 4):
         function(torch.ones(samples, 8))
     assert used == [1, 1, 2, 3, 1]
