@@ -142,12 +142,12 @@ def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[N
     in_hook = ranks.reduce_scatter(reduced, buckets(reduced))
     sharded = np.where(x.hook_shards > 0, in_hook, reduce_scatter) + gather
     zero1 = np.where(on_ddp, all_reduce + ring(x.weight_bytes), sharded)
-    # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 also gather there.
+    # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 that reshards after it also gather there.
     zero2, zero3 = x.sharding >= ZERO2, x.sharding >= ZERO3
     regathers = np.where(
         zero3,
         2.0 + x.gathers_again * np.where(x.checkpointing == FULL, 1.0, 0.0),
-        np.where(x.master_bytes == 0, 1.0, 0.0),
+        np.where((x.master_bytes == 0) & (x.marks_last == 0), 1.0, 0.0),
     )
     per_micro_batch = np.where(zero2, reduce_scatter + regathers * gather, 0.0)
     once = np.where(regathers > 0, 0.0, gather)

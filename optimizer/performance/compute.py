@@ -144,7 +144,8 @@ def compute(x: Inputs) -> Compute:
 def _sharded_copies(x: Inputs) -> Number:
     """Bytes a parameter and micro-batch of FSDP2's copies into and out of its collectives."""
     a_step = 1.0 / x.grad_accum
-    gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(x.sharding >= ZERO2, 1.0, a_step))
+    kept = (x.sharding < ZERO2) | (x.marks_last > 0)
+    gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(kept, a_step, 1.0))
     reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
     return gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY
 

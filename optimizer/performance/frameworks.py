@@ -75,7 +75,7 @@ class Framework(BaseModel):
     loss_traffic_bytes: float = Field(gt=0)
     fsdp2: int = Field(ge=0, le=3)
     own_ends: bool
-    late_reduction: bool
+    marks_last: bool
     splits_logits: bool
     loss_turn_elements: float = Field(ge=0)
     fitted_as: str | None = None

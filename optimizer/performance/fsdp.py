@@ -61,7 +61,7 @@ def loss_parameters_bytes(x: Inputs) -> Number:
 def kept_reduction_bytes(x: Inputs) -> Number:
     """Input of the last reduction of the micro-batch before, at the loss."""
     return (
-        np.where((x.late_reduction > 0) & (x.grad_accum > 1) & (x.sharding >= ZERO2), _units(x).ends, 0.0)
+        np.where((x.marks_last > 0) & (x.grad_accum > 1) & (x.sharding >= ZERO2), _units(x).ends, 0.0)
         * x.gradient_bytes
     )
 
@@ -82,6 +82,8 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
     accumulates = early > 0
     gathers_again = x.sharding >= ZERO3
     held = stage_parameters(x)
+    # ZeRO-2 that gathers once a step frees parameters in the last micro-batch; the same moments came before with all.
+    keeps = (x.sharding == ZERO2) & (x.marks_last > 0) & (x.grad_accum > 1)
     # The output projection's gradient waits in the root for the embedding's.
     head_gradient = narrow_gradient * np.where(units.root > 0, units.table, 0.0)
     head_input, layer_input = wide * units.head, wide * units.layer
@@ -89,6 +91,9 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
     def sharded(parameters: Number, newest: Number) -> Number:
         """Reduced gradients: with accumulation all of them, and the newest before they are added."""
         return np.where(accumulates, early + wide * newest / ranks, wide * parameters / ranks)
+
+    def gathered(parameters: Number) -> Number:
+        return narrow * np.where(keeps, held, parameters)
 
     def largest(*moments: Moment) -> Moment:
         best = moments[0]
@@ -101,7 +106,7 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
     first = Moment(  # the last layer: its gradients beside its parameters and the next gathered ones
         gradients=head_gradient + narrow_gradient * units.layer + head_input + sharded(units.head, units.head),
         activations=saved + working,
-        parameters=narrow * np.where(gathers_again, units.root + 2.0 * units.layer, held),
+        parameters=gathered(np.where(gathers_again, units.root + 2.0 * units.layer, held)),
     )
     second = Moment(
         gradients=head_gradient
@@ -109,7 +114,7 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
         + layer_input
         + sharded(units.head + units.layer, units.layer),
         activations=saved * (1.0 - 1.0 / layers) + working,
-        parameters=narrow * np.where(gathers_again, units.root + 2.0 * units.layer, held - units.layer),
+        parameters=gathered(np.where(gathers_again, units.root + 2.0 * units.layer, held - units.layer)),
     )
     last_layer = Moment(
         gradients=head_gradient
@@ -117,12 +122,12 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
         + layer_input
         + sharded(of_layers - units.layer, units.layer),
         activations=saved / layers + working,
-        parameters=narrow * (units.layer + np.where(units.root > 0, units.root, units.table)),
+        parameters=gathered(units.layer + units.ends),
     )
     embedding = Moment(
         gradients=head_gradient + narrow_gradient * units.table + layer_input + sharded(of_layers, units.layer),
         activations=np.zeros(()),
-        parameters=narrow * units.ends,
+        parameters=gathered(units.ends),
     )
     kept = np.where(units.tied, 0.0, narrow_gradient * units.table)
     reduction = Moment(
@@ -132,7 +137,7 @@ def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) 
             sharded(of_layers + units.ends, units.ends) + kept,
         ),
         activations=np.zeros(()),
-        parameters=np.zeros(()),
+        parameters=gathered(np.zeros(())),
     )
     return largest(first, second, last_layer, embedding, reduction)
 

@@ -126,7 +126,7 @@ class Inputs:
     loss_traffic_bytes: Number
     fsdp2: Number
     own_ends: Number
-    late_reduction: Number
+    marks_last: Number
     fused_norms: Number
     fused_rotary: Number
     masks_compiled: Number

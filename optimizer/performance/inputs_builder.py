@@ -171,7 +171,7 @@ def build_inputs(
         loss_traffic_bytes=framework.loss_traffic_bytes,
         fsdp2=float(framework.fsdp2),
         own_ends=float(framework.own_ends),
-        late_reduction=float(framework.late_reduction),
+        marks_last=float(framework.marks_last),
         # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/kernels.py).
         fused_norms=float(framework.fused_norms and model.norms_per_layer == 2),
         fused_rotary=float(framework.fused_rotary),

@@ -145,6 +145,17 @@ def test_states_are_shared_out(measured: dict[str, dict[str, list[float]]]) -> N
     assert measured["llama tp2"]["held"][0] == pytest.approx(whole / 2, rel=0.02)
 
 
+def test_zero1_and_2_gather_once_a_step_and_zero1_reduces_once(measured: dict[str, dict[str, list[float]]]) -> None:
+    """FSDP2's groups are two layers, two tables and the last norm; two micro-batches (performance/communication.py)."""
+    groups = 5
+    for name, gathers, reductions in (
+        ("llama zero1 accumulated", groups, groups),
+        ("llama zero2 accumulated", groups, 2 * groups),
+    ):
+        assert (measured[name]["gathers"], measured[name]["reductions"]) == ([gathers], [reductions]), name
+    assert measured["llama zero3"]["gathers"][0] > groups
+
+
 @pytest.mark.timeout(400)
 def test_run_out_of_memory_halves_and_resumes_in_another_layout(
     warm: Warm, tmp_path: Path, measured: dict[str, dict[str, list[float]]]

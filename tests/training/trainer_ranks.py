@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.trainer import __main__, loop
 from bootstrap.trainer.config import parse_config
@@ -26,7 +28,7 @@ STEPS = 3
 
 
 def losses(flags: list[str]) -> dict[str, list[float]]:
-    """Losses and gradient norms of the first steps, and an evaluation after them."""
+    """Losses and gradient norms of the first steps, an evaluation after them, and FSDP2's collectives of a step."""
     config = parse_config(flags, {})
     device = set_device(config)
     parts = assemble(config, device)
@@ -40,13 +42,29 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
         for part in torch.split(indices, config.micro_batch):
             yield data.batch(part, device, step=step)
 
-    results = [parts.stepper.step(batches(step)) for step in range(STEPS)]
+    with _Calls() as calls:
+        results = [parts.stepper.step(batches(0))]
+    results += [parts.stepper.step(batches(step)) for step in range(1, STEPS)]
     return {
         "loss": [float(result.loss) for result in results],
         "norm": [float(result.gradient_norm) for result in results],
         "evaluation": [float(parts.stepper.evaluate(batches(STEPS)))],
+        "gathers": [calls.counts[torch.ops.c10d._allgather_base_.default]],
+        "reductions": [calls.counts[torch.ops.c10d._reduce_scatter_base_.default]],
         "held": [sum(_held_bytes(parameter) for parameter in parts.model.parameters())],
     }
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def _held_bytes(parameter: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ from optimizer.performance.communication import communication, data_communicatio
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.stage import updated_parameters
-from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO3, Hardware, Recipe
+from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO2, ZERO3, Hardware, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, inputs_of, node, of
 
@@ -319,3 +319,15 @@ def test_fsdp2s_first_zero_stage_reduces_shards_and_gathers_16_bits() -> None:
     )
     assert trainer[0] == wrapped[0] == 0
     assert trainer[1] / wrapped[1] == pytest.approx((4 + 2) / (8 + 4), rel=0.2)
+
+
+def test_the_trainer_gathers_zero2s_parameters_once_a_step_and_plain_fsdp_in_each_micro_batch() -> None:
+    """Both reduce in each micro-batch (bootstrap/trainer/loop.py, _reducing; torch.distributed.fsdp, SHARD_GRAD_OP)."""
+    layout: dict[str, Any] = {"sharding": ZERO2, "grad_accum": 8}
+    trainer, plain = (
+        data_communication(inputs(recipe=Recipe(seq_len=4096, framework=name), **layout))
+        for name in ("gpufleet", "torch")
+    )
+    assert plain[1] == 0
+    assert trainer[0] + trainer[1] == pytest.approx(plain[0])
+    assert trainer[1] / trainer[0] == pytest.approx(2 / 4, rel=0.1)

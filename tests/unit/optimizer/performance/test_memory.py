@@ -183,6 +183,16 @@ def test_fsdp2_peaks_in_the_backward_pass_where_layers_and_tables_are_large() ->
     assert again["gradients"] - none.memory_gib["gradients"] == pytest.approx(4 * 2 * table / 2 / GIB, rel=0.01)
 
 
+def test_the_trainers_zero2_keeps_parameters_gathered_between_micro_batches() -> None:
+    """All 16-bit parameters beside the embedding's reduction, which is the peak of short sequences."""
+    recipe = Recipe(seq_len=512, framework="gpufleet")
+    memory = of(LLAMA_8B, recipe=recipe, sharding=ZERO2, grad_accum=4, checkpointing=FULL).memory_gib
+    n, table = LLAMA_8B.parameters, LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    assert memory["weights"] == pytest.approx((4 * n / 8 + 2 * n) / GIB, rel=0.001)
+    # Accumulated shards, the reduction's input and output in 32 bits, and the gradient that is still referenced.
+    assert memory["gradients"] == pytest.approx((4 * n / 8 + 4 * table + 4 * table / 8 + 2 * table) / GIB, rel=0.001)
+
+
 def test_a_compiler_recomputes_the_gate_and_fuses_the_loss() -> None:
     """Llama 3.2 1B at 4 sequences of 2048: 36.1 GiB compiled, 45.3 predicted eager (H200, torch 2.11, 2026-11-21)."""
     one = resolve_model("llama-3.2-1b")
