@@ -1,7 +1,7 @@
 """Ranking: the best candidate of each type and purchase option, and the Pareto front.
 
 Candidates tie where they differ by less than the estimate's error; the simplest of them is the best. A GPU that was
-measured heads one that was not, where they tie or where the measured one's 95th percentile is lower.
+measured heads one that was not, where it saves more at the 95th percentile than it costs more on average.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Ranking(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best of a type and option; ``nominal`` ignores ties, ``p95`` is of the objective."""
+    """The best of a type and option; ``nominal`` ignores ties, ``p95`` is of the objective.
+
+    ``risked`` has dollars and a time objective's hours, each the mean and the 95th percentile together, and the nodes'
+    doublings.
+    """
 
     order: tuple[float, ...]
     complexity: tuple[float, ...]
@@ -61,6 +65,7 @@ class _Best(NamedTuple):
     nominal_value: float
     nominal_hours: float
     p95: float
+    risked: tuple[float, ...]
     tie: float
     position: Position
     nominal: Position
@@ -118,23 +123,25 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
 
 
 def _prefer_measured(first: _Best, others: Sequence[_Best], tables: Sequence[CandidateTable], hours: float) -> _Best:
-    """Return the best measured candidate that ties with an unmeasured ``first`` and is as simple, else ``first``."""
+    """Return the best measured candidate that risks no more than an unmeasured ``first`` and is as simple, else it.
+
+    The mean alone would take any estimate of an unmeasured GPU at its word, the 95th percentile alone would pay a fifth
+    more for one percent of it.
+    """
     table, row = first.position
     fastest = tables[table].fastest
     if fastest.measured:
         return first
-    # Two GPUs share no error: the whole error of the unmeasured one ties.
     error = float(fastest.relative_error[tables[table].configuration[row]])
-    limit = (1 + error) * first.order[0]
-    tied = [
+    limits = first.risked + first.complexity
+    surer = [
         one
         for one in others
         if tables[one.position.table].fastest.measured
-        and (one.order[0] <= limit or one.p95 < first.p95)
         and one.hours <= _longest(hours, error)
-        and all(own <= its for own, its in zip(one.complexity, first.complexity, strict=True))
+        and all(own <= its for own, its in zip(one.risked + one.complexity, limits, strict=True))
     ]
-    return min(tied, key=lambda one: (one.complexity, one.order), default=first)
+    return min(surer, key=lambda one: (one.complexity, one.order), default=first)
 
 
 def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective: str) -> _Best:
@@ -143,12 +150,15 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
     hours, usd = table.outcome.hours_expected[rows], table.cost.expected[rows]
     # The knee (docs/economics.md): a percent of the hours may cost two percent of the dollars.
     value, other = (usd * hours**2, hours) if objective == "time" else (usd, hours)
-    hours_p95, p95 = table.outcome.hours_p95[rows], table.cost.p95[rows]
-    p95 = p95 * hours_p95**2 if objective == "time" else p95
+    hours_p95, usd_p95 = table.outcome.hours_p95[rows], table.cost.p95[rows]
+    p95 = usd_p95 * hours_p95**2 if objective == "time" else usd_p95
     nodes, splits = fastest.nodes[configuration], fastest.layouts.splits[configuration]
     spot = np.array([purchase.option == "spot" for purchase in table.purchases])[table.purchase[rows]]
     # Twelve nodes are no simpler than eleven; two are than one. More nodes are how a time objective is met.
-    doublings = np.zeros(nodes.size) if objective == "time" else np.ceil(np.log2(nodes))
+    doublings = np.ceil(np.log2(nodes))
+    risked: tuple[Floats, ...] = (usd + usd_p95, doublings)
+    if objective == "time":
+        risked, doublings = (*risked, hours + hours_p95), np.zeros(nodes.size)
     complexity = (np.bitwise_count(splits & _BEYOND_TRAINER), np.bitwise_count(splits), doublings, spot)
     order = (value, other, nodes)
     nominal = int(np.lexsort(order[::-1])[0])
@@ -165,6 +175,7 @@ def _choose(index: int, table: CandidateTable, rows: NDArray[np.intp], objective
         nominal_value=float(value[nominal]),
         nominal_hours=float(hours[nominal]),
         p95=float(p95[first]),
+        risked=tuple(float(key[first]) for key in risked),
         tie=tie,
         position=Position(index, int(rows[first])),
         nominal=Position(index, int(rows[nominal])),
