@@ -98,7 +98,7 @@ class ModuleProfile(_Record):
         idle_parameters: parameters of experts that a token does not pass through.
         convolution_outputs: elements of the convolutions' outputs.
         largest_unit_parameters: parameters of the largest part FSDP gathers at once: a block, or all outside blocks.
-        uncounted_operators: custom operators without a FLOP formula, which the FLOPs lack.
+        uncounted_operators: operators without a FLOP formula, which the FLOPs lack.
     """
 
     schema_version: Literal[1] = 1

@@ -48,6 +48,25 @@ def recurrent(batch_size: int) -> Any:
     return Recurrent(), torch.randn(batch_size, 20, 32), total
 
 
+def bilinear(batch_size: int) -> Any:
+    return nn.Bilinear(64, 32, 16, bias=False), (torch.randn(batch_size, 64), torch.randn(batch_size, 32)), total
+
+
+class Solved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).float()
+        near = torch.cdist(F.normalize(y), x)  # of few rows, not by a product
+        return torch.linalg.solve(y @ y.mT + torch.eye(8), x) + near  # type: ignore[no-any-return]
+
+
+def solved(batch_size: int) -> Any:
+    return Solved(), torch.randn(batch_size, 8, 8), total
+
+
 MIXTURE = {
     "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "tie_word_embeddings": True, "num_experts": 8,
