@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 import pulumi
@@ -67,13 +68,18 @@ def _values() -> dict[str, Any]:
 def _unknown_keys() -> list[str]:
     # Pulumi silently ignores unknown keys, and a misspelled ceilingUsd would be no ceiling.
     given = pulumi.runtime.get_config_env() | pulumi.runtime.config.CONFIG.get()
-    known = {f"gpufleet:{key}" for key in keys()}
+    names = [key.removeprefix("gpufleet:") for key in sorted(given) if key.startswith("gpufleet:")]
     return [
-        f"{key} is no key that the program reads: Pulumi.yaml lists all keys; a key inside an object is set with "
-        f"`pulumi config set --path`; `pulumi config rm '{key}'` removes this one"
-        for key in sorted(given.keys() - known)
-        if key.startswith("gpufleet:")
+        f"gpufleet:{name} is no key that the program reads{_near(name)}: Pulumi.yaml lists all keys; a key inside an "
+        f"object is set with `pulumi config set --path`; `pulumi config rm 'gpufleet:{name}'` removes this one"
+        for name in names
+        if name not in keys()
     ]
+
+
+def _near(name: str) -> str:
+    near = get_close_matches(name, keys(), n=1)
+    return f" (did you mean gpufleet:{near[0]}?)" if near else ""
 
 
 # pydantic's words for these name Python's types.

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from optimizer.errors import GpufleetError
+from optimizer.spelling import near_names
 
 # In the order of a user's work; a command that is not named here is listed last.
 SECTIONS = {
@@ -62,6 +63,18 @@ class LazyGroup(click.Group):
         command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; the error of an unknown one names the near ones, which click seeks among imported ones."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = near_names(args[0], self.list_commands(ctx))
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a reader that has closed the pipe (head, less) has what it wanted: exit status 0."""

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from optimizer.catalog import load
 from optimizer.cli import cli
 from optimizer.commands.completion import SHELLS, VARIABLE
+from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
 def completed(*words: str, incomplete: str = "") -> list[str]:
@@ -32,6 +33,13 @@ def test_models_types_and_regions_are_completed() -> None:
     known = {offer.region for offer in load().offers}
     assert set(completed("what-if", "--region")) == known
     assert completed(incomplete="stat") == ["status"]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("recomend", "recommend"), ("what_if", "what-if"), ("stak", "stack")])
+def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, meant: str) -> None:
+    code, out, err = gpufleet(word)
+    assert (code, out) == (2, "") and f"No such command '{word}'. Did you mean '{meant}'" in err
+    assert "Did you mean" not in gpufleet("frobnicate")[2]
 
 
 def test_stacks_are_completed_and_a_broken_catalog_completes_nothing(
