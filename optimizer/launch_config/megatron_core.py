@@ -37,6 +37,7 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
         return
     if kind in _MAY_HAVE_BIASES and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
         yield "the model has biases in some of its products, and --disable-bias-linear is for all"
+    yield from _other_activation(str(kind), job.architecture or {})
     if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
     model = _spec(plan)
@@ -45,6 +46,13 @@ def _refusals(plan: FleetPlan) -> Iterator[str]:
             f"{model.layers} layers do not make {split.pipeline * split.virtual_stages} equal stages, "
             "nor with the embedding and the loss counted as layers"
         )
+
+
+def _other_activation(kind: str, architecture: Mapping[str, Any]) -> Iterator[str]:
+    if kind in _GATED and (gate := architecture.get("hidden_act") or "silu") not in ("silu", "swish"):
+        yield f"the model's activation is {gate}, and --swiglu has silu"
+    if kind == "gpt2" and (name := str(architecture.get("activation_function") or "gelu")).split("_")[0] != "gelu":
+        yield f"the model's activation is {name}, and pretrain_gpt.py's is gelu"
 
 
 def _spec(plan: FleetPlan) -> ModelSpec | None:

@@ -42,6 +42,7 @@ QWEN3_MOE = LLAMA | {
     "moe_intermediate_size": 768,
     "head_dim": 128,
 }
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50304, "n_positions": 8192}
 CHECKPOINT_STEPS = 83  # 600 s of 7.2 s each
 
 
@@ -368,6 +369,8 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
         ({"model_type": "qwen3", "attention_bias": True}, "biases in some of its products"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions are scaled by yarn"),
         ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled by linear"),
+        ({"hidden_act": "gelu"}, "activation is gelu, and --swiglu has silu"),
+        (GPT2 | {"activation_function": "relu"}, "activation is relu, and pretrain_gpt.py's is gelu"),
     ],
 )
 def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
