@@ -33,10 +33,10 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
         simpler.append("no spot interruptions")
     candidate = f"{nodes} x {table.fastest.instance.name} {option}"
     p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
-    if plan.calibration.rows and not table.fastest.measured:
-        unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {dollars} ({p95}) in {short(hours)} h; {unknown}"
     error = float(table.fastest.relative_error[configuration])
+    if plan.calibration.rows and not table.fastest.measured and plan.calibration.relative_error < error:
+        unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
+        return f"{candidate}: {dollars} ({p95}) in {short(hours)} h; {', '.join([unknown, *simpler])}"
     # Types at old prices are compared by that percentile.
     compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
     tie = f"{candidate} ({split.in_short}): {dollars}{compared} in {short(hours)} h is a tie (error {error:.0%})"

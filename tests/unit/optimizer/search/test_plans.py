@@ -162,6 +162,16 @@ def test_a_measured_gpu_that_is_no_surer_heads_none_that_is_cheaper() -> None:
     assert best.instance_type == "g6e.xlarge" and best.cost_usd.p95 < other.cost_usd.p95
 
 
+def test_a_measured_gpu_that_wins_by_fewer_nodes_says_so() -> None:
+    """No run of a ViT was measured on either: "no run on RTX PRO 6000 was measured" was no reason."""
+    limits: dict[str, Any] = {"instance_types": ["p4d", "g7e.2xlarge"], "purchase_options": ["on-demand"]}
+    work = {"samples": 100_000_000, "seq_len": None, "global_batch": None}
+    best, other = answer("vit-b-16", work=work, **limits | {"regions": ["us-east-1"]}).plans
+    assert best.instance_type == "p4d.24xlarge" and best.calibration.rows and not other.calibration.rows
+    assert str(best.passed_over).startswith("2 x g7e.2xlarge on-demand")
+    assert str(best.passed_over).endswith("is a tie (error 20%); this plan has 1 node instead of 2")
+
+
 @pytest.mark.parametrize(("model", "tokens", "seq_len"), [("llama-3.1-8b", "100M", 8192), ("gpt2-xl", "20B", 1024)])
 def test_a_measured_gpu_of_twice_the_nodes_heads_no_unmeasured_one_as_fast(
     model: str, tokens: str, seq_len: int
