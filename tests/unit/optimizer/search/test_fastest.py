@@ -116,7 +116,7 @@ def expected(
     samples=st.sampled_from([1, 1000, 999_999]),
     nodes=st.integers(1, 3),
     name=st.sampled_from(TYPES),
-    framework=st.sampled_from(["torch", "megatron", "megatron-core", "nemo", "nanotron"]),
+    framework=st.sampled_from(["torch", "gpufleet", "megatron", "megatron-core", "nemo", "nanotron"]),
     compiled=st.booleans(),
 )
 # Every layout of a batch of one splits the model, and the least memory of none fits.
@@ -186,6 +186,7 @@ def _by_layout(entry: tuple[int, float, tuple[int, ...]]) -> tuple[int, tuple[in
         Recipe(seq_len=8192, framework="torch", precision="fp8"),
         Recipe(seq_len=8192, framework="torch", precision="fp8", compiled=True),
         Recipe(seq_len=8192, framework="torch", precision="tf32"),
+        Recipe(seq_len=8192, framework="gpufleet"),
         Recipe(seq_len=8192, framework="megatron-core"),
         Recipe(seq_len=8192, framework="megatron-core", precision="fp8"),
         Recipe(seq_len=8192, framework="torchtitan"),
