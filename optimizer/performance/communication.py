@@ -22,6 +22,8 @@ from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Number
 
 # torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
+# FSDP2's groups of a torchvision ResNet: conv1, bn1, four stages, fc (bootstrap/trainer/parallelize.py, _shard).
+CNN_GROUPS = 7.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +130,8 @@ def _network(x: Inputs) -> tuple[Number, Number]:
 
 
 def _data_seconds(x: Inputs, ranks: Communicator, parameters: Number) -> tuple[Number, Number]:
-    layers = x.gathers_per_layer * layers_of_stage(x) + 1.0
+    is_cnn = (x.layers == 0) & (x.convolutions > 0)
+    layers = np.where(is_cnn, CNN_GROUPS, x.gathers_per_layer * layers_of_stage(x) + 1.0)
     reduced = parameters * x.reduce_bytes
     ring = ranks.ring(parameters, layers)
     reduce_scatter = ring(x.reduce_bytes)

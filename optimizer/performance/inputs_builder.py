@@ -148,7 +148,7 @@ def build_inputs(
         cast_bytes=framework.cast_bytes if sixteen_bit else 0.0,
         # 8-bit weights by rows and by columns take what 16-bit ones do.
         cached_bytes=FP8_COPIES_BYTES if fused_fp8 and not framework.fp8_weights else 0.0,
-        gathered_bytes=1.0 if fused_fp8 and framework.fp8_weights else ELEMENT_BYTES[recipe.precision],
+        gathered_bytes=_gathered_bytes(model, recipe, framework),
         reduce_bytes=framework.reduce_bytes if sixteen_bit else 4.0,
         bucket_bytes=framework.bucket_bytes,
         persistent_gradients=float(framework.persistent_gradients),
@@ -244,6 +244,15 @@ def _expert_precision(precision: str, framework: Framework) -> str:
     https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training
     """
     return precision if framework.fused_kernels else outside_layers(precision)
+
+
+def _gathered_bytes(model: ModelSpec, recipe: Recipe, framework: Framework) -> float:
+    if (
+        model.architecture == "cnn"
+    ):  # under autocast, with 32-bit parameters (bootstrap/trainer/parallelize.py, _policy)
+        return framework.weight_bytes
+    narrow = recipe.precision == "fp8" and framework.fused_kernels and framework.fp8_weights
+    return 1.0 if narrow else ELEMENT_BYTES[recipe.precision]
 
 
 def _fp8_cast_bytes(recipe: Recipe, framework: Framework) -> float:

@@ -20,7 +20,7 @@ from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_
 from optimizer.performance.stage import updated_parameters
 from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO2, ZERO3, Hardware, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, inputs_of, node, of
+from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, RESNET, inputs_of, node, of
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 MIB = 2**20
@@ -331,3 +331,10 @@ def test_the_trainer_gathers_zero2s_parameters_once_a_step_and_plain_fsdp_in_eac
     assert plain[1] == 0
     assert trainer[0] + trainer[1] == pytest.approx(plain[0])
     assert trainer[1] / trainer[0] == pytest.approx(2 / 4, rel=0.1)
+
+
+def test_fsdp2_gathers_a_cnns_parameters_in_32_bits() -> None:
+    """A CNN stays under autocast (bootstrap/trainer/parallelize.py, _policy): a gather is as long as a reduction."""
+    recipe = Recipe(seq_len=1, framework="torchvision")
+    zero2, zero3 = (data_communication(inputs(RESNET, recipe=recipe, sharding=kind))[0] for kind in (ZERO2, ZERO3))
+    assert zero3 / zero2 == pytest.approx(1.5)

@@ -235,6 +235,13 @@ def test_a_cnn_needs_vcpus_that_decode_its_images() -> None:
     assert best("g6e.2xlarge", samples_per_vcpu_s=0).plans[0].tokens_per_second == large.plans[0].tokens_per_second
 
 
+def test_a_cnn_on_many_nodes_is_replicated() -> None:
+    """ZeRO-2 was planned, as if it gathered 16 bits in one call: 32 bits in seven take longer than DDP's buckets."""
+    work = {"samples": 50_000_000, "global_batch": None, "seq_len": None}
+    best = answer("resnet152", work=work, objective="time", instance_types=["p4d"], max_nodes=16).plans[0]
+    assert (best.node_count, best.parallelism.sharding) == (16, "ddp")
+
+
 def test_a_gpu_without_a_run_in_fp8_is_not_said_to_have_none() -> None:
     """ "no run on H100 was measured", while bf16 has 35."""
     work = {"tokens": "1.5B", "samples": None, "global_batch": None, "precision": "fp8"}
