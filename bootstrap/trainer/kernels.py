@@ -14,7 +14,6 @@ import copy
 import functools
 import importlib
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +47,7 @@ def can_compile(device_type: str) -> bool:
     try:
         compiled(_probe)(torch.zeros(8, device=device_type))
         check_rotation(device_type)
-    except (RuntimeError, ImportError, OSError, subprocess.SubprocessError) as error:
+    except Exception as error:  # of torch's compiler, Triton's, the C compiler's: the trainer goes on without
         logger.warning(
             "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
             "compiler and Python's headers (Ubuntu: apt-get install gcc python3-dev; Amazon Linux: dnf install gcc "
