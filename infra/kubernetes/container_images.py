@@ -14,7 +14,9 @@ EFA_PLUGIN = "eks/aws-efa-k8s-device-plugin:v0.5.20"
 TRAINING_IMAGE = "pytorch:2.11.0-cu130-amzn2023"
 
 # Accounts of EKS's images: the default, and those of other regions.
-# https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html, read 2026-11-26
+# https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html, read 2026-11-26. That page names the host of
+# ap-east-1 for ap-east-2's account; EKS's own machine image takes ap-east-2's:
+# https://github.com/awslabs/amazon-eks-ami/blob/28af74fd195b78a3ba8d946c72c46fa0152d6dcd/templates/al2/runtime/get-ecr-uri.sh
 _EKS_ACCOUNT = "602401143452"
 _EKS_ACCOUNTS = {
     "af-south-1": "877085696533",
