@@ -36,7 +36,7 @@ CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
 # Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
 TRAINING_STATEMENTS = (
     "KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights "
-    "UseKeyThroughServices ReadParameters TakeMessages"
+    "UseKeyThroughServices ReadParameters TakeMessages DecryptMessages"
 )
 
 
@@ -337,13 +337,22 @@ def _log_sessions(names: Names, group: str) -> list[Statement]:
 
 
 def _take_messages(names: Names, queue: str) -> list[Statement]:
-    """Take messages of a queue, keep them from others for longer, and delete them.
+    """Take messages of a queue, keep them from others for longer, and delete them; read those under a customer's key.
 
+    SQS decrypts with the permission of who takes a message. The queue's key may be any of the account; the condition
+    leaves the messages of the one queue.
     https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
+    https://docs.aws.amazon.com/kms/latest/developerguide/conditions-kms.html#conditions-kms-via-service
     """
+    if not queue:
+        return []
     verbs = "ChangeMessageVisibility DeleteMessage GetQueueAttributes GetQueueUrl ReceiveMessage"
-    actions = [f"sqs:{verb}" for verb in verbs.split()]
-    return [allow("TakeMessages", actions, names.arn("sqs", queue))] if queue else []
+    via = {"StringEquals": {"kms:ViaService": f"sqs.{names.region}.amazonaws.com"}}
+    return [
+        allow("TakeMessages", [f"sqs:{verb}" for verb in verbs.split()], names.arn("sqs", queue)),
+        allow("DecryptMessages", "kms:Decrypt", names.arn("kms", "key/*"), condition=via),
+    ]
 
 
 def _pull(names: Names, uri: str) -> list[Statement]:

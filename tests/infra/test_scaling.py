@@ -58,6 +58,22 @@ def test_workers_can_take_the_messages_that_they_are_started_for(isolated: str, 
     assert "sqs:SendMessage" not in taken["Action"]
 
 
+@pytest.mark.parametrize(("isolated", "role"), [("true", "training"), ("false", "node")])
+def test_workers_can_read_the_messages_of_a_queue_under_a_customers_key(isolated: str, role: str) -> None:
+    """SQS decrypts a message for who takes it: without kms:Decrypt ReceiveMessage is denied, and nodes are paid."""
+    given = {**workers(scaling=QUEUE), "gpufleet:isolateTraining": isolated}
+    stack = deploy(ELEVEN, given)
+    assert stack.policy("RolePolicy", f"dev-{role}")["DecryptMessages"] == {
+        "Sid": "DecryptMessages",
+        "Effect": "Allow",
+        "Action": "kms:Decrypt",
+        "Resource": "arn:aws:kms:us-east-1:000000000000:key/*",
+        "Condition": {"StringEquals": {"kms:ViaService": "sqs.us-east-1.amazonaws.com"}},
+    }
+    holders = [one.name for one in stack.all("RolePolicy") if "DecryptMessages" in one.inputs["policy"]]
+    assert holders == [f"gpufleet-dev-{role}"]
+
+
 def test_an_existing_vpc_gets_no_endpoint_for_the_queue() -> None:
     stack = deploy(ELEVEN, {**workers(scaling=QUEUE), **EXISTING_VPC})
     assert not stack.all("VpcEndpoint")

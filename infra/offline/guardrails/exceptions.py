@@ -21,6 +21,7 @@ BEYOND_THE_STACK = {
     "ReadBaseWeights": "the prefix of gpufleet:baseWeights, which a person named",
     "ListBaseWeights": "the same prefix",
     "TakeMessages": "the queue of gpufleet:scaling, which a person named",
+    "DecryptMessages": "the key of that queue, which its owner chose; only through SQS",
     "SessionManagerChannels": "channels have no resource-level permissions; without them SSH is the only access",
     "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",
 }
