@@ -16,7 +16,7 @@ from infra.kubernetes import constants as kubernetes
 from infra.places import alternates
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
-from infra.settings import ConfigError, Settings, interface_endpoints
+from infra.settings import ConfigError, Settings
 
 # EKS puts a control plane into two zones, and into none of the zones below:
 # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
@@ -148,7 +148,7 @@ class Network(Component):
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         plan, eks = settings.plan, settings.platform == "eks"
-        endpoints = interface_endpoints(eks=eks, image=settings.image, queue=bool(settings.queue))
+        endpoints = settings.own_endpoints
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
         nodes = 2 * plan.node_count

@@ -286,6 +286,12 @@ class Settings(_Model):
         return self.scaling.queue.name if self.scaling and self.scaling.queue else ""
 
     @property
+    def own_endpoints(self) -> tuple[str, ...]:
+        """Services that the stack makes an interface endpoint for, in a VPC of its own."""
+        made = interface_endpoints(eks=self.platform == "eks", image=self.image, queue=bool(self.queue))
+        return () if self.vpc_id else made
+
+    @property
     def read_prefixes(self) -> dict[str, str]:
         """URIs or paths that the nodes read, by their name in policies."""
         return {"Data": self.data, "BaseWeights": self.base_weights}

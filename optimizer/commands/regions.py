@@ -261,6 +261,7 @@ def choose_plans(
         GpufleetError: no region has a plan; the error is the last one's.
     """
     from infra.control_settings import fixed_usd_per_hour, job_id
+    from infra.settings import interface_endpoints
     from optimizer.catalog import load
     from optimizer.request import read_request_file
 
@@ -308,8 +309,10 @@ def choose_plans(
     sides = []
     for region, plan in plans.items():
         settings = {**(kept[region].config if region in kept else {}), **config}
-        nat = str(settings.get("gpufleet:nat")).lower() == "true"
-        idle = fixed_usd_per_hour(plan, eks=settings.get("gpufleet:platform") == "eks", nat=nat)
+        nat, eks = str(settings.get("gpufleet:nat")).lower() == "true", settings.get("gpufleet:platform") == "eks"
+        endpoints = interface_endpoints(eks=eks, image=str(settings.get("gpufleet:image") or ""), queue=False)
+        made = 0 if settings.get("gpufleet:vpcId") else len(endpoints)
+        idle = fixed_usd_per_hour(plan, eks=eks, nat=nat, endpoints=made)
         own = follow_policy(plan, settings)
         sides.append(Side(stack=f"{base}-{region}", plan=plan, own=own, idle_usd_per_hour=idle))
     return sorted(sides, key=lambda side: side.planned.cost_usd.expected)

@@ -26,6 +26,7 @@ from optimizer import catalog
 from optimizer.plan import PurchaseOption
 from optimizer.search import plan_builder
 from tests.infra.deployed import (
+    CONTAINER,
     EXISTING_VPC,
     LONE_NODE,
     WORKERS,
@@ -112,6 +113,27 @@ def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> N
     assert len(regions) > 3
     dearest = max(known.unit_price("nat-gateway", region).usd for region in regions)
     assert more == pytest.approx(dearest + known.unit_price("public-ipv4", "us-east-1").usd)
+
+
+@pytest.mark.parametrize(
+    ("plan", "given", "endpoints"),
+    [
+        ({}, {"gpufleet:image": CONTAINER}, 2),
+        (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}}), 1),
+        (WORKERS, {**workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}}), **EXISTING_VPC}, 0),
+    ],
+)
+def test_the_ceiling_counts_endpoints_beyond_the_plans(
+    plan: dict[str, Any], given: dict[str, str], endpoints: int
+) -> None:
+    """They are billed as long as the stack exists, at no less than any region asks."""
+    without = {key: value for key, value in given.items() if key in ("gpufleet:mode", *EXISTING_VPC)}
+    stack, plain = deploy(plan, given), deploy(plan, without)
+    assert len(stack.all("VpcEndpoint")) - len(plain.all("VpcEndpoint")) == endpoints
+    known = catalog.load()
+    dearest = max(price.usd for price in known.unit_prices if price.item == "vpc-endpoint")
+    more = told(stack).fixed_usd_per_hour - told(plain).fixed_usd_per_hour
+    assert more == pytest.approx(endpoints * dearest)
 
 
 def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.request import read_request
-from infra.control_settings import CLUSTER_USD_PER_HOUR
+from infra.control_settings import CLUSTER_USD_PER_HOUR, ENDPOINT_USD_PER_HOUR
 from infra.kubernetes.cluster import LOG_TYPES
 from infra.kubernetes.constants import (
     EKS_RELEASE_VERSION,
@@ -249,7 +249,7 @@ def test_the_ceiling_counts_the_cluster_too(cluster: Deployed) -> None:
         for stack in (cluster, deploy(config={"gpufleet:nat": "true"}))
     )
     # A control plane, two small nodes, three endpoints.
-    assert with_cluster - without == pytest.approx(CLUSTER_USD_PER_HOUR)
+    assert with_cluster - without == pytest.approx(CLUSTER_USD_PER_HOUR + 3 * ENDPOINT_USD_PER_HOUR)
     assert 0.14 < CLUSTER_USD_PER_HOUR < 0.2
 
 
