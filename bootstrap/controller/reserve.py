@@ -92,7 +92,10 @@ def _parse(token: str, entry: Any) -> Reservation:
 def _create(clients: Clients, settings: ControllerSettings, asked: StartReservation) -> Reservation:
     assert settings.reserved_start
     token = to_token(settings, asked)
-    tags = {"Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
+    # Those of gpufleet:tags are the group's too; the function's variable has no room for them.
+    groups = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
+    tags = {tag["Key"]: tag["Value"] for group in groups["AutoScalingGroups"] for tag in group["Tags"]}
+    tags |= {"Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
     request: Any = {
         "ClientToken": token,
         "InstanceType": asked.instance_type,

@@ -416,10 +416,33 @@ def test_ec2_without_room_is_asked_again_with_another_token(
     assert len(reserved.members("Pending:Wait")) == 3
 
 
+def test_a_reservation_has_the_groups_tags(reserved: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A company's policy may refuse resources without its tags, and its bill is by them."""
+    tags = {"cost-center": "ml", "gpufleet:stack": "dev", "gpufleet:model": "llama-2-7b", "Project": "gpufleet"}
+    reserved.clients.autoscaling.create_or_update_tags(
+        Tags=[
+            {
+                "ResourceId": reserved.config.group,
+                "ResourceType": "auto-scaling-group",
+                "Key": key,
+                "Value": value,
+                "PropagateAtLaunch": True,
+            }
+            for key, value in tags.items()
+        ]
+    )
+    reserved.tick()
+    reserved.tick()
+    (made,) = reserved.clients.ec2.describe_capacity_reservations()["CapacityReservations"]
+    own = {tag["Key"]: tag["Value"] for tag in made["Tags"]}
+    assert own.pop("gpufleet:start")
+    assert own == {**tags, "Name": reserved.config.group}
+
+
 def test_a_tick_that_dies_after_the_request_loses_nothing(reserved: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved.tick()
     with monkeypatch.context() as patch:
-        refuse(patch, reserved.clients.autoscaling, "describe_auto_scaling_groups")
+        refuse(patch, reserved.clients.autoscaling, "describe_scaling_activities")
         with pytest.raises(ClientError):
             reserved.tick()
     (made,) = reservations(ec2_backends[ACCOUNT][REGION]).values()
