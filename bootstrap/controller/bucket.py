@@ -16,9 +16,8 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller.clients import Clients, error_code, to_seconds
 
-# A report has some hundred bytes, a run of months some thousand nodes; hostile objects would take the tick its memory.
+# A report has some hundred bytes; a hostile object would take the tick its memory.
 REPORT_BYTES = 16 * 1024
-REPORTS = 10_000
 
 
 class StateError(RuntimeError):
@@ -91,9 +90,8 @@ def load_reports(
     """Read the reports that the nodes in ``known`` wrote since that time; a bad object must not stop the meter."""
     prefix = f"{_key(settings, report.FOLDER)}/"
     reports = {}
-    pages = clients.s3.get_paginator("list_objects_v2").paginate(
-        Bucket=settings.bucket, Prefix=prefix, PaginationConfig={"MaxItems": REPORTS}
-    )
+    # One report each of all nodes that ever ran, a thousand a page.
+    pages = clients.s3.get_paginator("list_objects_v2").paginate(Bucket=settings.bucket, Prefix=prefix)
     for entry in (entry for page in pages for entry in page.get("Contents", [])):
         instance_id = report.instance_of(entry["Key"])
         modified_at = to_seconds(entry["LastModified"])

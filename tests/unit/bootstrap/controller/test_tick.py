@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
+from moto.s3.models import s3_backends
 
 from bootstrap.contract.capacity import PoolName
 from bootstrap.contract.settings import VARIABLE
@@ -119,6 +120,19 @@ def test_a_gang_is_started_metered_and_ended_when_done(stack: Stack, capsys: pyt
     assert stack.tick(600).spent_usd == state.spent_usd
     phases = [line["phase"] for line in events(capsys.readouterr().out, "phase")]
     assert phases == ["starting", "running", "draining", "done"]
+
+
+def test_a_done_run_ends_however_many_nodes_reported_before(stack: Stack) -> None:
+    """Months of reclaims leave a report of each node; S3 lists them by instance id, in no order of time."""
+    nodes = stack.trained()
+    folder = f"control/nodes/arn:aws:ec2:{REGION}:{ACCOUNT}:instance"
+    store = s3_backends[ACCOUNT]["aws"]
+    for number in range(10_001):
+        store.put_object(stack.config.bucket, f"{folder}/i-{number:017x}.json", b"{}")
+    assert min(nodes) > f"i-{10_001:017x}"
+    for node in nodes:
+        stack.say(node, "done")
+    assert stack.tick().phase == "draining"
 
 
 def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> None:
