@@ -15,6 +15,10 @@ def efa_settings(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
     # NCCL_NET: the plugin's name for NCCL, which then has no other network to choose:
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net
     made = {"FI_PROVIDER": "efa", "NCCL_NET": "AWS Libfabric"}
+    # Data loaders that fork, as torch's do by default, run the machine out of huge pages ("Cannot allocate memory"):
+    # https://github.com/aws/aws-ofi-nccl/blob/master/doc/efa-env-var.md
+    # https://github.com/aws/aws-ofi-nccl/issues/179
+    made["FI_EFA_USE_HUGE_PAGE"] = environ.get("FI_EFA_USE_HUGE_PAGE", "0")
     folders = (root / "opt/amazon", root / "opt/aws-ofi-nccl")
     plugins = sorted(str(path) for folder in folders for path in folder.rglob("libnccl-net*.so*"))
     if plugins:

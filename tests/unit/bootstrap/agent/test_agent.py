@@ -166,12 +166,18 @@ def test_both_aws_clis_tell_when_the_controller_wrote() -> None:
 
 
 def test_nccls_plugin_is_found_by_its_newer_name(tmp_path: Path) -> None:
-    assert efa_settings(tmp_path, {}) == {"FI_PROVIDER": "efa", "NCCL_NET": "AWS Libfabric"}
+    assert efa_settings(tmp_path, {}).keys() == {"FI_PROVIDER", "NCCL_NET", "FI_EFA_USE_HUGE_PAGE"}
     plugin = tmp_path / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so.0"
     plugin.parent.mkdir(parents=True)
     plugin.touch()
     found = efa_settings(tmp_path, {"LD_LIBRARY_PATH": "/own"})
     assert (found["LD_LIBRARY_PATH"], found["NCCL_NET_PLUGIN"]) == (f"{plugin.parent}:/own", "ofi")
+
+
+def test_data_loaders_can_fork_beside_efa(tmp_path: Path) -> None:
+    """torch's DataLoader forks by default, and a fork has to copy the huge pages that EFA's provider took."""
+    assert efa_settings(tmp_path, {})["FI_EFA_USE_HUGE_PAGE"] == "0"
+    assert efa_settings(tmp_path, {"FI_EFA_USE_HUGE_PAGE": "1"})["FI_EFA_USE_HUGE_PAGE"] == "1"
 
 
 def test_programs_beside_the_trainings_python_are_found_first() -> None:
