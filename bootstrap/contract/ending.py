@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -72,13 +72,17 @@ def end_staying(members: Iterable[Member], zero_since: datetime, now: datetime) 
 
 
 def end_leaving(
-    members: Iterable[Member], leaving_since: Mapping[str, datetime], limit: timedelta, now: datetime
+    members: Iterable[Member],
+    leaving_since: Mapping[str, datetime],
+    limit: timedelta,
+    now: datetime,
+    ended: Collection[str] = (),
 ) -> list[EndLeaving]:
-    """End nodes that the terminate hook holds for ``limit`` or longer."""
+    """End nodes that the terminate hook holds for ``limit`` or longer, and those whose instance has ``ended``."""
     return [
         EndLeaving(instance_id=key)
         for key in _in_state(members, LEAVING)
-        if key in leaving_since and now - leaving_since[key] >= limit
+        if key in ended or (key in leaving_since and now - leaving_since[key] >= limit)
     ]
 
 

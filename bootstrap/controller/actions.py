@@ -67,12 +67,15 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
         # before the reservation of a start ends: nothing could launch.
         actions.append(SetGroup(target=target))
     actions += [*protected, *([sizes] if sizes != SetGroup() else []), *cancelled]
-    if not up:
-        actions += abandon_launches(group.members)
+    # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
+    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
+    ended = {machine.instance_id for machine in tick.seen.machines if machine.ended}
+    actions += abandon_launches(one for one in group.members if not up or one.instance_id in ended)
     if state.phase == "draining" and group.desired == 0:
         actions += end_staying(group.members, state.since, now)
     leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}
-    return actions + end_leaving(group.members, leaving_since, timedelta(seconds=tick.settings.drain_s), now)
+    limit = timedelta(seconds=tick.settings.drain_s)
+    return actions + end_leaving(group.members, leaving_since, limit, now, ended)
 
 
 def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:

@@ -135,6 +135,31 @@ def test_a_done_run_ends_however_many_nodes_reported_before(stack: Stack) -> Non
     assert stack.tick().phase == "draining"
 
 
+def die(instance_id: str) -> None:
+    """EC2 ends the instance; its group is not told, as moto's is."""
+    state = ec2_backends[ACCOUNT][REGION].get_instance(instance_id)._state
+    state.name, state.code = "terminated", 48
+
+
+def test_a_node_that_died_in_its_launch_hook_is_replaced_at_once(stack: Stack) -> None:
+    """The hook would hold it for half an hour, and Auto Scaling looks at no node before it is in service."""
+    stack.tick()
+    first, *others = stack.members("Pending:Wait")
+    die(first)
+    stack.tick()
+    members = stack.members("Pending:Wait")
+    assert (len(members), set(members) & {first, *others}) == (3, set(others))
+
+
+def test_a_node_that_died_in_its_terminate_hook_holds_up_no_drain(stack: Stack) -> None:
+    nodes = stack.trained()
+    stack.ask("stop")
+    stack.tick()
+    die(nodes[0])
+    stack.tick()
+    assert sorted(stack.members("Terminating:Wait")) == sorted(nodes[1:])
+
+
 def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> None:
     nodes = stack.trained()
     stack.ask("stop")
