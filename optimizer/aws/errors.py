@@ -32,6 +32,9 @@ CODES = {
     "InvalidVpcID.NotFound InvalidDocument ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException "
     "NotFoundException RepositoryNotFoundException ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
+    # S3's answers for objects under a KMS key that is disabled, about to be deleted, or gone:
+    # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/USER_ExportSnapshot.FailureMsg.html
+    "key unusable": "KMS.DisabledException KMS.KMSInvalidStateException KMS.NotFoundException",
     # The bucket exists, the object does not.
     "no object": "NoSuchKey",
     # https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_PutParameter.html
@@ -69,6 +72,7 @@ has_bad_credentials = _has_code("bad credentials")
 is_not_permitted = _has_code("not permitted")
 is_region_disabled = _has_code("region disabled")
 is_not_found = _has_code("not found")
+is_key_unusable = _has_code("key unusable")
 is_no_object = _has_code("no object")
 exists_already = _has_code("exists already")
 is_written_by_another = _has_code("written by another")

@@ -30,6 +30,8 @@ AFTERWARDS = (
 def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
     """Write a request into the stack's bucket; without a bucket there is no controller either.
 
+    A controller without the bucket's key starts no node again, so that stopping needs no request.
+
     ``move`` is as of ``write_request``: where the run goes on, what other stacks spent.
     """
     from optimizer.aws import clients, control, errors
@@ -42,6 +44,12 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
             raise
         if errors.is_not_found(error):
             say(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
+            return
+        if want == "stop" and errors.is_key_unusable(error):
+            say(
+                f"note: the stack's key cannot be used, so no controller reads a request: {errors.reason(error)}",
+                err=True,
+            )
             return
         raise GpufleetError(
             f"the request cannot be written to s3://{names.bucket}: {errors.reason(error)}",

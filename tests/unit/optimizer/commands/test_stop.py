@@ -78,6 +78,24 @@ def test_a_request_that_cannot_be_written_ends_nothing(
     assert len(deployed.held("InService")) == 2
 
 
+@pytest.mark.parametrize("code", ["KMS.DisabledException", "KMS.KMSInvalidStateException", "KMS.NotFoundException"])
+def test_a_stack_whose_key_cannot_be_used_is_ended_all_the_same(
+    deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Somebody disabled the key, or it waits for its deletion: no controller reads a state or a request."""
+
+    class Sealed:
+        def get_object(self, **_: Any) -> Any:
+            raise ClientError({"Error": {"Code": code, "Message": "arn:aws:kms:... is pending deletion."}}, "GetObject")
+
+        put_object = get_object
+
+    monkeypatch.setattr(clients, "s3", lambda region: Sealed())
+    status, _, err = gpufleet("stop", *deployed.arguments, "--timeout", "1min")
+    assert status == 0 and "no controller reads a request" in err and "is pending deletion" in err
+    assert deployed.group.nodes == ()
+
+
 def test_ctrl_c_leaves_the_request(deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock) -> None:
     def interrupt(passed: timedelta) -> None:
         raise KeyboardInterrupt
