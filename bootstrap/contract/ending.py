@@ -13,8 +13,9 @@ from typing import Any
 
 from bootstrap.contract.timings import ENDING
 
-# Lifecycle states: held by the launch hook, in service, held by the terminate hook.
-LAUNCHING, IN_SERVICE, LEAVING = "Pending:Wait", "InService", "Terminating:Wait"
+# Lifecycle states: held by the launch hook, in service, held by the terminate hook; out of service by a person, and of
+# no size: https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-enter-exit-standby.html
+LAUNCHING, IN_SERVICE, LEAVING, STANDBY = "Pending:Wait", "InService", "Terminating:Wait", "Standby"
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceProtection.html
 PROTECTION_BATCH = 50
 
@@ -67,8 +68,13 @@ def abandon_launches(members: Iterable[Member]) -> list[AbandonLaunch]:
 
 
 def end_staying(members: Iterable[Member], zero_since: datetime, now: datetime) -> list[EndStaying]:
-    """End nodes in service after ENDING at size 0: hostile code may protect them again and again."""
-    return [EndStaying(instance_id=key) for key in _in_state(members, IN_SERVICE) if now - zero_since >= ENDING]
+    """End nodes in service after ENDING at size 0: hostile code may protect them again and again. In Standby, too.
+
+    https://github.com/ansible/ansible-modules-core/pull/4383, https://github.com/keikoproj/upgrade-manager/issues/45
+    """
+    if now - zero_since < ENDING:
+        return []
+    return [EndStaying(instance_id=key) for state in (IN_SERVICE, STANDBY) for key in _in_state(members, state)]
 
 
 def end_leaving(

@@ -135,6 +135,20 @@ def test_a_done_run_ends_however_many_nodes_reported_before(stack: Stack) -> Non
     assert stack.tick().phase == "draining"
 
 
+def test_a_node_that_a_person_put_into_standby_is_ended_too(stack: Stack) -> None:
+    """It counts for no size, so that a size of 0 leaves it there, paid, for ever."""
+    nodes = stack.trained()
+    stack.clients.autoscaling.enter_standby(
+        AutoScalingGroupName=stack.config.group, InstanceIds=[nodes[0]], ShouldDecrementDesiredCapacity=True
+    )
+    stack.ask("stop")
+    stack.tick()
+    for _ in range(9):
+        stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
+        state = stack.tick()
+    assert (stack.members(), state.phase) == ([], "stopped")
+
+
 def die(instance_id: str) -> None:
     """EC2 ends the instance; its group is not told, as moto's is."""
     state = ec2_backends[ACCOUNT][REGION].get_instance(instance_id)._state
