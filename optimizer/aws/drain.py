@@ -151,7 +151,7 @@ class Drain:
 
 
 def _is_refused(error: Exception) -> bool:
-    return errors.is_not_permitted(error) or errors.has_bad_credentials(error)
+    return errors.is_not_permitted(error) or errors.has_bad_credentials(error) or errors.has_no_credentials(error)
 
 
 def _describe(group: DeployedGroup, state: ControllerState | None) -> str:
