@@ -153,10 +153,17 @@ def _save(file: StackFile) -> None:
 
 
 def _follow_moves(file: StackFile, directory: Path) -> Names | None:
-    """Return the stack that counts this one's cost: where its run goes on after moves."""
+    """Return the stack that counts this one's cost: where its run goes on after moves, as far as a key is usable."""
+    from optimizer.aws import errors
+
     found, seen = None, {file.stack}
     while True:
-        request = read_asked_if_up(resolve_names(file)[0])
+        try:
+            request = read_asked_if_up(resolve_names(file)[0])
+        except GpufleetError as error:
+            if not (error.__cause__ and errors.is_key_unusable(error.__cause__)):
+                raise
+            return found
         if request is None or not request.moved_to or request.moved_to in seen:
             return found
         seen.add(request.moved_to)

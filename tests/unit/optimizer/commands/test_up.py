@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
+from optimizer.aws import clients
 from optimizer.commands import down, stop
 from optimizer.commands.stack import engine
 from optimizer.commands.status import follow
@@ -225,6 +228,27 @@ def test_down_saves_destroys_and_says_what_is_left_and_up_goes_on(
     assert "left: aws:s3/bucket:Bucket checkpoints-of-mine" in out and "pulumi:pulumi" not in out
     assert up()[0] == 0
     assert deployed.get("control/request.json")["want"] == "run", "no node starts while it asks to stop"
+
+
+def test_down_destroys_a_stack_whose_key_cannot_be_used(
+    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can read what its bucket has; its nodes and endpoints are paid all the same."""
+
+    class Sealed:
+        def get_object(self, **_: Any) -> Any:
+            answer: Any = {"Error": {"Code": "KMS.KMSInvalidStateException", "Message": "is pending deletion"}}
+            raise ClientError(answer, "GetObject")
+
+        put_object = get_object
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(deployed.s3, name)
+
+    monkeypatch.setattr(clients, "s3", lambda region: Sealed())
+    code, _, err = gpufleet("down", *deployed.arguments, "--yes")
+    assert code == 0, err
+    assert deployed.group.nodes == () and pulumi.ran("destroy")
 
 
 def test_down_without_saving_leaves_the_nodes_to_destroy(
