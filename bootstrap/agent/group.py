@@ -150,11 +150,19 @@ class Group:
             )  # fmt: skip
 
     def written_at(self, key: str) -> str | None:
-        """Time at which an object of the bucket was written, as the AWS CLI prints it."""
-        written = self._aws(
-            "s3api", "head-object", "--bucket", self._settings.bucket, "--key", key, "--query", "LastModified"
-        )
-        return None if written is None else written.strip()
+        """Time at which an object of the bucket was written, as the AWS CLI prints it.
+
+        A listing tells the time where S3 does not answer for the object, as its key may be disabled. Without a prefix,
+        as the node's role is bound to others (infra/policies/roles.py).
+        """
+        bucket = ("--bucket", self._settings.bucket)
+        written = self._aws("s3api", "head-object", *bucket, "--key", key, "--query", "LastModified")
+        if written is None:
+            written = self._aws(
+                "s3api", "list-objects-v2", *bucket, "--start-after", key[:-1], "--max-keys", "1",
+                "--query", f"Contents[?Key=='{key}'].LastModified | [0]",
+            )  # fmt: skip
+        return (written or "").strip().removeprefix("None") or None
 
     def _has_hook(self) -> bool:
         return bool(self._settings.terminate_hook and self._settings.group_name and self.instance_id())
