@@ -46,7 +46,8 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     """
     require_pulumi()
     file = read_stack(stack, directory)
-    running = {one.stack: _running(one) for one in (file, *(others_of_job(file, directory) if everywhere else []))}
+    whole = (file, *(others_of_job(file, directory) if everywhere else []))
+    running = {one.stack: _running(one, save=save) for one in whole}
     # The stack with the nodes comes last: its meter counts the others until they end.
     files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
     if not yes:
@@ -108,8 +109,12 @@ def _destroy(file: StackFile, directory: Path) -> list[Resource]:
     return left
 
 
-def _running(file: StackFile) -> int:
-    """Count the stack's nodes; 0 for a stack that was never up, or only in part."""
+def _running(file: StackFile, *, save: bool) -> int:
+    """Count the stack's nodes; 0 for a stack that was never up, or only in part.
+
+    Raises:
+        GpufleetError: AWS does not tell, and the nodes are to save a checkpoint.
+    """
     from optimizer.commands.status.reading import read
 
     names, _ = resolve_names(file)
@@ -118,6 +123,12 @@ def _running(file: StackFile) -> int:
             reading = read(names, datetime.now(UTC))
     except DataMissingError:
         return 0
+    if save and (why := reading.unread.get("group")):
+        raise GpufleetError(
+            f"whether nodes of stack {file.stack} run is unknown: {why}",
+            why="they would end without a checkpoint",
+            next_step=f"gpufleet down --stack {file.stack}, again, or with --no-save",
+        )
     if reading.group is None:
         return 0
     return max(reading.group.wanted, len(reading.group.nodes))

@@ -24,7 +24,7 @@ from optimizer.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import IMAGE, Clock, DeployedStack
+from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -249,6 +249,23 @@ def test_down_destroys_a_stack_whose_key_cannot_be_used(
     code, _, err = gpufleet("down", *deployed.arguments, "--yes")
     assert code == 0, err
     assert deployed.group.nodes == () and pulumi.ran("destroy")
+
+
+def test_down_that_cannot_see_the_nodes_ends_none_of_them_without_a_checkpoint(
+    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> Any:
+        answer: Any = {"Error": {"Code": "Throttling", "Message": "Rate exceeded"}}
+        raise ClientError(answer, "DescribeAutoScalingGroups")
+
+    blind = boto3.client("autoscaling", region_name=REGION)
+    monkeypatch.setattr(blind, "describe_auto_scaling_groups", refuse)
+    monkeypatch.setattr(clients, "autoscaling", lambda region: blind)
+    code, _, err = gpufleet("down", *deployed.arguments, "--yes")
+    assert code == 1 and "AWS throttled the calls" in err and "--no-save" in err
+    assert len(deployed.held("InService")) == 2 and not pulumi.ran("destroy")
+    assert gpufleet("down", *deployed.arguments, "--yes", "--no-save")[0] == 0
+    assert pulumi.ran("destroy")
 
 
 def test_down_without_saving_leaves_the_nodes_to_destroy(
