@@ -110,7 +110,8 @@ def _create(clients: Clients, settings: ControllerSettings, asked: StartReservat
         "TagSpecifications": [
             {
                 "ResourceType": "capacity-reservation",
-                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+                # In one order: the same token with other parameters is an error.
+                "Tags": [{"Key": key, "Value": value} for key, value in sorted(tags.items())],
             }
         ],
     }
