@@ -286,6 +286,9 @@ class Fleet(Component):
         if reserves_starts(self._settings):
             # The controller lets a gang start in its reservations alone, and lifts that once it runs.
             left.append("capacityReservationSpecification")
+        if self._settings.warm_pool:
+            # The controller suspends launches while no node may run.
+            left.append("suspendedProcesses")
         if self._settings.moving_bounds:
             # The controller stops nodes by these bounds, between which policies and schedules move the size.
             left += ["minSize", "maxSize"]

@@ -162,6 +162,7 @@ class ControllerState:
     unreserved: str = ""  # why the run's gangs start without a reservation
     unused_usd_per_hour: float = 0.0  # of start reservations without nodes, in usd_per_hour
     elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack that the run moved away from
+    launches_off: bool = False  # the controller has suspended the group's launches, for its warm pool
 
     def to_text(self) -> str:
         """Format the object."""

@@ -35,13 +35,22 @@ class CancelReservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeProcesses:
-    """Resume processes that Auto Scaling has suspended, as it does after a day of refused launches."""
+    """Resume processes that Auto Scaling has suspended, after a day of refused launches, or the controller itself."""
 
     names: tuple[str, ...]
 
 
-Action = SetGroup | CancelReservation | ResumeProcesses | EndAction
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuspendLaunches:
+    """Keep Auto Scaling from filling the warm pool, whose size it maintains beside a group of none.
 
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
+    """
+
+
+Action = SetGroup | CancelReservation | ResumeProcesses | SuspendLaunches | EndAction
+
+LAUNCH = "Launch"
 # The Pulumi program suspends it.
 _STAYS_SUSPENDED = "AZRebalance"
 
@@ -59,8 +68,11 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
     actions: list[Action] = []
-    if up and (names := tuple(name for name in group.suspended if name != _STAYS_SUSPENDED)):
+    own = (LAUNCH,) if group.launches_off and state.launches_off else ()
+    if up and (names := (*(name for name in group.suspended if name != _STAYS_SUSPENDED), *own)):
         actions.append(ResumeProcesses(names=names))
+    if not up and group.warm_pool and not group.launches_off:
+        actions.append(SuspendLaunches())
     target = _choose_target(tick, state)
     if not target.only and target != group.target:
         # Apart from the sizes, which must not fail with it; before them, so that nodes fill the owned reservation; and

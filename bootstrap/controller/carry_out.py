@@ -10,7 +10,7 @@ from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import FIRST, ONLY
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import Action, CancelReservation, ResumeProcesses, SetGroup
+from bootstrap.controller.actions import LAUNCH, Action, CancelReservation, ResumeProcesses, SetGroup, SuspendLaunches
 from bootstrap.controller.clients import Clients, error_code
 
 # The state's counts by metric.
@@ -29,6 +29,9 @@ def carry_out(clients: Clients, settings: ControllerSettings, action: Action) ->
         return
     if isinstance(action, ResumeProcesses):
         clients.autoscaling.resume_processes(AutoScalingGroupName=settings.group, ScalingProcesses=list(action.names))
+        return
+    if isinstance(action, SuspendLaunches):
+        clients.autoscaling.suspend_processes(AutoScalingGroupName=settings.group, ScalingProcesses=[LAUNCH])
         return
     if isinstance(action, CancelReservation):
         # Free, and "the instances continue to run normally outside of the Capacity Reservation":

@@ -13,7 +13,7 @@ from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.controller.actions import Action, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.instances import count_nodes, update_instances
-from bootstrap.controller.observation import Observation, Tick
+from bootstrap.controller.observation import AutoScalingGroup, Observation, Tick
 from bootstrap.controller.phases import next_phase
 from bootstrap.controller.places import count_progress
 from bootstrap.controller.reservations import follow_reservation, plan_reservation
@@ -48,9 +48,19 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         ceiling_usd=settings.ceiling_usd,
         desired_seen=seen.group.desired if seen.group and state.phase in UP else 0,
         nodes=count_nodes(tick, state),
+        launches_off=_are_launches_off(seen.group, state),
         decision=explain_standing(tick, state, before.decision if before else None),
     )
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=tuple(changes))
+
+
+def _are_launches_off(group: AutoScalingGroup | None, state: ControllerState) -> bool:
+    """Return whether the controller's suspension of launches stands, or is about to be made."""
+    if group is None:
+        return state.launches_off
+    if state.phase in UP:
+        return state.launches_off and group.launches_off
+    return state.launches_off or (group.warm_pool and not group.launches_off)
 
 
 def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[Action, ...]:

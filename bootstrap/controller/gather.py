@@ -12,6 +12,7 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import ONLY
 from bootstrap.contract.state import ControllerState
+from bootstrap.controller.actions import LAUNCH
 from bootstrap.controller.activities import find_failed_launches, find_missed_machines, read_activities
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
@@ -85,6 +86,8 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
     distribution = policy.get("InstancesDistribution")
     overrides = policy.get("LaunchTemplate", {}).get("Overrides", [])
     reserved = group.get("CapacityReservationSpecification", {})
+    processes = group.get("SuspendedProcesses", [])
+    suspended = {one["ProcessName"]: _is_by_aws(one.get("SuspensionReason")) for one in processes}
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
@@ -103,9 +106,9 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
             ),
             only=reserved.get("CapacityReservationPreference") == ONLY,
         ),
-        suspended=tuple(
-            one["ProcessName"] for one in group.get("SuspendedProcesses", []) if _is_by_aws(one.get("SuspensionReason"))
-        ),
+        suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
+        launches_off=suspended.get(LAUNCH) is False,
+        warm_pool="WarmPoolConfiguration" in group,
     )
 
 

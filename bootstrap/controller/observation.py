@@ -34,6 +34,8 @@ class AutoScalingGroup:
     instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
     target: Target = Target()
     suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
+    launches_off: bool = False  # somebody else has suspended launches
+    warm_pool: bool = False
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""

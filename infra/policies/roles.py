@@ -219,7 +219,7 @@ def training_policy(
     )
 
 
-def controller_policy(names: Names, *, key_arn: str, reserves: bool) -> Policy:
+def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: bool) -> Policy:
     """Policy of the controller's role; ``reserves``: gangs on demand start in a capacity reservation."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
@@ -232,6 +232,8 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool) -> Policy:
                 "autoscaling:ResumeProcesses",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
+                # A pool is filled beside a group of none.
+                *(["autoscaling:SuspendProcesses"] if warm_pool else []),
                 # For a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
                 # For the bounds and the on-demand share. Another launch template would take ec2:RunInstances.

@@ -290,9 +290,12 @@ def test_workers_come_and_go_one_by_one() -> None:
     assert len(group["vpcZoneIdentifiers"]) == 2
 
 
+POOL = workers(warmPool=2, scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, trainCommand="work.py")
+
+
 def test_a_warm_pool_has_the_size_that_was_asked_for_whatever_the_groups() -> None:
-    keys = {"warmPool": 2, "scaling": {"minNodes": 1, "gpuUtilizationPercent": 60}, "trainCommand": "work.py"}
-    stack = deploy(WORKERS, workers(**keys))
+    stack = deploy(WORKERS, POOL)
+    assert "autoscaling:SuspendProcesses" in stack.policy("RolePolicy", "-controller")["RunGroup"]["Action"]
     assert stack.one("Group")["warmPool"] == {"poolState": "Stopped", "minSize": 2, "maxGroupPreparedCapacity": 2}
     assert "/var/lib/cloud/scripts/per-boot/gpufleet.sh" in stack.user_data
 
@@ -320,7 +323,8 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     )
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
-    assert base not in group
+    assert base not in group and "suspendedProcesses" not in group
+    assert "suspendedProcesses" in left_to_others(monkeypatch, WORKERS, POOL)
     rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
     assert {base, "vpcZoneIdentifiers", "mixedInstancesPolicy.launchTemplate.overrides"} < set(rotating)
     night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}

@@ -90,6 +90,33 @@ def test_launches_that_aws_has_suspended_go_on(stack: Stack, monkeypatch: pytest
     assert len(resumed) == 1
 
 
+def test_a_warm_pool_is_not_filled_while_no_node_may_run(stack: Stack) -> None:
+    """Auto Scaling keeps its size beside a group of none: nodes that fail their set-up would come for ever."""
+    stack.config = replace(stack.config, mode="workers", min_nodes=1)
+    client: Any = stack.clients.autoscaling
+    client.put_warm_pool(AutoScalingGroupName=stack.config.group, PoolState="Stopped", MinSize=2)
+
+    def suspended() -> list[str]:
+        (group,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[stack.config.group])["AutoScalingGroups"]
+        return [process["ProcessName"] for process in group["SuspendedProcesses"]]
+
+    stack.tick()
+    assert suspended() == []
+    stack.ask("stop")
+    stack.tick()
+    assert suspended() == ["Launch"]
+    # The pool is gone meanwhile: what was switched off is switched on all the same.
+    client.delete_warm_pool(AutoScalingGroupName=stack.config.group)
+    stack.tick()
+    stack.ask("run")
+    assert (stack.tick().phase, suspended()) == ("running", [])
+    # A person's suspension stays.
+    stack.tick()
+    client.suspend_processes(AutoScalingGroupName=stack.config.group, ScalingProcesses=["Launch"])
+    stack.tick()
+    assert suspended() == ["Launch"]
+
+
 def test_a_gang_is_started_metered_and_ended_when_done(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert stack.tick().phase == "starting"
     assert stack.group.desired_capacity == 3
