@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from infra.refusals.lustre import WITH_CLIENT
+from optimizer.aws import control
 from optimizer.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
 from tests.engine.deployment import REGION, Deployment, Tools, deployment, write_project
@@ -341,6 +342,13 @@ def workers(tools: Tools, scratch: Path) -> None:
         assert {"create", "delete"} <= set(changed.changed())
         assert len(running.states(deployed)) == 3, "up ends no node"
         check_workers(deployed, empty)
+        known = running.names(deployed)
+        control.write_request(
+            deployed.aws("s3"), known.bucket, known.control_prefix, want="stop", by="a person", now=datetime.now(UTC)
+        )
+        assert running.tick(deployed, now + 2 * running.MINUTE).phase == "draining"
+        suspended = {process["ProcessName"] for process in facts.group(deployed)["SuspendedProcesses"]}
+        assert suspended == {"AZRebalance", "Launch"}
         assert_settled(deployed)
 
 
