@@ -443,11 +443,24 @@ class SpeedSource(_Model):
 
 
 class Volumes(_Model):
-    """EBS volume of each node."""
+    """EBS volume of each node, gp3.
+
+    Limits: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+    """
 
     root_gib: Annotated[int, Field(ge=75, le=65536)] = 200
     iops: Annotated[int, Field(ge=3000, le=80000)] = 3000
     throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
+
+    @model_validator(mode="after")
+    def _in_proportion(self) -> Self:
+        for what, value, other, there, a_unit in (
+            ("throughput_mib_per_s", self.throughput_mib_per_s, "iops", self.iops, 0.25),
+            ("iops", self.iops, "root_gib", self.root_gib, 500),
+        ):
+            if value > a_unit * there:
+                raise ValueError(f"{what} {value} takes {other} {math.ceil(value / a_unit)}, and it has {there}")
+        return self
 
 
 class Tuning(_Model):

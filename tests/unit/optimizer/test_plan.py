@@ -84,6 +84,14 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
         {"alternates": [ON_DEMAND_P4D | {"zone_id": "usw2-az1"}]},
         "alternates.0: zone_id usw2-az1 is of another region",
     ),
+    "throughput that gp3 does not take at its IOPS": (
+        {"volumes": {"throughput_mib_per_s": 1000}},
+        "throughput_mib_per_s 1000 takes iops 4000, and it has 3000",
+    ),
+    "IOPS that gp3 does not take at its size": (
+        {"volumes": {"root_gib": 100, "iops": 60000}},
+        "iops 60000 takes root_gib 120, and it has 100",
+    ),
     "infinite cost": ({"cost_usd": {"p95": float("inf")}}, "cost_usd.p95"),
 }
 
