@@ -18,6 +18,9 @@ from bootstrap.contract.timings import ENDING
 LAUNCHING, IN_SERVICE, LEAVING, STANDBY = "Pending:Wait", "InService", "Terminating:Wait", "Standby"
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceProtection.html
 PROTECTION_BATCH = 50
+# Process by which a group ends nodes; suspended, no size does:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/understand-how-suspending-processes-affects-other-processes.html
+TERMINATE = "Terminate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from bootstrap.contract.ending import EndAction, abandon_launches, end_leaving, end_staying, lift_protection
+from bootstrap.contract.ending import (
+    TERMINATE,
+    EndAction,
+    abandon_launches,
+    end_leaving,
+    end_staying,
+    lift_protection,
+)
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Target, Tick
@@ -35,7 +42,7 @@ class CancelReservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeProcesses:
-    """Resume processes that Auto Scaling has suspended, after a day of refused launches, or the controller itself."""
+    """Resume processes that Auto Scaling or the controller has suspended, and ends of nodes that a person has."""
 
     names: tuple[str, ...]
 
@@ -71,6 +78,8 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[Action]:
     own = (LAUNCH,) if group.launches_off and state.launches_off else ()
     if up and (names := (*(name for name in group.suspended if name != _STAYS_SUSPENDED), *own)):
         actions.append(ResumeProcesses(names=names))
+    if not up and group.ends_off:
+        actions.append(ResumeProcesses(names=(TERMINATE,)))
     if not up and group.warm_pool and not group.launches_off:
         actions.append(SuspendLaunches())
     target = _choose_target(tick, state)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.ending import Member
+from bootstrap.contract.ending import TERMINATE, Member
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import ONLY
@@ -108,6 +108,7 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         ),
         suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
         launches_off=suspended.get(LAUNCH) is False,
+        ends_off=TERMINATE in suspended,
         warm_pool="WarmPoolConfiguration" in group,
     )
 

@@ -35,6 +35,7 @@ class AutoScalingGroup:
     target: Target = Target()
     suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
     launches_off: bool = False  # somebody else has suspended launches
+    ends_off: bool = False  # the ends of nodes are suspended
     warm_pool: bool = False
 
     def in_state(self, state: str) -> list[str]:

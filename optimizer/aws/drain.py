@@ -97,10 +97,12 @@ class Drain:
         return group.wanted > 0 and self.now() - began >= CONTROLLER_MAY_TAKE
 
     def _push_down(self, group: DeployedGroup) -> None:
-        self._stays_down = self._stays_down or self._call(
-            "suspend what raises the size",
-            "suspend_processes",
-            {"AutoScalingGroupName": self.group, "ScalingProcesses": RAISING_PROCESSES},
+        self._stays_down = self._stays_down or all(
+            self._call(purpose, operation, {"AutoScalingGroupName": self.group, "ScalingProcesses": names})
+            for purpose, operation, names in (
+                ("suspend what raises the size", "suspend_processes", RAISING_PROCESSES),
+                ("let the group end nodes", "resume_processes", [ending.TERMINATE]),
+            )
         )
         protected = ending.lift_protection(group.members)
         for action in protected:

@@ -117,6 +117,23 @@ def test_a_warm_pool_is_not_filled_while_no_node_may_run(stack: Stack) -> None:
     assert suspended() == ["Launch"]
 
 
+def test_ends_that_a_person_has_suspended_go_on_where_no_node_may_run(stack: Stack) -> None:
+    """A size of 0 would end none, beyond the ceiling."""
+    client: Any = stack.clients.autoscaling
+
+    def suspended() -> list[str]:
+        (group,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[stack.config.group])["AutoScalingGroups"]
+        return [process["ProcessName"] for process in group["SuspendedProcesses"]]
+
+    stack.trained()
+    client.suspend_processes(AutoScalingGroupName=stack.config.group, ScalingProcesses=["Terminate", "HealthCheck"])
+    stack.tick()
+    assert set(suspended()) == {"Terminate", "HealthCheck"}
+    stack.ask("stop")
+    stack.tick()
+    assert suspended() == ["HealthCheck"]
+
+
 def test_a_gang_is_started_metered_and_ended_when_done(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert stack.tick().phase == "starting"
     assert stack.group.desired_capacity == 3

@@ -43,6 +43,8 @@ def test_without_a_controller_nodes_stuck_in_their_hook_are_ended_after_the_time
     deployed: DeployedStack,
 ) -> None:
     nodes = [node.instance_id for node in deployed.group.nodes]
+    # A size of 0 would end no node.
+    deployed.autoscaling.suspend_processes(AutoScalingGroupName=deployed.names.group, ScalingProcesses=["Terminate"])
     clock, states = Clock(), []
     clock.meanwhile = lambda since: states.append((since, deployed.held("Terminating:Wait")))
     drain = draining(deployed, clock)
