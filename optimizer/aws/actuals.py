@@ -21,6 +21,7 @@ METRICS_PERIOD_S = 60
 # AWS lists the newest first, of the last six weeks.
 ACTIVITIES_READ = 100
 FAILURES_SHOWN = 5
+_GROUP_TAG = "aws:autoscaling:groupName"  # AWS's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +96,15 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
     )
 
 
-def read_launches(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, tuple[datetime, str]]:
-    """Return each instance's start and lifecycle ("on-demand" in a reservation, too)."""
-    if not instance_ids:
-        return {}
-    pages = client.get_paginator("describe_instances").paginate(InstanceIds=list(instance_ids))
+def read_launches(client: EC2Client, group: str) -> dict[str, tuple[datetime, str]]:
+    """Return each instance's start and lifecycle ("on-demand" in a reservation, too).
+
+    Not by IDs: one that EC2 does not know yet would fail the others' answer
+    (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
+    """
+    pages = client.get_paginator("describe_instances").paginate(
+        Filters=[{"Name": f"tag:{_GROUP_TAG}", "Values": [group]}]
+    )
     return {
         instance["InstanceId"]: (instance["LaunchTime"], instance.get("InstanceLifecycle", "on-demand"))
         for page in pages

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import FilterTypeDef
 
 # Age of an image at which `status` warns. AWS patches its images nightly, and lists drivers and kernels by release:
 # https://docs.aws.amazon.com/dlami/latest/devguide/dlami-release-archive-ubuntu.html
@@ -38,12 +39,14 @@ class ImageAge:
 
 
 def read_age(ec2: EC2Client, image_id: str, instance_ids: Sequence[str], now: datetime) -> ImageAge | None:
-    """Return the age of an image, by default the first instance's; None without either, or where AWS has no date.
+    """Return the age of an image, by default the instances'; None without either, or where AWS has no date.
 
     Raises boto3's errors.
     """
     if not image_id and instance_ids:
-        reservations = ec2.describe_instances(InstanceIds=list(instance_ids[:1]))["Reservations"]
+        # A filter passes over what EC2 does not know yet. 200 values are its limit: github.com/apache/druid/pull/1954
+        known: list[FilterTypeDef] = [{"Name": "instance-id", "Values": list(instance_ids[:100])}]
+        reservations = ec2.describe_instances(Filters=known)["Reservations"]
         image_id = next((one["Instances"][0].get("ImageId", "") for one in reservations), "")
     if not image_id:
         return None

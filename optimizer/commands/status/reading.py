@@ -108,7 +108,7 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     if reading.group is not None:
         ids = [node.instance_id for node in reading.group.nodes]
         ec2 = clients.ec2(region)
-        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, ids), None)
+        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.group), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
         reading.image = reading.attempt("image", lambda: read_age(ec2, image_id, ids, now), None)
         since = now - FAILURES_WINDOW

@@ -78,6 +78,20 @@ def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpuf
     assert rows["interruptions"]["actual"] == 1
 
 
+def test_a_node_that_ec2_does_not_know_yet_hides_no_other(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2's answers lag behind a launch: https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
+    deployed.write_state()
+    group = deployed.group
+    newest = replace(group.nodes[0], instance_id="i-00000000000000000", lifecycle_state="Pending", protected=False)
+    monkeypatch.setattr(actuals, "read_group", lambda *_: replace(group, nodes=(newest, *group.nodes)))
+    answer = json.loads(gpufleet("status", *deployed.arguments, "--format", "json")[1])
+    assert answer["unread"] == {}
+    assert [bool(node["launched_at"]) for node in answer["group"]["nodes"]] == [False, True, True]
+    assert answer["image"]["id"]
+
+
 def test_the_table_says_phase_money_nodes_limits_and_silence(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     failure = "We currently do not have sufficient p4d.24xlarge capacity"
     deployed.write_state(last_failure=failure, updated_at=ago(minutes=20))
