@@ -39,6 +39,8 @@ PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
 
 # The AWS CLI's own retries, for throttling while a whole fleet starts.
 export AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=5 AWS_PAGER=""
+# One question to the metadata service, for one second, is the CLI's default (agent/commands.py).
+export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 export DEBIAN_FRONTEND=noninteractive
 
 # log MESSAGE...: write a line to stderr, the journal, and the file LOG_COPY if set.
@@ -220,14 +222,15 @@ in_order() {
     sort --key=2 --numeric-sort | sed 's/ .*//'
 }
 
-# imds PATH: print a value of the instance metadata service, version 2 only.
+# imds PATH: print a value of the instance metadata service, version 2 only. It may answer 503, or late, for a moment:
+# https://github.com/canonical/cloud-init/issues/5577, https://github.com/aws/aws-parallelcluster-cookbook/pull/3266
 imds() {
-  local token
-  token=$(curl --fail --silent --max-time 5 --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
+  local token asked=(curl --fail --silent --max-time 5 --retry 3 --retry-connrefused)
+  token=$("${asked[@]}" --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
     "$IMDS_URL/latest/api/token") || die "no token from the instance metadata service"
   # The header goes through stdin: the process list would show an argument.
   printf 'X-aws-ec2-metadata-token: %s' "$token" |
-    curl --fail --silent --max-time 5 --header @- "$IMDS_URL/latest/meta-data/$1" ||
+    "${asked[@]}" --header @- "$IMDS_URL/latest/meta-data/$1" ||
     die "the instance metadata service does not answer $1"
 }
 

@@ -11,13 +11,20 @@ REGION_VARIABLE = "GPUFLEET_REGION"
 
 
 def make_client(name: str, region: str, *, connect_timeout_s: int, read_timeout_s: int, attempts: int) -> Any:
-    """Make a boto3 client whose calls end in time: at most ``attempts`` × both timeouts, and short waits."""
+    """Make a boto3 client whose calls end in time: at most ``attempts`` × both timeouts, and short waits.
+
+    Raises:
+        NoCredentialsError: there are none now; a client made without them never asks again, whatever comes later.
+    """
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import NoCredentialsError
 
     retries: Any = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(connect_timeout=connect_timeout_s, read_timeout=read_timeout_s, retries=retries)
     session: Any = boto3.Session(region_name=region)  # the stubs know clients by literal names only
+    if session.get_credentials() is None:
+        raise NoCredentialsError
     return session.client(name, config=config)
 
 
