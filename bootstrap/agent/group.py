@@ -14,6 +14,10 @@ from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 from bootstrap.training.imds import Imds, ImdsError
 
+# It may answer 503, or late, for a moment: https://github.com/canonical/cloud-init/issues/5577
+METADATA_ATTEMPTS = 3
+METADATA_DELAY_S = 1.0
+
 
 @dataclass(frozen=True, order=True)
 class Instance:
@@ -33,11 +37,15 @@ class Group:
 
     def instance_id(self) -> str:
         """Id of this node; empty where the metadata service does not answer."""
-        if not self._instance_id:
+        for attempt in range(1, METADATA_ATTEMPTS + 1):
+            if self._instance_id:
+                break
             try:
                 self._instance_id = Imds().get("instance-id") or ""
             except ImdsError as error:
                 log(f"the instance metadata service does not answer instance-id: {error}")
+                if attempt < METADATA_ATTEMPTS:
+                    time.sleep(METADATA_DELAY_S)
         return self._instance_id
 
     def in_service(self, enough: int) -> list[Instance] | None:

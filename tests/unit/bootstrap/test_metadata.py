@@ -18,6 +18,8 @@ from botocore.exceptions import NoCredentialsError
 
 import bootstrap
 from bootstrap.agent.commands import AWS_ENVIRONMENT
+from bootstrap.agent.group import Group
+from bootstrap.agent.settings import Settings
 from bootstrap.service import make_client
 from examples.local_imds import LocalImds
 
@@ -58,6 +60,14 @@ def test_a_step_asks_again_after_a_503(imds: LocalImds) -> None:
     healed = threading.Timer(0.5, imds.statuses.clear)
     healed.start()
     assert in_shell("imds instance-id").stdout == "i-0123456789abcdef0"
+    healed.join()
+
+
+def test_the_agent_asks_again_after_a_503(imds: LocalImds) -> None:
+    imds.statuses["instance-id"] = 503
+    healed = threading.Timer(0.5, imds.statuses.clear)
+    healed.start()
+    assert Group(Settings.from_environment(os.environ)).instance_id() == "i-0123456789abcdef0"
     healed.join()
 
 
