@@ -7,13 +7,17 @@ trainer.fit(model, spot.loader(data, global_batch=64), ckpt_path=spot.checkpoint
 
 from __future__ import annotations
 
+import copy
+import math
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bootstrap.training.errors import ConfigurationError, Interrupted
@@ -24,6 +28,8 @@ from bootstrap.training.stores import Store
 from bootstrap.training.watcher import Watcher
 
 _LIGHTNING_FILE = "lightning.ckpt"
+# A notice of two minutes may come and end within a validation as long as this: its step is saved before it.
+LONG_VALIDATION_S = 30.0
 
 
 class SpotTolerantCallback(Callback):
@@ -54,6 +60,8 @@ class SpotTolerantCallback(Callback):
         self._random: Mapping[str, Any] | None = None
         self._order: SampleOrder | None = None
         self._due: StepDecision | None = None
+        self._validation_began = 0.0
+        self._validation_s = math.inf  # of the last validation; the first may be long
         self.trainer: Trainer | None = None
 
     @property
@@ -99,13 +107,9 @@ class SpotTolerantCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Restore the random generators before the first batch (set-up may have drawn numbers), or save what is due.
 
-        Validation, the epoch's end and its schedulers come between a batch and the next, and a resume goes on here.
+        The epoch's end and its schedulers come between a batch and the next, and a resume goes on here.
         """
-        if self._random is not None:
-            restore_random_state(self._random, pl_module.device)
-            self._random = None
-            # Lightning would step no ReduceLROnPlateau at the end of this epoch. Its property stays True in an epoch.
-            trainer.fit_loop._restarting = False
+        self._restore(trainer, pl_module)
         due, self._due = self._due, None
         if due is not None:
             loop = trainer.fit_loop.epoch_loop
@@ -114,22 +118,55 @@ class SpotTolerantCallback(Callback):
             self._carry_out(due, trainer, pl_module)
             loop._batches_that_stepped += early
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what is due before a validation, which a resume then begins anew."""
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+        if self._restore(trainer, pl_module):
+            progress.total.reset_on_restart()
+        due, self._due = self._due, None
+        if due is not None:
+            # Lightning runs the validation of a checkpoint that was taken in one of its batches.
+            before = copy.deepcopy(progress.state_dict())
+            progress.increment_ready()
+            progress.increment_started()
+            self._carry_out(due, trainer, pl_module)
+            progress.load_state_dict(before)
+        self._validation_began = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note how long a validation takes."""
+        if not trainer.sanity_checking:
+            self._validation_s = time.monotonic() - self._validation_began
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Agree after an optimizer step; save before the next batch, or at once where none follows or time is short."""
+        """Agree after an optimizer step; save before the next validation or batch, or at once where neither follows."""
         step = trainer.global_step
         if step == self._run.step:  # accumulating
             return
-        is_last = trainer.max_steps > 0 and step >= trainer.max_steps
-        decision = self._run.end_step(step, is_last=is_last)
         loop = trainer.fit_loop
         assert loop._data_fetcher is not None
-        # A validation may take longer than a notice leaves.
-        if is_last or (decision.stop and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)):
+        validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+        is_last = trainer.max_steps > 0 and step >= trainer.max_steps
+        is_due = validates and self._validation_s > LONG_VALIDATION_S
+        decision = self._run.end_step(step, is_last=is_last, is_due=is_due)
+        if is_last and not validates:
             self._carry_out(decision, trainer, pl_module)
         else:
             self._due = decision
+
+    def _restore(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Restore the random generators where the resume begins; True there."""
+        if self._random is None:
+            return False
+        restore_random_state(self._random, pl_module.device)
+        self._random = None
+        # Lightning would step no ReduceLROnPlateau at the end of this epoch. Its property stays True in an epoch.
+        trainer.fit_loop._restarting = False
+        return True
 
     def _carry_out(self, decision: StepDecision, trainer: Trainer, pl_module: LightningModule) -> None:
         if decision.save:
