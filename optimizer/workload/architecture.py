@@ -48,6 +48,8 @@ _NAMES = {"gpt2": GPT2, "qwen3_moe": QWEN_MIXTURE, "deepseek_v3": DEEPSEEK}
 
 # Objects and lists of a config that change the model; others are labels, generation settings and quantisation.
 _NESTED = ("rope_scaling", "rope_parameters", "layer_types", "attn_config", "mlp_only_layers")
+# Scalar that changes the model under a name with which others are notes of transformers (OPT).
+_PRIVATE = ("_remove_final_layer_norm",)
 # Scalars that say who wrote the config, not what the model is.
 _ABOUT = ("transformers_version", "torch_dtype", "dtype")
 
@@ -81,7 +83,7 @@ def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
         name: value
         for name, value in config.items()
         if value is not None
-        and not name.startswith("_")
+        and (name in _PRIVATE or not name.startswith("_"))
         and name not in _ABOUT
         and (name in _NESTED or not isinstance(value, dict | list))
     }

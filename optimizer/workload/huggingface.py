@@ -140,7 +140,13 @@ FAMILIES: dict[str, _Family] = {
         learned_positions=True,
         position_offset=2,
         details=_BIASED,
-        defaults={"max_position_embeddings": 2048},
+        defaults={
+            "max_position_embeddings": 2048,
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
     ),
     "bert": _BERT,
     "roberta": _BERT,
@@ -178,6 +184,13 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             limit=f"one of {', '.join(_KINDS)}",
             why="every kind has its own field names and biases",
             next_step="give the architecture's fields in a request (model: {layers: …, hidden_size: …})",
+        )
+    if data.get("add_cross_attention"):
+        raise InvalidInputError(
+            f"{origin}: add_cross_attention is {data['add_cross_attention']}",
+            limit="a model of its own: false, or left out",
+            why="it is the decoder beside an encoder that the configuration does not describe",
+            next_step="plan the pair by gpufleet profile, or give the fields of a request (model: {layers: …})",
         )
     config, data = prune_config(data), {**family.defaults, **data}
     values = {ours: whole(data, theirs, origin) for ours, theirs in family.names.items()}
@@ -228,7 +241,10 @@ def _details(data: Mapping[str, Any], family: _Family, origin: str) -> BiasesAnd
     if "type_vocab_size" in family.defaults:
         given["token_types"] = whole(data, "type_vocab_size", origin)
     if data["model_type"] == "opt":  # OPT-350m has norms behind its sublayers, and none at the end
-        given["final_norm"] = bool(data.get("do_layer_norm_before", True))
+        given["final_norm"] = bool(data["do_layer_norm_before"]) and not data["_remove_final_layer_norm"]
+        given["attention_bias"] = "all" if data["enable_bias"] else "none"
+        given["mlp_bias"] = bool(data["enable_bias"])
+        given["norm_weight"] = given["norm_bias"] = bool(data["layer_norm_elementwise_affine"])
     return replace(family.details, **given)
 
 

@@ -257,7 +257,7 @@ class BiasesAndNorms:
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
         mlp_bias: also of experts and their router.
-        norm_bias: LayerNorm with bias (2 vectors); else RMSNorm or bias-free LayerNorm (1 vector).
+        norm_weight, norm_bias: vectors of a norm: both of LayerNorm, the weight of RMSNorm and bias-free LayerNorm.
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
             is not the embedding (BERT).
@@ -265,6 +265,7 @@ class BiasesAndNorms:
 
     attention_bias: Literal["none", "qkv", "all"] = "none"
     mlp_bias: bool = False
+    norm_weight: bool = True
     norm_bias: bool = False
     final_norm: bool = True
     token_types: int = 0
@@ -309,7 +310,7 @@ def build_model(
 def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, int]:
     """Count a transformer's parameters: all, and those one token passes through."""
     h, query, kv = model.hidden_size, model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    norm = h * (2 if details.norm_bias else 1)
+    norm = h * (int(details.norm_weight) + int(details.norm_bias))
     attention = model.attention_matrix_parameters
     if details.attention_bias != "none":  # of latent attention, those of the narrow projections
         attention += model.latent_attention.latent_width if model.latent_attention else query + 2 * kv

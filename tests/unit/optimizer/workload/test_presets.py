@@ -187,6 +187,8 @@ LATENT = EXPERTS | LATENTS | {"n_routed_experts": 8}
         ("opt", {"ffn_dim": 700}),
         ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "do_layer_norm_before": False}),  # OPT-350m
         ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "tie_word_embeddings": False}),
+        ("opt", {"ffn_dim": 700, "enable_bias": False, "layer_norm_elementwise_affine": False}),  # Galactica 6.7B
+        ("opt", {"ffn_dim": 700, "enable_bias": False, "_remove_final_layer_norm": True}),
         ("bert", {"type_vocab_size": 5}),
         ("bert", {"tie_word_embeddings": False}),
         ("roberta", {}),

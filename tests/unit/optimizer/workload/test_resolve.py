@@ -115,6 +115,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(VIT | {"image_size": [224, 196]}), "image_size is [224, 196]"),
         (json.dumps(WHISPER | {"decoder_ffn_dim": 1024}), "encoder_ffn_dim is 1536 and decoder_ffn_dim 1024"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
+        ('{"model_type": "gpt2", "n_embd": 768, "add_cross_attention": true}', "add_cross_attention is True"),
     ],
 )
 def test_a_file_that_is_no_models_config_says_what_is_missing(text: str, says: str, tmp_path: Path) -> None:
