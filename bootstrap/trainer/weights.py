@@ -6,12 +6,13 @@ GPU holds more than its part of the model and one whole tensor.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 # Largest file, the limit of transformers' save_pretrained; an upload or a reader's memory holds one file.
 FILE_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
+# safetensors' names of types that are numbers without a scale of their own.
+PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any]) -> None:
@@ -52,7 +55,8 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
         architecture: written as config.json of a model without a config of its own (torchvision's).
     """
     tensors, aliases = _state(model, whole_tensors)
-    written = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    published = _Published(model)
+    written = {published.name(name): tensor for name, tensor in tensors.items() if name not in aliases}
     files = _files(written)
     is_writer = not dist.is_initialized() or dist.get_rank() == 0
     store = open_store(uri)
@@ -114,27 +118,39 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
     ``within``: a part of the model to fill alone. Adapters keep their initial values.
 
     Raises:
-        ConfigurationError: a tensor is missing or has another shape.
+        ConfigurationError: a file cannot be read, a tensor is missing, has another shape, is quantised, or would make
+            another model (a bias that this one lacks, an output projection that is not the embedding).
     """
-    from safetensors import safe_open
-
     folder = stage_weights(uri)
     targets, aliases = _state(model, base_tensors)
     if within is not None:
         inside = {id(parameter) for parameter in within.parameters()}
         targets = {name: target for name, target in targets.items() if id(target) in inside}
     with ExitStack() as stack, torch.no_grad():
-        files = [stack.enter_context(safe_open(path, framework="pt")) for path in _stored_files(folder)]
-        stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-        sources = {name: next((other for other in _names(model, name) if other in stored), None) for name in targets}
+        stored = {name: file for file in _opened(folder, stack) for name in file.keys()}  # noqa: SIM118 - no mapping
+        known = _Published(model).by_own_name(stored)
+        sources = {
+            name: next((known[other] for other in _names(model, name) if other in known), None) for name in targets
+        }
         missing = [name for name in targets if sources[name] is None and sources.get(aliases.get(name, name)) is None]
         if missing:
             raise ConfigurationError(
                 f"{uri} lacks {len(missing)} of the model's {len(targets)} tensors, such as {', '.join(missing[:3])}; "
                 "its config.json must be the run's architecture, and its names Hugging Face's"
             )
-        for name, target in targets.items():
-            if (other := sources[name]) is None or name in aliases:
+        used = {name for name in sources.values() if name}
+        modules = {
+            other.removesuffix(".weight") for name in targets for other in _names(model, name) if ".weight" in name
+        }
+        unused = sorted(stored.keys() - used)
+        if beside := [other for own, other in known.items() if own.rpartition(".")[0] in modules and other in unused]:
+            raise ConfigurationError(
+                f"{uri} has {len(beside)} tensors beside the model's, such as {beside[0]}: biases or scales that this "
+                "architecture lacks; its config.json must be the run's architecture, and its weights not quantised"
+            )
+        # Tied tensors last: they are compared with what was read.
+        for name, target in sorted(targets.items(), key=lambda item: item[0] in aliases):
+            if (other := sources[name]) is None:
                 continue
             part = stored[other].get_slice(other)
             if list(part.get_shape()) != list(target.shape):
@@ -142,11 +158,62 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
                     f"{uri}: {other} has shape {part.get_shape()}, the model's {list(target.shape)}; its config.json "
                     "must be the run's architecture"
                 )
+            if target.is_floating_point() and part.get_dtype() not in PLAIN_TYPES:
+                raise ConfigurationError(
+                    f"{uri}: {other} is of {part.get_dtype()}, and its scale is not read; give the weights that it was "
+                    "quantised from (16 bits)"
+                )
             local = target.to_local() if isinstance(target, DTensor) else target
-            local.copy_(part[_slices(target)] if target.ndim else part[...])
-        unused = sorted(stored.keys() - {name for name in sources.values() if name})
+            values = part[_slices(target)] if target.ndim else part[...]
+            if name not in aliases:
+                local.copy_(values)
+            elif not torch.equal(local, values.to(local)):
+                raise ConfigurationError(
+                    f"{uri}: {other} differs from {aliases[name]}, and the model ties them; give an architecture with "
+                    '"tie_word_embeddings": false. transformers ties every T5: T5 1.1 and Flan-T5, which are not tied, '
+                    "need training code of your own"
+                )
         if unused and not adapted(model):
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
+
+
+class _Published:
+    """Names of tensors in published files, where transformers' models have others (GPT-NeoX, ViT)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._renamings = _renamings(model)
+
+    def name(self, own: str) -> str:
+        """Name in files of the model's tensor ``own``."""
+        name = own
+        for renaming in reversed(self._renamings):
+            name, _ = renaming.reverse_transform().rename_source_key(name)
+        return name if self._own(name) == own else own
+
+    def by_own_name(self, stored: Iterable[str]) -> dict[str, str]:
+        """Names in files by the model's, and by themselves."""
+        names = list(stored)
+        return {self._own(name): name for name in names} | {name: name for name in names}
+
+    def _own(self, name: str) -> str:
+        for renaming in self._renamings:
+            name, _ = renaming.rename_source_key(name)
+        return name
+
+
+def _renamings(model: nn.Module) -> list[Any]:
+    """transformers' changes of published names, in order; older versions have models with the published names."""
+    try:
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    except ImportError:
+        return []
+    # FSDP2 puts a class of its own before the model's.
+    classes = [cls for part in model.modules() for cls in type(part).__mro__]
+    kinds = dict.fromkeys(cls.__name__ for cls in classes if cls.__module__.startswith("transformers.models"))
+    settings: Any = getattr(getattr(model, "module", model), "config", None)
+    if settings is not None:
+        kinds[settings.model_type] = None
+    return [one for kind in kinds for one in mapping.get_checkpoint_conversion_mapping(kind) or ()]
 
 
 def _state(
@@ -176,7 +243,7 @@ def _unwrapped(name: str) -> Iterator[str]:
 
 def _names(model: nn.Module, name: str) -> Iterator[str]:
     """Names of a tensor in published files: its own, without the base model's prefix, with TensorFlow's norm names."""
-    base = f"{getattr(model, 'base_model_prefix', '')}."
+    base = f"{getattr(getattr(model, 'module', model), 'base_model_prefix', '')}."
     for candidate in (name, name.removeprefix(base)):
         yield candidate
         if "LayerNorm." in candidate:
@@ -233,19 +300,32 @@ def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]
     return facts
 
 
-def _stored_files(folder: Path) -> list[Path]:
+def _opened(folder: Path, stack: ExitStack) -> list[Any]:
     """Files of the index where there is one: a folder may hold the same weights a second time under other names."""
-    if folder.is_file():
-        return [folder]
-    if (index := folder / INDEX_NAME).is_file():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        files = ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
-    if not files or not all((folder / name).is_file() for name in files):
+    from safetensors import SafetensorError, safe_open
+
+    reading = folder
+    try:
+        if folder.is_file():
+            files = [folder]
+        elif (index := folder / INDEX_NAME).is_file():
+            reading = index
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = [folder / name for name in sorted(names)]
+        else:
+            files = [folder / "model.safetensors"]
+        if not all(path.is_file() for path in files):
+            raise ConfigurationError(
+                f"{folder} has no complete weights; expected model.safetensors, or {INDEX_NAME} and every file it names"
+            )
+        opened = []
+        for reading in files:
+            opened.append(stack.enter_context(safe_open(reading, framework="pt")))
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
         raise ConfigurationError(
-            f"{folder} has no complete weights; expected model.safetensors, or {INDEX_NAME} and every file it names"
-        )
-    return [folder / name for name in files]
+            f"{reading} cannot be read ({error}): copy it again; a clone has files of a few bytes until git lfs pull"
+        ) from error
+    return opened
 
 
 def _slices(target: torch.Tensor) -> tuple[slice, ...]:

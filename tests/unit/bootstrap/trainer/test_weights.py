@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from bootstrap.contract.trainer import family_of
 from bootstrap.trainer import weights
+from bootstrap.trainer.models import AUTO
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import ConfigurationError
 from tests.unit.bootstrap.trainer.weights_ranks import build
@@ -22,12 +25,19 @@ SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "v
 
 def model_of(kind: str, seed: int, **more: Any) -> Any:
     torch.manual_seed(seed)
-    auto = LIBRARY.AutoModelForMaskedLM if kind == "bert" else LIBRARY.AutoModelForCausalLM
-    return auto.from_config(LIBRARY.AutoConfig.for_model(kind, **SHAPE, use_cache=False, **more))
+    auto = getattr(LIBRARY, AUTO[family_of({"model_type": kind})])
+    return auto.from_config(LIBRARY.AutoConfig.for_model(kind, **SHAPE | more, use_cache=False))
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}), ("bert", {})]
+    ("kind", "more"),
+    [
+        ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("bert", {}),
+        # transformers' names of these are not those of published files.
+        ("gpt_neox", {}),
+        ("vit", {"image_size": 16, "patch_size": 8}),
+    ],
 )
 def test_transformers_reads_what_is_written_and_writes_what_is_read(
     tmp_path: Path, kind: str, more: dict[str, Any]
@@ -40,7 +50,8 @@ def test_transformers_reads_what_is_written_and_writes_what_is_read(
 
     model.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
     save_file({"again": torch.ones(1)}, tmp_path / "theirs" / "consolidated.safetensors")
-    assert (tmp_path / "theirs" / INDEX_NAME).is_file()
+    index = json.loads((tmp_path / "theirs" / INDEX_NAME).read_text())
+    assert load_file(tmp_path / "ours" / "model.safetensors").keys() == index["weight_map"].keys()
     other = model_of(kind, 1, **more)
     load_weights(other, str(tmp_path / "theirs"))
     assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
@@ -72,6 +83,39 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
         load_weights(build(0), str(tmp_path))
     save_file({name: tensor for name, tensor in tensors.items() if "embed" not in name}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigurationError, match=r"lacks 2 of the model's 16 tensors, such as embed.weight, head"):
+        load_weights(build(0), str(tmp_path))
+
+
+QUERY = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        # Read as its 8 bits are, without the scale beside it, a weight would be some hundred times too large.
+        (lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"].to(torch.float8_e4m3fn)}, "q_proj.weight is of F8_E4M3"),
+        (lambda t: {f"{QUERY}.bias": torch.ones(16)}, f"1 tensors beside the model's, such as {QUERY}.bias"),
+        (lambda t: {"lm_head.weight": t["model.embed_tokens.weight"] + 1}, "lm_head.weight differs from model.embed_"),
+        (lambda t: {"lm_head.weight": t["model.embed_tokens.weight"].clone()}, ""),
+        (lambda t: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, ""),
+    ],
+)
+def test_weights_that_would_make_another_model_are_refused(tmp_path: Path, change: Any, says: str) -> None:
+    more = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    model_of("llama", 0, **more).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, **change(tensors)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=says) if says else contextlib.nullcontext():
+        load_weights(model_of("llama", 1, **more), str(tmp_path))
+
+
+def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
+    save_weights(build(0), str(tmp_path), architecture={})
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors cannot be read .*git lfs pull"):
+        load_weights(build(0), str(tmp_path))
+    (tmp_path / INDEX_NAME).write_text('{"metadata": ')
+    with pytest.raises(ConfigurationError, match=rf"{INDEX_NAME} cannot be read"):
         load_weights(build(0), str(tmp_path))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,6 +28,8 @@ class Layer(nn.Module):
 
 class Tied(nn.Module):
     """Two layers between an embedding and the same matrix; 7 rows do not divide over the ranks."""
+
+    base_model_prefix = "layers"  # which published files may lack, as GPT-2's do
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +69,15 @@ def main(folder: Path) -> None:
         for name, tensor in model.state_dict().items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             assert torch.equal(whole, expected[name]), f"{name} on {shape}"
-    wrapped = nn.parallel.DistributedDataParallel(build(2))
-    load_weights(wrapped, str(folder))
-    assert torch.equal(wrapped.module.embed.weight, expected["embed.weight"])
+    if dist.get_rank() == 0:
+        bare = {name.removeprefix("layers."): tensor for name, tensor in expected.items() if "head" not in name}
+        (folder / "bare").mkdir()
+        save_file(bare, folder / "bare" / "model.safetensors")
+    dist.barrier()
+    for stored in (folder, folder / "bare"):
+        wrapped = nn.parallel.DistributedDataParallel(build(2))
+        load_weights(wrapped, str(stored))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in wrapped.module.state_dict().items()), stored
     dist.destroy_process_group()
 
 
