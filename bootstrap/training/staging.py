@@ -64,7 +64,7 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 
     Raises:
         ConfigurationError: nothing there, no access, or too little disk space.
-        CheckpointError: a copy is not what S3 has.
+        CheckpointError: a copy is not what S3 has, or the disk does not take it.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -172,6 +172,10 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
                 f"{uri} changed while it was copied; start again when its writer is done"
             ) from error
         raise _as_ours(uri, error) from error
+    except OSError as error:
+        raise CheckpointError(  # another node's disk may take it
+            f"{uri} cannot be copied to {folder}: {error}; set {SCRATCH_VARIABLE} to a disk with room that takes files"
+        ) from error
     os.sync()  # what says that all is there is written after it
     temporary = folder / f"{COMPLETE}.new"
     temporary.write_text(session, encoding="utf-8")
@@ -238,6 +242,13 @@ def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[
     if not objects:
         ends = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
         raise ConfigurationError(f"{uri}: no object{ends} under this prefix; see aws s3 ls {uri}/")
+    folders = {str(parent) for name in objects for parent in PurePosixPath(name).parents}
+    for name in objects:
+        if name in folders or str(PurePosixPath("/", name)) != f"/{name}" or ".." in PurePosixPath(name).parts:
+            raise ConfigurationError(
+                f"{uri} has the object {name!r}, which is no file below a folder of a disk; copy it to another name, "
+                "or name a prefix without it"
+            )
     return prefix, objects
 
 

@@ -35,8 +35,13 @@ def _statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, deviation
 
 
+def _shown(folder: Path) -> list[os.DirEntry[str]]:
+    """Entries by name, without hidden ones (macOS's ._IMAGE.jpg, Jupyter's .ipynb_checkpoints)."""
+    return sorted((one for one in os.scandir(folder) if not one.name.startswith(".")), key=lambda one: one.name)
+
+
 def _folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    return [entry.name for entry in _shown(folder) if entry.is_dir()]
 
 
 class ImageFolder(Dataset):
@@ -67,7 +72,7 @@ class ImageFolder(Dataset):
             (f"{name}/{file}", label)
             for label, name in enumerate(names)
             if name in own
-            for file in sorted(entry.name for entry in os.scandir(folder / name))
+            for file in (entry.name for entry in _shown(folder / name))
             if file.lower().endswith(SUFFIXES)
         ]
         if not files:
@@ -99,6 +104,8 @@ class ImageFolder(Dataset):
             image: torch.Tensor = decode_image(str(path), mode=ImageReadMode.RGB, apply_exif_orientation=True)
         except RuntimeError as error:
             raise ConfigurationError(f"{path} cannot be decoded ({error}); remove it or copy it again") from error
+        if image.dtype != torch.uint8:  # a PNG of 16 bits
+            image = functional.to_dtype(image, torch.uint8, scale=True)
         height, width = image.shape[-2:]
         size = [self._size, self._size]
         if not self._augment:

@@ -97,7 +97,8 @@ def open_dataset(
 
 
 def _token_files(path: Path, uri: str, split: Split) -> list[Path]:
-    files = [path] if path.is_file() else sorted(path.glob("**/*.bin"))
+    found = [path] if path.is_file() else sorted(path.glob("**/*.bin"))
+    files = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
 
     def of(name: str) -> list[Path]:
         return [file for file in files if file.name.startswith(name) or name in file.relative_to(path).parts[:-1]]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.images import random_crop
@@ -32,7 +33,9 @@ def write_tokens(folder: Path, name: str, tokens: list[int], form: str) -> None:
     if form == "packed":
         (folder / f"{name}.json").write_text(json.dumps({"dtype": "uint32", "tokens": len(tokens)}))
     if form == "megatron":
-        (folder / f"{name}.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 1))
+        head = struct.pack("<QBQQ", 1, 4, 2, 2)  # two documents, the second of one token
+        documents = struct.pack("<2i2q", len(tokens) - 1, 1, 0, 4 * len(tokens) - 4)
+        (folder / f"{name}.idx").write_bytes(b"MMIDIDX\x00\x00" + head + documents)
 
 
 @pytest.mark.parametrize("form", ["nanogpt", "llm.c", "packed", "megatron"])
@@ -80,8 +83,20 @@ def test_token_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path)
         open_it(split="val")
     with (tmp_path / "train.bin").open("r+b") as file:
         file.truncate(20)
-    with pytest.raises(ConfigurationError, match=r"has 5 tokens and train\.json says 9: an incomplete copy"):
+    with pytest.raises(ConfigurationError, match=r"has 5 tokens and its train\.json says 9: an incomplete copy"):
         open_it()
+    for form, missing in (("llm.c", "header says 9"), ("megatron", r"train\.idx says 9")):
+        (tmp_path / "train.json").unlink(missing_ok=True)
+        write_tokens(tmp_path, "train", list(range(9)), form)
+        with (tmp_path / "train.bin").open("r+b") as file:
+            file.truncate((tmp_path / "train.bin").stat().st_size - 4)
+        with pytest.raises(ConfigurationError, match=rf"has \d tokens and its {missing}: an incomplete copy"):
+            open_it()
+    (tmp_path / "train.idx").unlink()
+    for vocabulary in (32_000, 128_256):
+        np.arange(vocabulary - 200, vocabulary, dtype="<u4").tofile(tmp_path / "train.bin")
+        with pytest.raises(ConfigurationError, match=r'of uint32.* train\.json, .*"tokens": 200'):
+            open_it(vocab_size=vocabulary)
     (tmp_path / "train.json").write_text('{"dtype": ')
     with pytest.raises(ConfigurationError, match=r"train\.json is not JSON"):
         open_it()
@@ -215,6 +230,9 @@ def image_folder(tmp_path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     for label, name in enumerate(["cat", "dog", "emu"]):
         (tmp_path / "train" / name).mkdir(parents=True)
+        # Left by macOS and Jupyter.
+        (tmp_path / "train" / name / f"._{label}0.JPEG").write_bytes(b"Mac OS X")
+        (tmp_path / "train" / ".ipynb_checkpoints").mkdir(exist_ok=True)
         for number in range(3):
             image = torch.randint(0, 256, (3, 40 + 20 * number, 60), dtype=torch.uint8, generator=generator)
             write, suffix = (write_png, "png") if number == 2 else (write_jpeg, "JPEG")
@@ -250,6 +268,9 @@ def test_validation_images_are_whole_and_broken_ones_are_named(image_folder: Pat
     assert torch.equal(
         data.batch(torch.tensor([0]), CPU)["images"], data.batch(torch.tensor([0]), CPU, step=5)["images"]
     )
+    wide = Image.fromarray(np.full((40, 40), 0x80FF, dtype=np.uint16))
+    wide.save(image_folder / "val" / "cat" / "02.png")
+    assert data._image(2, 0).dtype == torch.uint8 and set(data._image(2, 0).unique().tolist()) == {0x80}  # type: ignore[attr-defined]
     (image_folder / "val" / "cat" / "00.JPEG").write_bytes(b"not an image")
     with pytest.raises(ConfigurationError, match=r"00\.JPEG cannot be decoded"):
         data.batch(torch.tensor([0]), CPU)

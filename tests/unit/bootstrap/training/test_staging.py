@@ -114,6 +114,20 @@ def test_bad_addresses_and_small_disks_are_refused_before_a_byte_is_copied(
     with pytest.raises(ConfigurationError, match=r"still needs 0.0 GiB and .* has 2.0 GiB free"):
         stage(URI)
     assert not list(tmp_path.rglob("*.bin"))
+    put.object("v3/b/c", b"")
+    for name in ("v3//a", "v3/../../a", "v3/b"):
+        put.object(name, b"")
+        with pytest.raises(
+            ConfigurationError, match=rf"v3 has the object '{name[3:]}', which is no file below a folder"
+        ):
+            stage(f"s3://{BUCKET}/corpus/v3")
+        put.client.delete_object(Bucket=BUCKET, Key=f"corpus/{name}")
+
+
+def test_a_disk_that_takes_no_file_is_named(put: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "gpufleet-data").write_bytes(b"no folder")
+    with pytest.raises(CheckpointError, match=r"cannot be copied to .*gpufleet-data.*set GPUFLEET_SCRATCH_DIR"):
+        stage(URI)
 
 
 def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
