@@ -30,6 +30,7 @@ class Board:
     def __init__(self, folder: Path, store: Store | None, writer: Any) -> None:
         self._folder, self._store, self._make_writer = folder, store, writer
         self._writer: Any = None
+        self._is_first = True
         self._since = 0.0
         self._copied: set[str] = set()
         self._copying: threading.Thread | None = None
@@ -46,7 +47,10 @@ class Board:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Write a step's values."""
         if self._writer is None:
-            self._writer, self._since = self._make_writer(str(self._folder)), time.monotonic()
+            # TensorBoard drops what earlier files have from the first step on: a resume does these steps again.
+            purge_step = step if self._is_first else None
+            self._writer, self._since = self._make_writer(str(self._folder), purge_step=purge_step), time.monotonic()
+            self._is_first = False
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         if self._store is not None and time.monotonic() - self._since >= COPY_EVERY_S:

@@ -42,7 +42,8 @@ class Report:
     """Reports ``every`` steps; a line appears as soon as the device has its numbers, and no step waits for it.
 
     Args:
-        out: folder of ``metrics.jsonl`` and ``tensorboard/``.
+        out: folder of ``metrics.jsonl`` and ``tensorboard/``; what an earlier start wrote of the first step and later
+            is dropped there.
         store: where TensorBoard's files are copied to, below ``tensorboard/``.
         clock: ticks at each step's end, before ``step`` is called.
         tokens_per_sample: None where samples are counted (a CNN).
@@ -80,11 +81,13 @@ class Report:
         self._entries: deque[_Entry] = deque()
         self._counted = 0
         self._waited_s = 0.0
+        self._path = out / METRICS_NAME
         self._file: TextIO | None = None
+        self._has_begun = False
         self._board: Board | None = None
         if self._is_writer:
             out.mkdir(parents=True, exist_ok=True)
-            self._file = (out / METRICS_NAME).open("a", encoding="utf-8")
+            self._file = self._path.open("a", encoding="utf-8")
             self._board = Board.in_folder(out / BOARD_FOLDER, store)
 
     def __enter__(self) -> Self:
@@ -109,6 +112,8 @@ class Report:
         """
         if not self._is_writer:
             return
+        if not self._has_begun:
+            self._begin(step)
         self._write_ready()
         is_line = step % self._every == 0 or step == self._total_steps
         if not (is_line or self._refuses_infinity):
@@ -136,6 +141,18 @@ class Report:
         if self._board is not None:
             self._board.close()
             self._board = None
+
+    def _begin(self, step: int) -> None:
+        """Drop the lines from ``step`` on, and a torn one: an earlier start did these steps after its checkpoint."""
+        self._has_begun = True
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if _step_of(line) < step]
+        if kept != lines and self._file is not None:
+            self._file.close()
+            new = self._path.with_suffix(".new")
+            new.write_text("".join(kept), encoding="utf-8")
+            new.replace(self._path)
+            self._file = self._path.open("a", encoding="utf-8")
 
     def _add(self, facts: dict[str, Any], values: dict[str, torch.Tensor], *, is_line: bool = True) -> None:
         stacked = torch.stack([value.detach().float() for value in values.values()])
@@ -218,6 +235,14 @@ class Report:
         if facts.get("data_wait_share", 0) > INPUT_BOUND_SHARE:
             parts.append("(bound by its input: docs/data.md)")
         return "  ".join([start, *parts])
+
+
+def _step_of(line: str) -> float:
+    """Step of a line; infinity where it is torn."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _short(value: Any) -> Any:

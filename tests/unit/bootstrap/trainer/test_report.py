@@ -113,6 +113,23 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
+def test_steps_that_a_resume_does_again_are_reported_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    for first, end, loss in ((1, 7, 1.0), (4, 9, 2.0)):  # killed after step 7, with a checkpoint of step 3
+        clock = StepClock(CPU)
+        with Report(tmp_path, clock=clock, every=2, total_steps=20, global_batch=1, tokens_per_sample=1) as report:
+            for step in range(first, end + 1):
+                report.step(step, torch.tensor(loss), learning_rate=0.1)
+        with (tmp_path / "metrics.jsonl").open("a") as torn:
+            torn.write('{"step": ')
+    *lines, _ = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    expected = [(2, 1.0), (4, 2.0), (6, 2.0), (8, 2.0)]
+    assert [(line["step"], line["loss"]) for line in map(json.loads, lines)] == expected
+    events: Any = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == expected
+
+
 def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: Path) -> None:
     """Each step is checked, though only every tenth writes a line; fp16 skips such steps, and JSON has null."""
     clock, nan, infinite = StepClock(CPU), torch.tensor(torch.nan), torch.tensor(torch.inf)
