@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement, measured_row
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size
 from bootstrap.trainer.models import build
-from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler
+from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, rate_share
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
 from bootstrap.trainer.shares import Balance, rank_batches, with_batch
@@ -40,6 +41,8 @@ from bootstrap.training.stores import open_store
 
 logger = logging.getLogger(__name__)
 
+# Settings of a group of parameters that flags give, and a checkpoint holds too.
+OF_THIS_START = ("initial_lr", "weight_decay")
 CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 
 
@@ -179,6 +182,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     rehearsal: Callable[[], object] | None = None
     if isinstance(parts.model, DistributedDataParallel):
         rehearsal = functools.partial(_rehearse, parts, data)
+    own = [{name: group[name] for name in OF_THIS_START} for group in parts.optimizer.param_groups]
     with (
         Report(
             Path(config.out),
@@ -210,6 +214,14 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
         ) as run,
         Loader(data, run.sample_indices, micro_batch=config.micro_batch, device=device) as loader,
     ):
+        _follow_flags(parts, own)
+        if run.step > config.steps:
+            logger.warning(
+                "%s has a checkpoint of step %d, and --steps is %d: nothing is left to train",
+                uri,
+                run.step,
+                config.steps,
+            )
         clock.restart()
         for step in run.steps(config.steps):
             result = stepper.step(loader.step(step))
@@ -235,6 +247,15 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
     if config.tuning.adapts:
         save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)
+
+
+def _follow_flags(parts: Assembled, own: list[dict[str, Any]]) -> None:
+    """Take rate and weight decay from this start's flags: a checkpoint brings those of the start that wrote it."""
+    rate = rate_share(parts.config, parts.scheduler.last_epoch)
+    for group, settings in zip(parts.optimizer.param_groups, own, strict=True):
+        group |= settings
+        group["lr"] = settings["initial_lr"] * rate
+    parts.scheduler.base_lrs = [settings["initial_lr"] for settings in own]
 
 
 def _evaluate(run: SpotTolerantRun, stepper: Stepper, report: Report, batches: Iterator[Batch]) -> None:

@@ -224,7 +224,14 @@ class OptimizerStates:
 
     def _refuse_other_states(self, states: Mapping[str, Mapping[str, Any]], groups: list[dict[str, Any]]) -> None:
         """Refuse another kind of optimizer: its first step would miss states, or go on without a word."""
-        pairs = zip(self._optimizer.param_groups, groups, strict=True)
+        pairs = list(zip(self._optimizer.param_groups, groups, strict=True))
+        for own_group, loaded in pairs:  # tells Adam from AdamW, whose states are alike
+            ours, theirs = (group.get("decoupled_weight_decay") for group in (own_group, loaded))
+            if ours is not None and theirs is not None and ours != theirs:
+                raise ConfigurationError(
+                    f"{type(self._inner).__name__}'s decoupled_weight_decay is {ours}, and the checkpoint's {theirs}: "
+                    "take the optimizer of before, or use a new store"
+                )
         new_settings = any(set(group) - set(loaded) for group, loaded in pairs)
         for name, saved in states.items():
             own = set(self._forms.get(name, {}))

@@ -15,9 +15,11 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.trainer import kernels, loss, oom
+from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.mesh import build_mesh
@@ -32,7 +34,7 @@ from bootstrap.trainer.optimize import (
     scale_gradients,
 )
 from bootstrap.trainer.parallelize import parallelize
-from bootstrap.trainer.run import assemble, open_samples
+from bootstrap.trainer.run import assemble, open_samples, train
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.notices import Notice
 from optimizer.performance.frameworks import frameworks
@@ -80,6 +82,29 @@ def test_cross_entropy_is_torchs_and_leaves_its_gradient_in_the_logits(
 def test_schedules_warm_up_and_end(schedule: str, expected: list[float]) -> None:
     config = parse("--steps", "102", "--warmup-steps", "2", "--schedule", schedule)
     assert [rate_share(config, step) for step in (0, 1, 2, 52, 102)] == pytest.approx(expected)
+
+
+def test_a_resume_follows_the_flags_of_its_own_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a loss that is not finite the trainer advises a lower rate, which the checkpoint's would replace."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    common = ["--out", str(tmp_path), "--precision", "fp32", "--log-every", "1", "--seq-len", "8"]
+    common += ["--architecture", json.dumps(DECODER | {"model_type": "llama"}), "--clip-norm", "0"]
+    train(parse_config([*common, "--steps", "2"], {}))
+    # A decay of the whole weight in each step.
+    changed = ["--steps", "4", "--learning-rate", "0.01", "--schedule", "linear", "--weight-decay", "100"]
+    config = parse_config([*common, *changed], {})
+    train(config)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["learning_rate"] for line in lines}
+    assert [rates[3], rates[4]] == pytest.approx([0.01 * rate_share(config, step) for step in (2, 3)])
+    weights = load_file(tmp_path / "checkpoints" / "weights" / "model.safetensors")
+    assert float(weights["model.layers.0.mlp.up_proj.weight"].abs().mean()) < 0.011
+    train(parse_config([*common, "--steps", "3"], {}))
+    assert "has a checkpoint of step 4, and --steps is 3: nothing is left to train" in caplog.text
 
 
 def test_fp16_scale_halves_on_infinity_and_survives_a_resume() -> None:

@@ -700,7 +700,8 @@ def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) 
         (torch.optim.RMSprop, r"RMSprop keeps \['square_avg', 'step'\] of weight, and .*'exp_avg'"),
         (torch.optim.SGD, "SGD keeps nothing of weight"),
         (lambda parameters: torch.optim.AdamW(parameters, amsgrad=True), "max_exp_avg_sq"),
-        (torch.optim.Adam, ""),
+        # It would decay as AdamW does, by the setting in the checkpoint.
+        (torch.optim.Adam, "decoupled_weight_decay is False, and the checkpoint's True"),
         (lambda parameters: torch.optim.AdamW(parameters, fused=True), ""),
     ],
 )
