@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ class CrtTransfers:
             return AwsCredentials(keys.access_key, keys.secret_key, keys.token)
 
         self._s3, self._boto3_client, self._bucket = s3, client, bucket
-        region = client.meta.region_name
+        self._region = region = client.meta.region_name
         threads = crt_io.EventLoopGroup(CRT_THREADS)
         is_tls = self._url("-").scheme == "https"
         self._client = s3.S3Client(
@@ -127,8 +128,13 @@ class CrtTransfers:
         try:
             self._client.make_request(type=kind, request=request, **more).finished_future.result()
         except self._s3.S3ResponseError as error:
-            answer = (error.body or b"").decode(errors="replace")
+            text = (error.body or b"").decode(errors="replace")
+            answer = ": ".join(re.findall(r"<(?:Code|Message)>(.*?)</", text, re.DOTALL)) or text
             message = f"{error.operation_name} was answered {error.status_code} {answer}"
+            # The header by which boto3 finds a bucket of another region (botocore/utils.py, S3RegionRedirectorv2).
+            there = {name.lower(): value for name, value in error.headers}.get("x-amz-bucket-region")
+            if there and there != self._region and error.status_code in (301, 400):
+                message += f" (the bucket is in {there}: set GPUFLEET_REGION to {there})"
             raise TransferError(message, error.status_code) from error
         except AwsCrtError as error:
             raise TransferError(f"{error.name}: {error.message}") from error

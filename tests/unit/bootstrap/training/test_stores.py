@@ -178,6 +178,7 @@ class Proxy(ThreadingHTTPServer):
         self.upstream = upstream.removeprefix("http://")
         self.requests: list[tuple[str, str, str | None]] = []
         self.loses_answer: Callable[[str, str], bool] = lambda method, path: False
+        self.refusal: tuple[int, str, str] | None = None  # status, S3's code and message, to every request
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up are no fault."""
@@ -193,6 +194,15 @@ class _Pass(BaseHTTPRequestHandler):
     def do_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append((self.command, self.path, self.headers.get("If-None-Match")))
+        if self.server.refusal is not None:
+            status, code, message = self.server.refusal
+            refusal = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.send_header("Content-Length", str(len(refusal)))
+            self.end_headers()
+            self.wfile.write(refusal)
+            return
         upstream = http.client.HTTPConnection(self.server.upstream)
         upstream.request(self.command, self.path, body, dict(self.headers))
         answer = upstream.getresponse()
@@ -329,6 +339,21 @@ def test_s3_encrypts_with_the_key_it_is_given(aws: str, monkeypatch: pytest.Monk
     for name in ("small", "large"):
         head = boto3.client("s3").head_object(Bucket=BUCKET, Key=f"run/{name}")
         assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        ((301, "PermanentRedirect", "Use another endpoint."), "Use another endpoint. .*eu-west-1: set GPUFLEET_REGION"),
+        ((403, "AccessDenied", "not authorized to perform: kms:GenerateDataKey"), "403 AccessDenied: not authorized"),
+    ],
+)
+def test_s3_says_why_it_refuses_a_write(refusal: tuple[int, str, str], says: str, proxy: Proxy) -> None:
+    store = S3Store(BUCKET, "run")
+    proxy.refusal = refusal
+    with pytest.raises(CheckpointError, match=says) as error:
+        store.write("a", [b"x"])
+    assert "<" not in str(error.value)
 
 
 def test_s3_without_the_bucket_says_so(aws: str) -> None:
