@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +34,8 @@ PRUNE_LIMIT_S = 60.0
 CHECKSUM_THREADS = 4
 # Attempts to save the last checkpoint, which no later one replaces; a busy service may answer the second or third.
 FINAL_ATTEMPTS = 3
+# Texts by which a rank says that a disk, or its user's part of one, is full.
+FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
@@ -138,6 +142,8 @@ class Saver:
         deadline = time.monotonic() + limit_s
         attempts = 0
         while self._finish_pending(step, deadline) and self.saved_step != step and attempts < FINAL_ATTEMPTS:
+            if attempts:
+                self.join_pruner()  # it may make room
             attempts += 1
             self._begin(step)
             self.share.finish_copy()
@@ -226,8 +232,7 @@ class Saver:
             problem = save.problem or "another rank's log has the reason"
             logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, problem)
             if self.ranks.rank == 0 and not save.has_manifest:
-                # A full disk would keep what the other ranks wrote, of every attempt.
-                self._in_background(self.checkpoints.discard, save.prefix)
+                self._in_background(self._make_room, save.prefix, problem)
             return
         self.ledger.progress(step, force=True)
         self.saved_step = save.step
@@ -236,6 +241,13 @@ class Saver:
         if self.ranks.rank == 0:
             self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
             self._in_background(self.checkpoints.prune, keep=self.keep, known_valid=save.prefix)
+
+    def _make_room(self, prefix: str, problem: str) -> None:
+        """Delete what the ranks wrote of a failed save, and on a full disk all checkpoints but the newest valid one."""
+        self.checkpoints.discard(prefix)
+        if any(text in problem for text in FULL_DISK) and (deleted := self.checkpoints.prune(keep=1)):
+            uri, names = self.checkpoints.store.uri, ", ".join(sorted(deleted))
+            logger.warning("%s is full: deleted %s, so that the next checkpoint has room", uri, names)
 
     def _set_interval(self, save: _Save) -> None:
         # Rank 0's clock counts, so its own measurements do.

@@ -49,6 +49,9 @@ class LocalStore:
                 finally:
                     os.close(descriptor)
         except OSError as error:
+            if final.parent != self.root:
+                with suppress(OSError):  # others' files are in it
+                    final.parent.rmdir()
             raise CheckpointError(f"cannot write {final}: {error}") from error
 
     def read(self, name: str) -> bytes:

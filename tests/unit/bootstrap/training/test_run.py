@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import gzip
 import logging
@@ -555,11 +556,13 @@ def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
 
 
 class FullStore(LocalStore):
-    """Has no space for the ranks' files."""
+    """Has space for ``files`` of the ranks' files."""
+
+    files = 0
 
     def write(self, name: str, parts: Any) -> None:
-        if name.endswith(".bin"):
-            raise CheckpointError(f"cannot write {name}: No space left on device")
+        if name.endswith(".bin") and len(list(self.root.glob("*/*.bin"))) >= self.files:
+            raise CheckpointError(f"cannot write {name}: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}")
         super().write(name, parts)
 
 
@@ -569,6 +572,15 @@ def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, ca
     assert len(training.losses) == STEPS
     assert "NOT saved" in caplog.text and "No space left" in caplog.text
     assert list(tmp_path.glob("step-*/manifest.json")) == []
+
+
+def test_a_full_disk_loses_older_checkpoints_and_not_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It held ``keep`` checkpoints and had no room for one more: none was saved until the end of the run."""
+    training = Training(store := FullStore(tmp_path), keep=3)
+    store.files = 3
+    training.train()
+    assert f"{tmp_path} is full: deleted step-00000004-" in caplog.text
+    assert [folder.name[:13] for folder in sorted(tmp_path.glob("step-*"))][-1] == f"step-{STEPS:08d}"
 
 
 class OwnStore(LocalStore):
