@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from bootstrap.training import Watcher
-from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError, Interrupted
+from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_files import EngineFiles
 from bootstrap.training.integrations.engine_run import EngineRun
 from bootstrap.training.ledger.summary import read_ledger
-from bootstrap.training.stores import open_store
+from bootstrap.training.stores import LocalStore, open_store
 from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, Net, Samples, end_this_process, parameters
 from tests.warm import ROOT, TRAINER, Warm
 
@@ -258,6 +260,45 @@ def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path:
     )  # fmt: skip
     run.start(0, global_batch=1)
     assert [run.end_step(step, is_last=False).save for step in (1, 3, 4, 5, 7)] == [False, True, True, False, True]
+    run.finish()
+
+
+class Quota(LocalStore):
+    """Has room for ``files`` files of checkpoints, and may refuse to delete."""
+
+    files, deletes = 3, True
+
+    def write(self, name: str, parts: Any) -> None:
+        if "/files/" in name and len([one for one in self.names("engine-") if "/files/" in one]) >= self.files:
+            raise CheckpointError(f"cannot write {name}: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}")
+        super().write(name, parts)
+
+    def delete(self, name: str) -> None:
+        if not self.deletes:
+            raise CheckpointError(f"cannot delete {name}: Access Denied")
+        super().delete(name)
+
+
+def test_a_full_disk_keeps_the_newest_and_takes_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = EngineRun(
+        "lightning", store=(store := Quota(tmp_path / "store")), checkpoint_interval_s=None, checkpoint_every=1, keep=3,
+        watcher=Watcher(None, signals=False),
+    )  # fmt: skip
+    run.start(0, global_batch=1)
+    (tmp_path / "state").mkdir()
+    # Steps 2 to 5 save two files: of the second's one fits, and the fourth's fit once those of step 1 are gone.
+    for step, store.files in enumerate((3, 2, 3, 4, 4), 1):
+        (tmp_path / "state" / ("model" if step == 1 else "more")).write_bytes(b"x")
+        run.end_step(step, is_last=False)
+        run.saved(step, tmp_path / "state")
+        assert run.is_saved is (step not in (2, 4))
+    assert steps(store.root) == [5, 3]
+    store.files, store.deletes = 99, False
+    for step in (6, 7, 8):
+        run.end_step(step, is_last=False)
+        run.saved(step, tmp_path / "state")
+        assert run.is_saved, "it is, though older ones are not deleted"
+    assert "Access Denied" in caplog.text
     run.finish()
 
 

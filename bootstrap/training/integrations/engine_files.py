@@ -97,6 +97,13 @@ class EngineFiles:
         """Write the manifest: from here on the checkpoint counts."""
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
 
+    def discard(self, prefix: str) -> None:
+        """Delete the files of a save that has no manifest."""
+        names = self.store.names(f"{prefix}/")
+        if f"{prefix}/{MANIFEST_NAME}" not in names:  # its answer may have been lost
+            for name in names:
+                self.store.delete(name)
+
     def scan(self) -> tuple[list[tuple[str, EngineManifest]], list[str]]:
         """Prefix and manifest of each committed checkpoint, newest first; the faults of damaged manifests."""
         committed, problems = [], []

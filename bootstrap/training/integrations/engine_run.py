@@ -30,6 +30,7 @@ from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger.writer import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.saver import FULL_DISK
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
 
@@ -211,7 +212,6 @@ class EngineRun:
             try:
                 self.files.commit(prefix, manifest)
                 self._ledger.commit(step, prefix=prefix, bytes=sum(file.bytes for file in manifest.files))
-                self.files.prune(keep=self._keep)
             except (CheckpointError, OSError) as error:
                 problems = [f"manifest: {error}"]
         problems = self._ranks.broadcast(problems)
@@ -219,10 +219,24 @@ class EngineRun:
             logger.error("checkpoint of step %d is NOT safe, training goes on: %s", step, "; ".join(problems))
         else:
             self._saved_step = step
+        if self._ranks.rank == 0:
+            try:
+                self._delete(prefix, problems)
+            except (CheckpointError, OSError) as error:
+                logger.error("old checkpoints are not deleted: %s", error)
         self._watcher.save_done()
         self._last_save = time.monotonic()
         self._ledger.stall(step)
         self._ledger.flush()
+
+    def _delete(self, prefix: str, problems: list[str]) -> None:
+        """Delete old checkpoints; after a failed save its files, and on a full disk all checkpoints but the newest."""
+        if problems:
+            self.files.discard(prefix)
+        # The newest is known to be valid where this process saved it, or resumed from it.
+        is_full = self._saved_step is not None and any(text in problem for problem in problems for text in FULL_DISK)
+        if is_full or not problems:
+            self.files.prune(keep=1 if is_full else self._keep)
 
     def finish(self) -> None:
         """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""
