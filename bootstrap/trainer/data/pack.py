@@ -64,18 +64,28 @@ def pack(
         raise ConfigurationError("packing needs the tokenizers package: pip install tokenizers") from error
     if not tokenizer.is_file():
         raise ConfigurationError(f"{tokenizer} does not exist; expected a model's tokenizer.json")
-    loaded = Tokenizer.from_file(str(tokenizer))
+    if out.suffix != ".bin":
+        raise ConfigurationError(f"--out is {out}; expected NAME.bin, which the trainer looks for")
+    try:
+        loaded = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ConfigurationError(f"{tokenizer} cannot be read ({error}); expected a model's tokenizer.json") from error
     end = _end_token_id(loaded, end_token)
     dtype = np.dtype("<u2" if loaded.get_vocab_size() <= 2**16 else "<u4")
     documents = _documents(inputs, field)
     temporary, sidecar = out.with_suffix(".new"), out.with_suffix(".json")
     tokens = count = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
-    with temporary.open("wb") as file:
-        while texts := list(islice(documents, DOCUMENTS)):
-            for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False):
-                tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
-            count += len(texts)
+    try:
+        with temporary.open("wb") as file:
+            while texts := list(islice(documents, DOCUMENTS)):
+                for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False):
+                    tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
+                count += len(texts)
+    except BaseException:
+        temporary.unlink()
+        raise
     facts = {
         "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
         "tokens": tokens,
@@ -103,18 +113,26 @@ def _documents(inputs: list[Path], field: str) -> Iterator[str]:
     for path in inputs:
         if not path.is_file():
             raise ConfigurationError(f"{path} does not exist; expected text or .jsonl files")
-        if path.suffix != ".jsonl":
-            yield path.read_text(encoding="utf-8")
-            continue
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    text = json.loads(line)[field]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ConfigurationError(
-                        f"{path}:{number} has no {field!r} ({error}); expected JSON objects; --field names their text"
-                    ) from error
-                yield text
+        try:
+            if path.suffix == ".jsonl":
+                with path.open(encoding="utf-8") as lines:
+                    yield from (_text(line, field, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
+            else:
+                yield path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 ({error})") from error
+
+
+def _text(line: str, field: str, place: str) -> str:
+    try:
+        text = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{place} has no {field!r} ({error}); expected JSON objects; --field names their text"
+        ) from error
+    if not isinstance(text, str):
+        raise ConfigurationError(f"{place} has the {field} {str(text)[:100]}; expected a text; --field names it")
+    return text
 
 
 if __name__ == "__main__":

@@ -307,10 +307,9 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"text": "c"}\n')
+    (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"text": "c"}\n\n')
     (tmp_path / "y.txt").write_text("b c zebra\n")
     out = tmp_path / "out" / "train.bin"
-    out.parent.mkdir()
     common = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(out)]
 
     assert pack_main([str(tmp_path / "x.jsonl"), str(tmp_path / "y.txt"), *common]) == 0
@@ -322,7 +321,17 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     seen = torch.cat([masked.batch(torch.tensor([0]), CPU, step=step)["input_ids"] for step in range(40)])
     assert (seen == 5).sum() > 20, "the tokenizer's mask"
     assert (seen == 6).sum() < 5
-    (tmp_path / "x.jsonl").write_text('{"text": "a b"}\n{"body": "c"}\n')
-    assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
-    assert "x.jsonl:2 has no 'text'" in capsys.readouterr().err
-    assert not out.exists(), "a half-written file looks like a whole one"
+    for text, says in {
+        b'{"text": "a b"}\n{"body": "c"}\n': "x.jsonl:2 has no 'text'",
+        b'{"text": "a b"}\n{"text": null}\n': "x.jsonl:2 has the text None",
+        b'{"text": "a b\xff"}\n': "x.jsonl is not UTF-8",
+    }.items():
+        (tmp_path / "x.jsonl").write_bytes(text)
+        assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
+        assert says in capsys.readouterr().err
+        assert not list(out.parent.glob("train.[bn]*")), "a half-written file looks like a whole one"
+    assert pack_main([str(tmp_path / "y.txt"), *common[:-1], str(out.with_suffix(""))]) == 1
+    assert "expected NAME.bin" in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert pack_main([str(tmp_path / "y.txt"), *common]) == 1
+    assert "tokenizer.json cannot be read" in capsys.readouterr().err
