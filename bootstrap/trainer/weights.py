@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from bootstrap.trainer.adapters import (
     base_tensors,
     whole_tensors,
 )
-from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.staging import stage
 from bootstrap.training.stores import LocalStore, open_store
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
@@ -61,10 +61,10 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     is_writer = not dist.is_initialized() or dist.get_rank() == 0
     store = open_store(uri)
     scratch = store.root if isinstance(store, LocalStore) else os.environ.get(SCRATCH_VARIABLE) or None
-    if is_writer and isinstance(store, LocalStore):
-        store.root.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with _naming(uri), ExitStack() as stack:
         if is_writer:
+            if isinstance(store, LocalStore):
+                store.root.mkdir(parents=True, exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".weights-", dir=scratch)))
         for file, names in files.items():
             whole = {name: _on_rank_0(written[name], is_writer) for name in names}
@@ -88,6 +88,20 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
 
 
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    """Say which place takes no weights, and what to do: safetensors names neither."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"the final weights are not in {uri}: {error}. Make room there and in {SCRATCH_VARIABLE}, and start the "
+            "same command again: it goes on from the last checkpoint"
+        ) from error
+
+
 def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
     """Write adapters and their configuration as ``PeftModel.from_pretrained`` reads them; collective."""
     is_writer = not dist.is_initialized() or dist.get_rank() == 0
@@ -97,7 +111,7 @@ def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
     from safetensors.torch import save_file
 
     store = open_store(uri)
-    with tempfile.TemporaryDirectory(prefix=".adapters-") as folder:
+    with _naming(uri), tempfile.TemporaryDirectory(prefix=".adapters-") as folder:
         path = Path(folder) / "adapter_model.safetensors"
         save_file({name: tensor for name, tensor in whole.items() if tensor is not None}, path, {"format": "pt"})
         if isinstance(store, LocalStore):
@@ -297,6 +311,8 @@ def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]
     classes = [cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("transformers.models")]
     facts: dict[str, Any] = {**settings.to_dict(), "architectures": classes[:1]}
     facts.pop("use_cache", None)  # off for training only
+    # pure-bf16 is chosen after the building.
+    facts["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     return facts
 
 

@@ -14,7 +14,7 @@ from bootstrap.contract.trainer import family_of
 from bootstrap.trainer import weights
 from bootstrap.trainer.models import AUTO
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
-from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.errors import CheckpointError, ConfigurationError
 from tests.unit.bootstrap.trainer.weights_ranks import build
 from tests.unit.bootstrap.training.conftest import BUCKET
 from tests.warm import Warm
@@ -43,8 +43,13 @@ def test_transformers_reads_what_is_written_and_writes_what_is_read(
     tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:
     model = model_of(kind, 0, **more)
+    if kind == "gpt_neox":
+        model = model.bfloat16()  # pure-bf16, of a model that was built in 32 bits
+        model.config.dtype = torch.float32
     save_weights(model, str(tmp_path / "ours"), architecture={})
-    theirs = type(model).from_pretrained(tmp_path / "ours").state_dict()
+    loaded = type(model).from_pretrained(tmp_path / "ours")
+    assert loaded.dtype == model.dtype
+    theirs = loaded.state_dict()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in model.state_dict().items())
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [type(model).__name__]
 
@@ -107,6 +112,14 @@ def test_weights_that_would_make_another_model_are_refused(tmp_path: Path, chang
     save_file({**tensors, **change(tensors)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigurationError, match=says) if says else contextlib.nullcontext():
         load_weights(model_of("llama", 1, **more), str(tmp_path))
+
+
+def test_a_place_that_takes_no_weights_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "full").write_bytes(b"no folder")
+    with pytest.raises(
+        CheckpointError, match=r"final weights are not in .*full/weights: .*start the same command again"
+    ):
+        save_weights(build(0), str(tmp_path / "full" / "weights"), architecture={})
 
 
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
