@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
 from bootstrap.contract.trainer import (
@@ -204,6 +205,8 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         "evaluate_every",
     ):
         _check_least(config, name, 0)
+    if not 0 <= config.seed < 2**32:  # the order of the samples takes 32 bits of it
+        raise ConfigurationError(f"--seed is {config.seed}; expected 0 to {2**32 - 1}")
     if reasons := unsupported(config.job()):
         raise ConfigurationError(
             f"the trainer does not carry this out: {'; '.join(reasons)}. Take a plan of gpufleet recommend without "
@@ -250,7 +253,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
 
 
 def _check_least(config: TrainerConfig, name: str, least: int) -> None:
-    if getattr(config, name) < least:
+    if not least <= getattr(config, name) < math.inf:  # not a number is no less than any
         raise ConfigurationError(f"{_flag(name)} is {getattr(config, name)}; expected at least {least}")
 
 
@@ -258,8 +261,15 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors end the run: by argparse's own status, torchrun would start the same command again."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; {self.prog} --help lists the flags")
+
+
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m bootstrap.trainer",
         description="Train a Hugging Face model or a torchvision CNN in a plan's layout, under torchrun.",
         epilog="In brackets: the node's variable that gives the default, and the default without it.",
@@ -276,7 +286,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
                 default = convert(text)
                 if flag.words and default not in flag.words:
                     raise ValueError(f"expected one of {', '.join(flag.words)}")
-            except ValueError as error:
+            except (ValueError, argparse.ArgumentTypeError) as error:
                 raise ConfigurationError(f"GPUFLEET_{flag.variable} is {text[:200]!r}: {error}") from error
         own = "" if item.default in (MISSING, "") else str(item.default)
         source = ", ".join(part for part in (flag.variable and f"GPUFLEET_{flag.variable}", own) if part)
@@ -302,8 +312,8 @@ def _switch(text: str) -> bool:
 def _architecture(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"neither JSON nor a file that can be read ({error})") from error
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"neither JSON nor a file that can be read ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError("expected a JSON object")
+        raise argparse.ArgumentTypeError("expected a JSON object")
     return value

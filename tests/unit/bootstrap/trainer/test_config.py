@@ -67,6 +67,26 @@ def test_bad_values_are_refused_with_value_and_limit(variables: dict[str, str], 
 
 
 @pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--architecture missing.json", "--architecture: neither JSON nor a file that can be read .*missing.json"),
+        ("--steps many", "--steps: invalid int value: 'many'"),
+        ("--sharding zero4", "--sharding: invalid choice: 'zero4'"),
+        ("--sahrding zero1", "unrecognized arguments: --sahrding zero1; .*--help"),
+        # Neither is below 0.
+        ("--learning-rate nan", "--learning-rate is nan; expected at least 0"),
+        ("--weight-decay inf", "--weight-decay is inf; expected at least 0"),
+        # Only 32 bits of it count in the order of the samples.
+        ("--seed 4294967296", "--seed is 4294967296; expected 0 to 4294967295"),
+    ],
+)
+def test_bad_flags_are_refused_with_the_reason(flags: str, reason: str) -> None:
+    """By argparse's own status (2), torchrun would start the same command again."""
+    with pytest.raises(ConfigurationError, match=reason):
+        parse(*flags.split())
+
+
+@pytest.mark.parametrize(
     ("flags", "ranks", "limit", "expected"),
     [
         ("--micro-batch 2 --grad-accum 3", 4, None, (24, 2, 3)),
