@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 from bootstrap.training import Watcher
 from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
@@ -78,6 +78,9 @@ def validated(
     death_in: int | None = None,
     validates: bool = True,
     checkpoint_every: int = 3,
+    seed: int = 0,
+    global_batch: int = 8,
+    repeat: int = 1,
 ) -> Any:
     """Parameters, learning rate, loggers' step and validated steps of a Lightning run whose epoch has 3 steps."""
     from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -109,14 +112,16 @@ def validated(
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss"}}
 
     seed_everything(11, verbose=False)
-    module, spot = Module(), SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=checkpoint_every)
+    module = Module()
+    spot = SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=checkpoint_every, seed=seed)
     trainer = Trainer(
         max_steps=9, accelerator="cpu", devices=1, callbacks=[spot], default_root_dir=folder, logger=False,
         use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0,
+        enable_model_summary=False, num_sanity_val_steps=0, accumulate_grad_batches=8 // global_batch,
     )  # fmt: skip
     validation = DataLoader(Samples(), batch_size=12) if validates else None
-    trainer.fit(module, spot.loader(Samples(), global_batch=8), validation, ckpt_path=spot.checkpoint)
+    data: Any = ConcatDataset([Samples()] * repeat)
+    trainer.fit(module, spot.loader(data, global_batch=global_batch), validation, ckpt_path=spot.checkpoint)
     loggers_step = trainer.fit_loop.epoch_loop._batches_that_stepped
     return parameters(module.net), trainer.optimizers[0].param_groups[0]["lr"], loggers_step, module.validated
 
@@ -141,6 +146,15 @@ def test_lightning_goes_on_exactly_around_the_end_of_an_epoch(
     assert all_validations == ([3, 6, 9] if validates else [])
     with pytest.raises((Interrupted, Died)):
         validated(tmp_path, **ending)
+    changes: dict[str, tuple[int, str]] = {
+        "seed": (1, "seed is 1, and the checkpoint was trained with 0"),
+        "repeat": (2, "dataset_size is 48, and the checkpoint was trained with 24"),
+        # With eight times the accumulation.
+        "global_batch": (1, "global_batch is 1, and the checkpoint was trained with 8"),
+    }
+    for name, (value, reason) in changes.items() if not validates else ():
+        with pytest.raises(ConfigurationError, match=reason):
+            validated(tmp_path, validates=validates, **{name: value})
     assert validated(tmp_path, validates=validates) == (*undisturbed, validations)
     assert steps(tmp_path / "undisturbed" / "store") == [9, 6, 3]
 

@@ -28,6 +28,8 @@ from bootstrap.training.stores import Store
 from bootstrap.training.watcher import Watcher
 
 _LIGHTNING_FILE = "lightning.ckpt"
+# Attributes of the order of the samples; global_batch is a forward pass's.
+_ORDER = ("global_batch", "dataset_size", "seed")
 # A notice of two minutes may come and end within a validation as long as this: its step is saved before it.
 LONG_VALIDATION_S = 30.0
 
@@ -80,6 +82,19 @@ class SpotTolerantCallback(Callback):
         if size < global_batch:
             raise ConfigurationError(f"global_batch is {global_batch}, and the data set has {size} samples")
         return _ResumableLoader(dataset, batch_sampler=_Batches(self, self._order), **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Order of the samples, in Lightning's checkpoint."""
+        return {} if self._order is None else {name: getattr(self._order, name) for name in _ORDER}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse another order: the samples of each step would change."""
+        for name, value in self.state_dict().items():
+            if (saved := state_dict.get(name, value)) != value:
+                raise ConfigurationError(
+                    f"{name} is {value}, and the checkpoint was trained with {saved}: going on would change the "
+                    f"samples of each step; set {name} back, or use a new store"
+                )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the set-up of the data."""
