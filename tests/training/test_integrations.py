@@ -223,9 +223,14 @@ def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
                 raise RuntimeError("CUDA out of memory.")
             return super().forward(inputs, labels)
 
-    assert trained(tmp_path, model=Large, auto_find_batch_size=True, max_steps=3) == ([3], 3)
+    accumulated = {"gradient_accumulation_steps": 2}
+    assert trained(tmp_path, model=Large, auto_find_batch_size=True, max_steps=3, **accumulated) == ([3], 3)
     ((_, manifest),) = EngineFiles(open_store(str(tmp_path / "store"))).scan()[0]
-    assert manifest.global_batch == 2
+    assert manifest.global_batch == 4
+    # Without the search, Trainer takes its arguments, and not what its checkpoint says.
+    assert trained(tmp_path, max_steps=4, per_device_train_batch_size=4) == ([4, 3], 4)
+    with pytest.raises(ConfigurationError, match="the global batch is 8 samples"):
+        trained(tmp_path, max_steps=6)
 
 
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ class SpotTolerantCallback(TrainerCallback):
                 "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
                 "or its place in the data"
             )
-        batch = state.train_batch_size or args.train_batch_size  # auto_find_batch_size takes a smaller one
+        # Otherwise a resume has the checkpoint's in the state, and trains with its arguments'.
+        found = state.train_batch_size if args.auto_find_batch_size else None
+        batch = found or args.train_batch_size
         self._run.start(state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size)
 
     def on_step_end(
