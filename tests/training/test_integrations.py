@@ -171,6 +171,7 @@ def trained(folder: Path, **options: Any) -> Any:
 
     spot = SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=50)
     stop_after, model = options.pop("stop_after", None), options.pop("model", Net)()
+    data: Any = ConcatDataset([Samples()] * options.pop("samples", 1))
     callbacks = [one or spot for one in options.pop("callbacks", [None])]
     settings: dict[str, Any] = {
         "output_dir": str(folder / "trainer"), "per_device_train_batch_size": 8, "report_to": [], "use_cpu": True,
@@ -179,7 +180,7 @@ def trained(folder: Path, **options: Any) -> Any:
     }  # fmt: skip
     arguments = TrainingArguments(**settings | options)
     trainer = Trainer(
-        model, arguments, train_dataset=Samples(), eval_dataset=Samples(),
+        model, arguments, train_dataset=data, eval_dataset=Samples(),
         callbacks=[*callbacks, Stop()],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=spot.checkpoint)
@@ -231,6 +232,12 @@ def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
     assert trained(tmp_path, max_steps=4, per_device_train_batch_size=4) == ([4, 3], 4)
     with pytest.raises(ConfigurationError, match="the global batch is 8 samples"):
         trained(tmp_path, max_steps=6)
+    for change, reason in (
+        ({"seed": 7}, "seed is 7, and .* with 42"),
+        ({"samples": 2}, "dataset_size is 48, .* with 24"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            trained(tmp_path, max_steps=6, per_device_train_batch_size=4, **change)
 
 
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:
@@ -277,7 +284,7 @@ def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path:
         "lightning", store=str(tmp_path), checkpoint_interval_s=None, checkpoint_every=2, keep=1,
         watcher=Watcher(None, signals=False),
     )  # fmt: skip
-    run.start(0, global_batch=1)
+    run.start(0, global_batch=1, order={})
     assert [run.end_step(step, is_last=False).save for step in (1, 3, 4, 5, 7)] == [False, True, True, False, True]
     run.finish()
 
@@ -303,7 +310,7 @@ def test_a_full_disk_keeps_the_newest_and_takes_the_next(tmp_path: Path, caplog:
         "lightning", store=(store := Quota(tmp_path / "store")), checkpoint_interval_s=None, checkpoint_every=1, keep=3,
         watcher=Watcher(None, signals=False),
     )  # fmt: skip
-    run.start(0, global_batch=1)
+    run.start(0, global_batch=1, order={})
     (tmp_path / "state").mkdir()
     # Steps 2 to 5 save two files: of the second's one fits, and the fourth's fit once those of step 1 are gone.
     for step, store.files in enumerate((3, 2, 3, 4, 4), 1):

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -40,7 +40,10 @@ class EngineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineManifest:
-    """Contents of a checkpoint after ``step`` completed steps of ``global_batch`` samples."""
+    """Contents of a checkpoint after ``step`` completed steps of ``global_batch`` samples.
+
+    ``order``: what the order of the samples follows from (dataset_size, seed), as far as the callback knows it.
+    """
 
     engine: str
     step: int
@@ -48,6 +51,7 @@ class EngineManifest:
     global_batch: int
     created_unix_s: float
     files: tuple[EngineFile, ...]
+    order: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """JSON with a checksum of its own."""

@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +100,17 @@ class EngineRun:
             )
         return fetched
 
-    def start(self, step: int, *, global_batch: int) -> None:
+    def start(self, step: int, *, global_batch: int, order: Mapping[str, int]) -> None:
         """Begin after ``step`` steps, once the engine has its ranks; raises Interrupted where a node already ends.
 
+        ``order``: as EngineManifest's.
+
         Raises:
-            ConfigurationError: the engine does not go on from the checkpoint, or has another global batch.
+            ConfigurationError: the engine does not go on from the checkpoint, or has another global batch or order.
             CheckpointError: the nodes have different checkpoints; starting again fetches them anew.
         """
         self.step = step
-        self._global_batch = global_batch
+        self._global_batch, self._order = global_batch, dict(order)
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = (
@@ -145,6 +148,12 @@ class EngineRun:
                 f"trained with {manifest.global_batch} on {manifest.world_size}: each step's samples would change. "
                 "Set micro-batch and accumulation to the same product, or use a new store"
             )
+        for name, value in self._order.items():
+            if (saved := manifest.order.get(name, value)) != value:
+                raise ConfigurationError(
+                    f"{name} is {value}, and the checkpoint was trained with {saved}: going on would change the "
+                    f"samples of each step; set {name} back, or use a new store"
+                )
         if manifest.world_size != (ranks := self._ranks.world_size) and self._ranks.rank == 0:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)
         self._saved_step = manifest.step
@@ -207,6 +216,7 @@ class EngineRun:
                 world_size=self._ranks.world_size,
                 global_batch=self._global_batch,
                 created_unix_s=now_unix_s(),
+                order=self._order,
                 files=tuple(file for _, files in answers for file in files),
             )
             try:

@@ -83,19 +83,6 @@ class SpotTolerantCallback(Callback):
             raise ConfigurationError(f"global_batch is {global_batch}, and the data set has {size} samples")
         return _ResumableLoader(dataset, batch_sampler=_Batches(self, self._order), **options)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Order of the samples, in Lightning's checkpoint."""
-        return {} if self._order is None else {name: getattr(self._order, name) for name in _ORDER}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse another order: the samples of each step would change."""
-        for name, value in self.state_dict().items():
-            if (saved := state_dict.get(name, value)) != value:
-                raise ConfigurationError(
-                    f"{name} is {value}, and the checkpoint was trained with {saved}: going on would change the "
-                    f"samples of each step; set {name} back, or use a new store"
-                )
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the set-up of the data."""
         self.trainer = trainer
@@ -113,7 +100,9 @@ class SpotTolerantCallback(Callback):
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
         self._run.start(
-            trainer.global_step, global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches)
+            trainer.global_step,
+            global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches),
+            order={name: getattr(self._order, name) for name in _ORDER},
         )
         own = self._folder / _random_name(trainer.global_rank) if self._folder else None
         if own is not None and own.exists():

@@ -50,7 +50,14 @@ class SpotTolerantCallback(TrainerCallback):
         """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
         return str(self._run.fetched.folder) if self._run.fetched else None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         if args.save_only_model or args.ignore_data_skip:
             raise ConfigurationError(
@@ -60,7 +67,13 @@ class SpotTolerantCallback(TrainerCallback):
         # Otherwise a resume has the checkpoint's in the state, and trains with its arguments'.
         found = state.train_batch_size if args.auto_find_batch_size else None
         batch = found or args.train_batch_size
-        self._run.start(state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size)
+        order = {"seed": args.seed if args.data_seed is None else args.data_seed}
+        dataset: Any = getattr(train_dataloader, "dataset", None)
+        if hasattr(dataset, "__len__"):
+            order["dataset_size"] = len(dataset)
+        self._run.start(
+            state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order
+        )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
