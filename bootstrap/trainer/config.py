@@ -76,7 +76,7 @@ class TrainerConfig:
     context_parallel: Annotated[int, Flag("ranks that split each sequence", "CONTEXT_PARALLEL")] = 1
     pipeline_parallel: Annotated[int, Flag("must be 1", "PIPELINE_PARALLEL")] = 1
     expert_parallel: Annotated[int, Flag("must be 1", "EXPERT_PARALLEL")] = 1
-    gpus_per_node: Annotated[int, Flag("ranks of one node", "GPUS_PER_NODE")] = 1
+    gpus_per_node: Annotated[int, Flag("ranks of one node, by default those of torchrun", "GPUS_PER_NODE")] = 1
     activation_checkpointing: Annotated[
         str, Flag("activations computed again in the backward pass", "ACTIVATION_CHECKPOINTING", CHECKPOINTINGS)
     ] = "none"
@@ -182,6 +182,8 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         ConfigurationError: a value that is no number, out of range, a job that ``contract/trainer.py`` refuses, or a
             part that trains over no weights.
     """
+    # torchrun says how many ranks it started on this node.
+    environment = {"GPUFLEET_GPUS_PER_NODE": environment.get("LOCAL_WORLD_SIZE", ""), **environment}
     config = TrainerConfig(**vars(_parser(environment).parse_args(arguments)))
     for name in (
         "steps",

@@ -31,12 +31,12 @@ class _OnOwnParts:
         return has_complex
 
 
-class _AdamW(_OnOwnParts, torch.optim.AdamW):
-    pass
+class AdamW(_OnOwnParts, torch.optim.AdamW):
+    """torch's AdamW."""
 
 
-class _Adam(_OnOwnParts, torch.optim.Adam):
-    pass
+class Adam(_OnOwnParts, torch.optim.Adam):
+    """torch's Adam."""
 
 
 def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -53,9 +53,9 @@ def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Opti
     fused = next(model.parameters()).is_cuda
     match config.optimizer:
         case "adamw":
-            return _AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
+            return AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
         case "adam":
-            return _Adam(groups, lr=config.learning_rate, fused=fused)
+            return Adam(groups, lr=config.learning_rate, fused=fused)
         case "adamw8bit":
             optimizer: torch.optim.Optimizer = library("bitsandbytes").optim.AdamW8bit(
                 groups, lr=config.learning_rate, betas=(0.9, 0.95)

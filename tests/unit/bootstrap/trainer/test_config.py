@@ -28,6 +28,10 @@ def test_variables_are_the_defaults_of_the_flags() -> None:
     )
     assert (config.micro_batch, config.sharding, config.compiled, config.seq_len) == (4, "zero2", True, 128)
     assert (config.family, config.learning_rate, config.global_batch) == ("decoder", 3e-4, 0)
+    # torchrun's, as in a first trial of two tensor ranks.
+    of_torchrun = {"GPUFLEET_ARCHITECTURE": LLAMA, "LOCAL_WORLD_SIZE": "2"}
+    assert parse_config(["--tensor-parallel", "2"], of_torchrun).gpus_per_node == 2
+    assert parse_config([], of_torchrun | {"GPUFLEET_GPUS_PER_NODE": "8"}).gpus_per_node == 8
 
 
 @pytest.mark.parametrize(
