@@ -428,7 +428,8 @@ def emulated(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
 def test_an_emulated_aws_is_understood(gpufleet: Gpufleet, emulated: FakeAws, plan: str, moto_server: str) -> None:
     """Real requests and answers over HTTP: an account with an instance, a volume, a key and somebody else's bucket."""
     ec2 = boto3.client("ec2", region_name="us-east-1")
-    ami = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    # Another test of this process may have made moto's EC2 without its images.
+    ami = ec2.register_image(Name="node", RootDeviceName="/dev/xvda")["ImageId"]
     ids = [
         one["InstanceId"]
         for one in ec2.run_instances(ImageId=ami, InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)["Instances"]
