@@ -47,7 +47,7 @@ def can_compile(device_type: str) -> bool:
     try:
         compiled(_probe)(torch.zeros(8, device=device_type))
         check_rotation(device_type)
-    except Exception as error:  # noqa: BLE001, of either compiler and what they start: the trainer goes on without
+    except Exception as error:  # noqa: BLE001 - Triton's errors and the compiler's have no class in common
         logger.warning(
             "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
             "compiler and Python's headers (Ubuntu: apt-get install gcc python3-dev; Amazon Linux: dnf install gcc "

@@ -38,10 +38,12 @@ class _Rotation(torch.autograd.Function):
 
 def _turned(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool) -> Rotated:
     query, key, cos, sin = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, cos, sin))
+    if cos.stride() != sin.stride():  # the kernel has one stride for both
+        cos, sin = cos.contiguous(), sin.contiguous()
     outputs = torch.empty_like(query), torch.empty_like(key)
     samples, heads, tokens, width = query.shape
     strides = [stride for x in (query, key, *outputs) for stride in x.stride()[:3]]
-    # The same turns for all samples, or each its own; both tensors are made alike.
+    # The same turns for all samples, or each its own.
     strides += [cos.stride(0) if len(cos) > 1 else 0, cos.stride(1)]
     block = [triton.next_power_of_2(size) for size in (heads, key.shape[1], width // 2)]
     _turn[tokens, samples](
@@ -66,14 +68,14 @@ def _turn(
     sin_1, sin_2 = tl.load(sin + turns, first < half), tl.load(sin + turns + half, first < half)
     if direction < 0:
         sin_1, sin_2 = -sin_2, -sin_1
-    head = tl.arange(0, q_block)[:, None]
+    head = tl.arange(0, q_block).to(tl.int64)[:, None]
     used = (head < q_heads) & (first < half)
     source = query + sample * q_sample + token * q_token + head * q_head + first
     target = query_out + sample * qo_sample + token * qo_token + head * qo_head + first
     x_1, x_2 = tl.load(source, used).to(tl.float32), tl.load(source + half, used).to(tl.float32)
     tl.store(target, x_1 * cos_1 - x_2 * sin_1, used)
     tl.store(target + half, x_2 * cos_2 + x_1 * sin_2, used)
-    head = tl.arange(0, k_block)[:, None]
+    head = tl.arange(0, k_block).to(tl.int64)[:, None]
     used = (head < k_heads) & (first < half)
     source = key + sample * k_sample + token * k_token + head * k_head + first
     target = key_out + sample * ko_sample + token * ko_token + head * ko_head + first

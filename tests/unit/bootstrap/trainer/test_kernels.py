@@ -113,6 +113,23 @@ def test_each_sample_is_turned_by_its_own_positions_and_keeps_its_type(interpret
     near(found, expected)
 
 
+def test_heads_that_lie_far_apart_are_turned(interpreted: Any) -> None:
+    """Element 2^32 of a tensor; a 32-bit product of head and stride would read element 0."""
+    far = torch.empty(2**32 + 4, dtype=torch.int8)  # memory of three pages: the others are not touched
+    query = far.as_strided((1, 3, 1, 4), (1, 2**30, 4, 1), 2**31)
+    query.copy_(torch.arange(12).view(1, 3, 1, 4))
+    far[:4] = 100
+    turned, _ = interpreted.rotate(query, query[:, :1], torch.ones(1, 1, 4), torch.zeros(1, 1, 4))
+    assert turned.flatten().tolist() == list(range(12))
+
+
+def test_cosines_and_sines_need_not_lie_alike(interpreted: Any) -> None:
+    query, turns = torch.randn(2, 3, 5, 4), torch.randn(2, 5, 8)
+    cos, sin = turns[..., :4], turns[..., 4:].contiguous()
+    ours, _ = interpreted.rotate(query, query, cos, sin)
+    torch.testing.assert_close(ours, kernels._turned(query, cos, sin))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     "architecture",
@@ -177,6 +194,7 @@ def forgotten() -> Iterator[None]:
     [
         RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
         subprocess.CalledProcessError(1, ["gcc", "main.c"]),
+        importlib.import_module("triton.runtime.errors").PTXASError("sm_103 is not defined"),
     ],
 )
 def test_without_a_compiler_the_trainer_goes_on_and_says_why(
