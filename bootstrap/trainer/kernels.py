@@ -41,7 +41,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def can_compile(device_type: str) -> bool:
-    """Try whether the compiler runs for this kind of device; False for a CPU, where it takes longer than it saves."""
+    """Try the compiler and the rotary kernel on this kind of device; False for a CPU: compiling takes what it saves."""
     if device_type != "cuda":
         return False
     try:
@@ -49,9 +49,9 @@ def can_compile(device_type: str) -> bool:
         check_rotation(device_type)
     except Exception as error:  # noqa: BLE001 - Triton's errors and the compiler's have no class in common
         logger.warning(
-            "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. Triton needs a C "
-            "compiler and Python's headers (Ubuntu: apt-get install gcc python3-dev; Amazon Linux: dnf install gcc "
-            "python3-devel)", " ".join(str(error).split())[:300],
+            "loss and rotary positions have no compiled kernels, and steps take 5 to 15%% longer: %s. If Triton lacks "
+            "a C compiler or Python's headers: apt-get install gcc python3-dev (Ubuntu), dnf install gcc python3-devel "
+            "(Amazon Linux)", " ".join(str(error).split())[:300],
         )  # fmt: skip
         return False
     return True

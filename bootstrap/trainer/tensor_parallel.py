@@ -101,6 +101,8 @@ def sum_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> N
 
 def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement, *, summed: bool) -> None:
     """Make the module's own parameters DTensors, and have its forward pass compute on this rank's part."""
+    if not module._parameters:
+        return
     in_parts = []
     for name, parameter in module.named_parameters(recurse=False):
         is_row_bias = placement == ROWS and parameter.ndim == 1

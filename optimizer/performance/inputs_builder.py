@@ -247,9 +247,8 @@ def _expert_precision(precision: str, framework: Framework) -> str:
 
 
 def _gathered_bytes(model: ModelSpec, recipe: Recipe, framework: Framework) -> float:
-    if (
-        model.architecture == "cnn"
-    ):  # under autocast, with 32-bit parameters (bootstrap/trainer/parallelize.py, _policy)
+    if model.architecture == "cnn":
+        # FSDP2 keeps 32 bits, and autocast casts (bootstrap/trainer/parallelize.py, _policy).
         return framework.weight_bytes
     narrow = recipe.precision == "fp8" and framework.fused_kernels and framework.fp8_weights
     return 1.0 if narrow else ELEMENT_BYTES[recipe.precision]

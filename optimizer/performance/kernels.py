@@ -117,7 +117,8 @@ LLAMA_HOST = 1.4
 # measured_runs.csv).
 FSDP_HOST = 2.3
 # DTensor dispatches every operation in Python: 178 ms for the 16 layers of Llama 1B on two H200 (measured_runs.csv),
-# 184 ms of computation on one.
+# 184 ms of computation on one. The reference trainer's tensor ranks dispatch none, and are counted alike: the host
+# takes 0.28 to 0.31 s for the 28 layers of Llama 3B, 0.24 estimated (trainer_host_2xh100_202611.txt).
 DTENSOR_HOST = 6.0
 # Host time of one tensor-parallel collective: 60 to 109 us on a host that took 1.9 ms for a layer of GPT-2
 # (h200_hosts_202611.md).

@@ -19,6 +19,8 @@ LLAMA = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
 }  # fmt: skip
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True}
+# Biases of projections split by columns and of those split by rows.
+BIASED = LLAMA | {"attention_bias": True, "mlp_bias": True}
 # Ranks have parts of the vocabulary of two sizes, and the padding token is in the samples.
 ODD = LLAMA | {"vocab_size": 255, "pad_token_id": 7}
 BERT = {
@@ -60,6 +62,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
     "llama tp2 shares": (LLAMA, "--tensor-parallel 2 --shares 1x2,2x3"),
     "qwen3 ddp": (QWEN3, "--micro-batch 2"),
     "qwen3 tp2 zero1": (QWEN3, "--tensor-parallel 2 --sharding zero1 --sequence-parallel --micro-batch 4"),
+    "biased ddp": (BIASED, "--micro-batch 2"),
+    "biased tp2 zero2 accumulated selective": (
+        BIASED,
+        "--tensor-parallel 2 --sharding zero2 --micro-batch 1 --activation-checkpointing selective",
+    ),
     "odd ddp": (ODD, "--micro-batch 2"),
     "odd tp2 zero3": (ODD, "--tensor-parallel 2 --sharding zero3 --micro-batch 2"),
     "bert ddp": (BERT, "--micro-batch 2"),
@@ -134,7 +141,7 @@ def test_every_layout_has_the_same_losses(measured: dict[str, dict[str, list[flo
         relative, steps = (1e-3, 1) if "resnet" in name else (2e-5, None)
         for what in ("loss", "norm", "evaluation"):
             assert found[what][:steps] == pytest.approx(reference[what][:steps], rel=relative), f"{what} of {name}"
-    assert len(first) == 8
+    assert len(first) == 9
 
 
 def test_states_are_shared_out(measured: dict[str, dict[str, list[float]]]) -> None:
