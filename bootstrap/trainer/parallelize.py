@@ -80,6 +80,10 @@ def _prepare_transformer(
     """Make, split, checkpoint and compile layer by layer; returns the layers."""
     if config.context_parallel > 1:
         split_context(model, mesh.get_group("cp"))
+    if config.tensor_parallel > 1:
+        # A split module's forward pass replaces its parameters for a while (_on_own_part). By default the compiler
+        # leaves a checkpointed layer with such an effect uncompiled; its recomputation needs no effect.
+        dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     in_shards = shards(config, mesh) and config.sharding != "ddp"
     places = [(stack, number) for stack in stacks(model) for number in range(len(stack))]
     for layers, number in places:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bootstrap.trainer.run import assemble, open_samples
 from tests.unit.bootstrap.trainer.test_config import parse
@@ -70,3 +71,22 @@ def test_compiled_models_have_the_losses_of_eager_ones(name: str) -> None:
     # Adam's first updates are signs: where a gradient is nearly 0, its rounding turns a whole one.
     assert compiled[2] == pytest.approx(eager[2], rel=2e-2)
     assert counters["stats"]["unique_graphs"] == 3  # two of the loss, one of all layers
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_layers_of_tensor_ranks_are_one_graph_whatever_they_recompute(checkpointing: str) -> None:
+    """Collectives of the one rank here do nothing, so its losses mean nothing."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    counters.clear()
+    losses_of(
+        MODELS["llama"], "--compiled", "--tensor-parallel", "2", "--gpus-per-node", "2", "--sequence-parallel",
+        "--activation-checkpointing", checkpointing,
+    )  # fmt: skip
+    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
