@@ -48,6 +48,7 @@ from optimizer.search.levers import (
     describe_batch,
     describe_commitments,
     describe_compiler,
+    describe_haste,
     describe_policies,
     describe_reclaims,
     describe_slack,
@@ -216,7 +217,7 @@ def recommend(
     if chosen and request.objective != "pareto":
         best = plans[chosen[0]]
         if request.objective == "cost":
-            advice += describe_length(best)
+            advice += describe_haste(problem, searched, best) or describe_length(best)
         if request.objective == "time":
             fastest = ranking.pareto[-1]
             advice += describe_knee(best, (feasible[fastest.table], fastest.row))

@@ -1,5 +1,5 @@
-"""Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline,
-compiled code, and a batch that other numbers of nodes divide.
+"""Levers of an answer: the use from which a commitment pays, the reclaims up to which spot does, a later deadline, much
+faster nodes, compiled code, and a batch that other numbers of nodes divide.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _LONG_SHARE = 0.1
 _LATER = (1.25, 1.5, 2.0)
 # Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
+# How many times as fast a dearer fleet is that is named, and the budgets that are tried for it, times the plan's
+# expected dollars: few wait a day to save a quarter.
+_FASTER = 4.0
+_BUDGETS = (1.25, 1.5, 1.75)
 # Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
 _RATES = np.geomspace(1e-5, 10, 241)
 
@@ -126,6 +130,27 @@ def describe_slack(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
             "the curve)",
         )
     return [best[1]] if best else []
+
+
+def describe_haste(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
+    """Say of a request without a deadline what a much faster fleet costs, where it costs little more."""
+    constraints = problem.request.constraints
+    if constraints.deadline_hours is not None or problem.request.objective != "cost" or plan.spot_range:
+        return []
+    for factor in _BUDGETS:
+        budget = float(min(np.ceil(factor * plan.cost_usd.expected), constraints.budget_usd or np.inf))
+        request = problem.with_constraints(budget_usd=budget).request.model_copy(update={"objective": "time"})
+        candidate = rank_first(tables, request)
+        if candidate is None:
+            continue
+        table, row = candidate
+        hours, purchase = float(table.outcome.hours_expected[row]), table.purchases[int(table.purchase[row])]
+        if hours <= plan.hours.expected / _FASTER and not purchase.stale:
+            return [
+                f"{_fleet(candidate)}, {purchase.in_short} in {purchase.offer.region}, would take {short(hours)} h for "
+                f"{float(table.cost.expected[row]):,.2f} USD expected (--objective time --budget {budget:.0f})"
+            ]
+    return []
 
 
 def describe_policies(plans: Sequence[FleetPlan]) -> list[str]:

@@ -58,6 +58,21 @@ def test_a_later_deadline_saves_what_the_note_says() -> None:
     assert not any("h more would save" in note for note in answer(**where).notes)
 
 
+def test_a_much_faster_fleet_takes_and_costs_what_the_note_says() -> None:
+    """One L40S took 27 h for 53 USD, and nothing said that eight H100 take 1.3 h for 72."""
+    work = {"tokens": "5B", "seq_len": 512}
+    first = answer("bert-large", work)
+    note = only(first.notes, r"x (\S+), on-demand in .* would take ([0-9.]+) h for ([0-9.]+) USD .* --budget ([0-9]+)")
+    limits = {"constraints": {"budget_usd": float(note[4])}, "objective": "time"}
+    faster = recommend(request_from_dict({"model": "bert-large", "workload": work, **limits})).plans[0]
+    assert faster.instance_type == note[1]
+    assert faster.cost_usd.expected == pytest.approx(float(note[3]), abs=0.011)
+    assert faster.hours.expected == pytest.approx(float(note[2]), rel=0.01)
+    assert faster.hours.expected < first.plans[0].hours.expected / 4
+    assert first.plans[0].cost_usd.expected < faster.cost_usd.expected < 1.5 * first.plans[0].cost_usd.expected
+    assert not any("would take" in line for line in answer("bert-large", work, deadline_hours=48).notes)
+
+
 def test_compiled_code_saves_what_the_note_says() -> None:
     where: dict[str, Any] = {"instance_types": ["p4d.24xlarge"], "purchase_options": ["on-demand"]}
     eager = answer(**where)
