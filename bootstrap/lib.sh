@@ -39,7 +39,7 @@ PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
 
 # The AWS CLI's own retries, for throttling while a whole fleet starts.
 export AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=5 AWS_PAGER=""
-# One question to the metadata service, for one second, is the CLI's default (agent/commands.py).
+# The CLI's default is one question to the metadata service, for one second (agent/commands.py).
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
 export DEBIAN_FRONTEND=noninteractive
 

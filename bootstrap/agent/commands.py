@@ -16,7 +16,7 @@ BOOTSTRAP = Path(__file__).resolve().parents[1]
 # The AWS CLI's own retries, for throttling while a whole fleet starts; and the endpoint of STS that the VPC has, where
 # CLI version 1 and older SDKs ask sts.amazonaws.com:
 # https://docs.aws.amazon.com/sdkref/latest/guide/feature-sts-regionalized-endpoints.html
-# By default one question to the metadata service, for one second, and then "Unable to locate credentials":
+# By default the AWS CLI asks the metadata service once, for one second, and then has no credentials:
 # https://docs.aws.amazon.com/sdkref/latest/guide/feature-ec2-instance-metadata.html, boto/botocore issue 2117.
 AWS_ENVIRONMENT = {
     "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "5", "AWS_PAGER": "", "AWS_STS_REGIONAL_ENDPOINTS": "regional",

@@ -14,7 +14,7 @@ from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 from bootstrap.training.imds import Imds, ImdsError
 
-# It may answer 503, or late, for a moment: https://github.com/canonical/cloud-init/issues/5577
+# The metadata service may answer 503, or late, for a moment: https://github.com/canonical/cloud-init/issues/5577
 METADATA_ATTEMPTS = 3
 METADATA_DELAY_S = 1.0
 

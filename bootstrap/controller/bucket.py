@@ -90,7 +90,7 @@ def load_reports(
     """Read the reports that the nodes in ``known`` wrote since that time; a bad object must not stop the meter."""
     prefix = f"{_key(settings, report.FOLDER)}/"
     reports = {}
-    # One report each of all nodes that ever ran, a thousand a page.
+    # The folder has a report of each node that ever ran; S3 lists a thousand a page.
     pages = clients.s3.get_paginator("list_objects_v2").paginate(Bucket=settings.bucket, Prefix=prefix)
     for entry in (entry for page in pages for entry in page.get("Contents", [])):
         instance_id = report.instance_of(entry["Key"])

@@ -92,7 +92,7 @@ def _parse(token: str, entry: Any) -> Reservation:
 def _create(clients: Clients, settings: ControllerSettings, asked: StartReservation) -> Reservation:
     assert settings.reserved_start
     token = to_token(settings, asked)
-    # Those of gpufleet:tags are the group's too; the function's variable has no room for them.
+    # The user's tags (gpufleet:tags) come from the group: the function's variables have no room for them.
     groups = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
     tags = {tag["Key"]: tag["Value"] for group in groups["AutoScalingGroups"] for tag in group["Tags"]}
     tags |= {"Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
@@ -110,7 +110,7 @@ def _create(clients: Clients, settings: ControllerSettings, asked: StartReservat
         "TagSpecifications": [
             {
                 "ResourceType": "capacity-reservation",
-                # In one order: the same token with other parameters is an error.
+                # Tags are sorted: EC2 refuses a repeated token whose parameters differ.
                 "Tags": [{"Key": key, "Value": value} for key, value in sorted(tags.items())],
             }
         ],

@@ -71,7 +71,7 @@ def check_rotation(device_type: str) -> None:
     for rotated in (rotary.rotate(query, key, cos, sin), (_turned(query, cos, sin), _turned(key, cos, sin))):
         weighted = sum((x * torch.arange(x.shape[-1], device=x.device)).sum() for x in rotated)
         results.append([*rotated, *torch.autograd.grad(weighted, (query, key))])  # type: ignore[arg-type]
-    # Sums of two products may be fused.
+    # The kernel may fuse a product and a sum, which rounds once.
     if not all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*results, strict=True)):
         raise RuntimeError("the kernel of rotary positions computes something else than torch's operations here")
 

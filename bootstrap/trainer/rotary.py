@@ -43,7 +43,7 @@ def _turned(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torc
     outputs = torch.empty_like(query), torch.empty_like(key)
     samples, heads, tokens, width = query.shape
     strides = [stride for x in (query, key, *outputs) for stride in x.stride()[:3]]
-    # The same turns for all samples, or each its own.
+    # Positions are the same for all samples, or each has its own.
     strides += [cos.stride(0) if len(cos) > 1 else 0, cos.stride(1)]
     block = [triton.next_power_of_2(size) for size in (heads, key.shape[1], width // 2)]
     _turn[tokens, samples](

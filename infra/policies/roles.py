@@ -232,7 +232,7 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: 
                 "autoscaling:ResumeProcesses",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
-                # A pool is filled beside a group of none.
+                # Auto Scaling fills the warm pool of a group of size 0 too.
                 *(["autoscaling:SuspendProcesses"] if warm_pool else []),
                 # For a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",

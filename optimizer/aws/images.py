@@ -44,7 +44,8 @@ def read_age(ec2: EC2Client, image_id: str, instance_ids: Sequence[str], now: da
     Raises boto3's errors.
     """
     if not image_id and instance_ids:
-        # A filter passes over what EC2 does not know yet. 200 values are its limit: github.com/apache/druid/pull/1954
+        # A filter passes over instances that EC2 does not know yet, and takes 200 values:
+        # https://github.com/apache/druid/pull/1954
         known: list[FilterTypeDef] = [{"Name": "instance-id", "Values": list(instance_ids[:100])}]
         reservations = ec2.describe_instances(Filters=known)["Reservations"]
         image_id = next((one["Instances"][0].get("ImageId", "") for one in reservations), "")

@@ -48,7 +48,7 @@ _NAMES = {"gpt2": GPT2, "qwen3_moe": QWEN_MIXTURE, "deepseek_v3": DEEPSEEK}
 
 # Objects and lists of a config that change the model; others are labels, generation settings and quantisation.
 _NESTED = ("rope_scaling", "rope_parameters", "layer_types", "attn_config", "mlp_only_layers")
-# Scalar that changes the model under a name with which others are notes of transformers (OPT).
+# Private scalars that change the model (OPT); others are transformers' own notes.
 _PRIVATE = ("_remove_final_layer_norm",)
 # Scalars that say who wrote the config, not what the model is.
 _ABOUT = ("transformers_version", "torch_dtype", "dtype")

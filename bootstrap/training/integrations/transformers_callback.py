@@ -64,7 +64,7 @@ class SpotTolerantCallback(TrainerCallback):
                 "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
                 "or its place in the data"
             )
-        # Otherwise a resume has the checkpoint's in the state, and trains with its arguments'.
+        # Without automatic search the state of a resume has the checkpoint's batch, and the training the arguments'.
         found = state.train_batch_size if args.auto_find_batch_size else None
         batch = found or args.train_batch_size
         order = {"seed": args.seed if args.data_seed is None else args.data_seed}
