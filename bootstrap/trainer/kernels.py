@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import logging
 import sys
 from collections.abc import Callable
@@ -63,12 +62,13 @@ def _probe(x: torch.Tensor) -> torch.Tensor:
 
 def check_rotation(device_type: str) -> None:
     """Compare the kernel of rotary positions with torch's operations once; RuntimeError where they differ."""
-    rotary: Any = importlib.import_module("bootstrap.trainer.rotary")  # needs Triton
+    from bootstrap.trainer.rotary import rotate  # needs Triton
+
     generator = torch.Generator().manual_seed(0)
     query, key, cos, sin = (torch.randn(shape, generator=generator).to(device_type) for shape in _ROTATED)
     query, key = query.transpose(1, 2).requires_grad_(), key.transpose(1, 2).requires_grad_()
     results = []
-    for rotated in (rotary.rotate(query, key, cos, sin), (_turned(query, cos, sin), _turned(key, cos, sin))):
+    for rotated in (rotate(query, key, cos, sin), (_turned(query, cos, sin), _turned(key, cos, sin))):
         weighted = sum((x * torch.arange(x.shape[-1], device=x.device)).sum() for x in rotated)
         results.append([*rotated, *torch.autograd.grad(weighted, (query, key))])  # type: ignore[arg-type]
     # The kernel may fuse a product and a sum, which rounds once.
@@ -178,9 +178,9 @@ class _Rotary:
         fits = unsqueeze_dim == 1 and cos.shape[-1] == q.shape[-1]
         if not fits or torch.compiler.is_compiling() or not can_compile(q.device.type):
             return self._written_out(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
-        rotary: Any = importlib.import_module("bootstrap.trainer.rotary")  # needs Triton
-        rotated: Rotated = rotary.rotate(q, k, cos, sin)
-        return rotated
+        from bootstrap.trainer.rotary import rotate  # needs Triton
+
+        return rotate(q, k, cos, sin)
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -68,17 +68,24 @@ def _turn(
     sin_1, sin_2 = tl.load(sin + turns, first < half), tl.load(sin + turns + half, first < half)
     if direction < 0:
         sin_1, sin_2 = -sin_2, -sin_1
-    head = tl.arange(0, q_block).to(tl.int64)[:, None]
-    used = (head < q_heads) & (first < half)
-    source = query + sample * q_sample + token * q_token + head * q_head + first
-    target = query_out + sample * qo_sample + token * qo_token + head * qo_head + first
-    x_1, x_2 = tl.load(source, used).to(tl.float32), tl.load(source + half, used).to(tl.float32)
-    tl.store(target, x_1 * cos_1 - x_2 * sin_1, used)
-    tl.store(target + half, x_2 * cos_2 + x_1 * sin_2, used)
-    head = tl.arange(0, k_block).to(tl.int64)[:, None]
-    used = (head < k_heads) & (first < half)
-    source = key + sample * k_sample + token * k_token + head * k_head + first
-    target = key_out + sample * ko_sample + token * ko_token + head * ko_head + first
+    query += sample * q_sample + token * q_token
+    query_out += sample * qo_sample + token * qo_token
+    _turn_heads(query, query_out, q_head, qo_head, cos_1, cos_2, sin_1, sin_2, q_heads, half, q_block, half_block)
+    key += sample * k_sample + token * k_token
+    key_out += sample * ko_sample + token * ko_token
+    _turn_heads(key, key_out, k_head, ko_head, cos_1, cos_2, sin_1, sin_2, k_heads, half, k_block, half_block)
+
+
+@triton.jit
+def _turn_heads(
+    source, target, source_head, target_head, cos_1, cos_2, sin_1, sin_2,
+    heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, half_block: tl.constexpr,
+):  # fmt: skip
+    first = tl.arange(0, half_block)[None]
+    head = tl.arange(0, block).to(tl.int64)[:, None]
+    used = (head < heads) & (first < half)
+    source += head * source_head + first
+    target += head * target_head + first
     x_1, x_2 = tl.load(source, used).to(tl.float32), tl.load(source + half, used).to(tl.float32)
     tl.store(target, x_1 * cos_1 - x_2 * sin_1, used)
     tl.store(target + half, x_2 * cos_2 + x_1 * sin_2, used)

@@ -23,6 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.functional import embedding
 
+from bootstrap.trainer.optimize import local
+
 functional: Any = torch.ops._c10d_functional
 untyped_dtensor: Any = DTensor  # whose constructor has no types
 
@@ -40,6 +42,7 @@ SPLIT: dict[str, Placement] = {
 # Attribute of a module: names of its partial parameters.
 PARTIAL = "partial_parameters"
 Change = Callable[[torch.Tensor], torch.Tensor]
+Exchange = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -89,8 +92,7 @@ def partial_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def sum_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Sum the gradients of ``partial_parameters`` over the tensor ranks, all in one collective."""
-    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    parts: list[torch.Tensor] = [gradient.to_local() for gradient in gradients]
+    parts = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not parts:
         return
     flat = torch.cat([part.flatten() for part in parts])
@@ -163,9 +165,8 @@ def _change_output(module: nn.Module, change: Change) -> None:
 def _exchanges(mesh: DeviceMesh, sequence_parallel: bool) -> tuple[Change, Change]:
     """Give each rank all tokens before a split module, and the sum of the ranks' outputs after it."""
     group = mesh.get_group()
-    if not sequence_parallel:
-        return partial(_SumGradient.apply, group), partial(_Sum.apply, group)
-    return partial(_Gather.apply, group), partial(_Scatter.apply, group)
+    there, back = (_gather, _scatter) if sequence_parallel else (_same, _sum)
+    return partial(_Exchange.apply, there, back, group), partial(_Exchange.apply, back, there, group)
 
 
 def _collective(operation: Any, x: torch.Tensor, *settings: Any) -> torch.Tensor:
@@ -174,6 +175,10 @@ def _collective(operation: Any, x: torch.Tensor, *settings: Any) -> torch.Tensor
     with below:
         result: torch.Tensor = functional.wait_tensor(operation(x.contiguous(), *settings))
     return result
+
+
+def _same(x: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
+    return x.view_as(x)
 
 
 def _sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -192,45 +197,14 @@ def _scatter(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return _collective(functional.reduce_scatter_tensor, parts, "sum", ranks, group.group_name)
 
 
-class _SumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """One exchange of the ranks in the forward pass, and its transpose in the backward pass."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _sum(gradients[0], ctx.group)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return _sum(x, group)
+    def forward(ctx: Any, there: Exchange, back: Exchange, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
+        ctx.back, ctx.group = back, group
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, gradients[0]
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return _gather(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _scatter(gradients[0], ctx.group)
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return _scatter(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _gather(gradients[0], ctx.group)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:
+        return None, None, None, ctx.back(gradients[0], ctx.group)
