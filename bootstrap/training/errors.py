@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -11,6 +13,12 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 # EX_TEMPFAIL ("try again later") and EX_SOFTWARE ("the program is at fault") of sysexits.h.
 EXIT_INTERRUPTED = 75
 EXIT_HUNG = 70
+_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+def tells_full_disk(problem: str) -> bool:
+    """True where a rank's text says that a disk, or its user's part of one, is full."""
+    return any(text in problem for text in _FULL_DISK)
 
 
 class TrainingError(Exception):

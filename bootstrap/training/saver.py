@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ import torch
 from bootstrap.contract.checkpoint import rank_file_name
 from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name
 from bootstrap.training.checksum import checksum
-from bootstrap.training.errors import CheckpointError
+from bootstrap.training.errors import CheckpointError, tells_full_disk
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.ledger.writer import Ledger
 from bootstrap.training.rank_group import RankGroup
@@ -34,8 +32,6 @@ PRUNE_LIMIT_S = 60.0
 CHECKSUM_THREADS = 4
 # Attempts to save the last checkpoint, which no later one replaces; a busy service may answer the second or third.
 FINAL_ATTEMPTS = 3
-# Texts by which a rank says that a disk, or its user's part of one, is full.
-FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
@@ -245,7 +241,7 @@ class Saver:
     def _make_room(self, prefix: str, problem: str) -> None:
         """Delete what the ranks wrote of a failed save, and on a full disk all checkpoints but the newest valid one."""
         self.checkpoints.discard(prefix)
-        if any(text in problem for text in FULL_DISK) and (deleted := self.checkpoints.prune(keep=1)):
+        if tells_full_disk(problem) and (deleted := self.checkpoints.prune(keep=1)):
             uri, names = self.checkpoints.store.uri, ", ".join(sorted(deleted))
             logger.warning("%s is full: deleted %s, so that the next checkpoint has room", uri, names)
 

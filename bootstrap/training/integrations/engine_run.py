@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bootstrap.training.environment import checkpoint_interval
-from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.errors import CheckpointError, ConfigurationError, tells_full_disk
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import (
     EngineFiles,
@@ -31,7 +31,6 @@ from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger.writer import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
-from bootstrap.training.saver import FULL_DISK
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
 
@@ -244,7 +243,7 @@ class EngineRun:
         if problems:
             self.files.discard(prefix)
         # The newest is known to be valid where this process saved it, or resumed from it.
-        is_full = self._saved_step is not None and any(text in problem for problem in problems for text in FULL_DISK)
+        is_full = self._saved_step is not None and any(map(tells_full_disk, problems))
         if is_full or not problems:
             self.files.prune(keep=1 if is_full else self._keep)
 
