@@ -34,8 +34,10 @@ class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
-def interface_endpoints(*, eks: bool, image: str, queue: bool) -> tuple[str, ...]:
-    """Services that a VPC of the stack's own has interface endpoints for."""
+def interface_endpoints(*, eks: bool, image: str, queue: bool, vpc_id: str = "") -> tuple[str, ...]:
+    """Services that a VPC of the stack's own has interface endpoints for; none in an existing VPC (``vpc_id``)."""
+    if vpc_id:
+        return ()
     # Nodes pull from ECR; pods have their role by Pod Identity:
     # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
     images, pods = ecr.ENDPOINTS if eks or image else (), ("eks-auth",) if eks else ()
@@ -288,8 +290,8 @@ class Settings(_Model):
     @property
     def own_endpoints(self) -> tuple[str, ...]:
         """Services that the stack makes an interface endpoint for, in a VPC of its own."""
-        made = interface_endpoints(eks=self.platform == "eks", image=self.image, queue=bool(self.queue))
-        return () if self.vpc_id else made
+        eks = self.platform == "eks"
+        return interface_endpoints(eks=eks, image=self.image, queue=bool(self.queue), vpc_id=self.vpc_id)
 
     @property
     def read_prefixes(self) -> dict[str, str]:
