@@ -21,7 +21,6 @@ METRICS_PERIOD_S = 60
 # AWS lists the newest first, of the last six weeks.
 ACTIVITIES_READ = 100
 FAILURES_SHOWN = 5
-_GROUP_TAG = "aws:autoscaling:groupName"  # AWS's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +102,7 @@ def read_launches(client: EC2Client, group: str) -> dict[str, tuple[datetime, st
     (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
     """
     pages = client.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": f"tag:{_GROUP_TAG}", "Values": [group]}]
+        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": [group]}]
     )
     return {
         instance["InstanceId"]: (instance["LaunchTime"], instance.get("InstanceLifecycle", "on-demand"))

@@ -26,8 +26,8 @@ _LONG_SHARE = 0.1
 _LATER = (1.25, 1.5, 2.0)
 # Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
-# How many times as fast a dearer fleet is that is named, and the budgets that are tried for it, times the plan's
-# expected dollars: few wait a day to save a quarter.
+# A dearer fleet is named that is so many times as fast, within one of these budgets, times the plan's expected dollars:
+# few wait a day to save a quarter.
 _FASTER = 4.0
 _BUDGETS = (1.25, 1.5, 1.75)
 # Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.

@@ -365,7 +365,7 @@ LOOPS: list[Case] = [
 ]
 
 
-# What carries out the replicas, by name: flags of the trainer, and DDP's bucket in MiB (0: its default).
+# Layouts that keep replicas, by name: flags of the trainer, and DDP's bucket in MiB (0: its default).
 VARIANTS = {"as shipped": ("", 0), "bucket 100": ("", 100), "zero1": ("--sharding zero1", 0)}
 
 

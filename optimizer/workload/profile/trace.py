@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 _CONVOLUTION = {aten.convolution, aten.convolution_backward}
 _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-# Of aten's linalg operators those that are cheap; the others, and distances that are no product, have no FLOP formula.
+# Cheap operators of aten's linalg. Its others, and distances that are no product, have no FLOP formula.
 _CHEAP = {aten.linalg_vector_norm, aten.linalg_cross, aten._linalg_check_errors}
 _DISTANCES = {aten._cdist_forward, aten._cdist_backward}
 # Index of is_causal among the arguments of the attention operators (native_functions.yaml).

@@ -137,7 +137,7 @@ def test_cosines_and_sines_need_not_lie_alike(interpreted: Any) -> None:
     ids=itemgetter("model_type"),
 )
 def test_norms_and_residual_have_16_bits_under_autocast_to_bf16(architecture: dict[str, Any], precision: str) -> None:
-    """As FSDP2's policy gives them. fp16's range is too short for some models' residual."""
+    """FSDP2's policy gives them as many. fp16 keeps 32: its range is too short for some models' residual."""
     model: Any = build(
         TrainerConfig(architecture=architecture, precision=precision, seq_len=32, global_batch=2, gpus_per_node=1)
     )

@@ -210,7 +210,7 @@ def test_credentials_that_may_not_say_so_at_once(deployed: DeployedStack, call: 
 
 
 def test_a_login_that_ran_out_says_so_at_once(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a single sign-on, which botocore tells from an expired token."""
+    """botocore's error of a single sign-on is another one than that of an expired token."""
 
     def refuse(**_: Any) -> None:
         raise UnauthorizedSSOTokenError
