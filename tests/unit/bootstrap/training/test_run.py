@@ -128,13 +128,18 @@ class Killed(Exception):  # noqa: N818
     """Stands for a process that ends without notice."""
 
 
+def wait_for_writer(step: int) -> None:
+    """Have every due save of a training that calls this at each step: none is due while one is written."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-writer":
+            thread.join(timeout=120)
+
+
 def kill_at(step: int) -> Callable[[int], None]:
     """Raise Killed at a step, after every due checkpoint is written."""
 
     def at_step(now: int) -> None:
-        for thread in threading.enumerate():
-            if thread.name == "checkpoint-writer":
-                thread.join(timeout=120)
+        wait_for_writer(now)
         if now == step:
             raise Killed
 
@@ -578,7 +583,7 @@ def test_a_full_disk_loses_older_checkpoints_and_not_the_next(tmp_path: Path, ca
     """It held ``keep`` checkpoints and had no room for one more: none was saved until the end of the run."""
     training = Training(store := FullStore(tmp_path), keep=3)
     store.files = 3
-    training.train()
+    training.train(at_step=wait_for_writer)
     assert f"{tmp_path} is full: deleted step-00000004-" in caplog.text
     assert [folder.name[:13] for folder in sorted(tmp_path.glob("step-*"))][-1] == f"step-{STEPS:08d}"
 
