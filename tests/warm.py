@@ -9,6 +9,7 @@ and a program that replaces itself with ``os.exec`` does.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import inspect
@@ -22,12 +23,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from bootstrap.processes import descendants
 from bootstrap.training.standby import MODULES, TRAINER_MODULES, run_command
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +62,15 @@ class Started:
     def terminate(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
+
+    def abort(self) -> None:
+        """Have this process and those below it write where their threads are, and kill them."""
+        for number in (signal.SIGUSR2, signal.SIGKILL):
+            for pid in (*descendants(self.pid), self.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(1.0)
+        self.wait(WAIT_S)
 
     def _read(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
@@ -103,11 +115,13 @@ class Warm:
             started = self.start(arguments, env=env, output=output, cwd=folder, modules=modules)
         try:
             status = started.wait(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            started.abort()
+            raise AssertionError(f"{arguments} has not ended in {WAIT_S} s: {_text(path)}") from None
         finally:
             started.terminate()
-        text = path.read_text(encoding="utf-8", errors="replace")
-        assert status == 0, text[-4000:]
-        return text
+        assert status == 0, _text(path)[-4000:]
+        return _text(path)
 
     def torchrun(self, folder: Path, ranks: int, *arguments: str, **options: Any) -> str:
         """Run ranks of ``python -m ARGUMENTS`` as ``run`` does."""
@@ -130,6 +144,10 @@ class Warm:
                 [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
                 cwd=ROOT, env=os.environ | environment, pass_fds=[theirs.fileno()],
             )  # fmt: skip
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def serve(requests: socket.socket) -> None:
@@ -194,6 +212,7 @@ def become(arguments: Sequence[str], environment: Mapping[str, str], keep: Seque
     try:
         _forget_parent({0, 1, 2, *keep})
         _name_frames()
+        faulthandler.register(signal.SIGUSR2)
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:] = [str(Path.cwd()), *filter(None, paths), *LIBRARIES]
         sys.orig_argv = [sys.executable, *arguments]

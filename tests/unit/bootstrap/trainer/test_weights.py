@@ -17,7 +17,7 @@ from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from tests.unit.bootstrap.trainer.weights_ranks import build
 from tests.unit.bootstrap.training.conftest import BUCKET
-from tests.warm import Warm
+from tests.warm import TRAINER, Warm
 
 LIBRARY: Any = transformers
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32, "intermediate_size": 24}
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_write_and_read_every_layout(warm: Warm, tmp_path: Path) -> None:
-    warm.torchrun(tmp_path, 4, "tests.unit.bootstrap.trainer.weights_ranks", str(tmp_path))
+    warm.torchrun(tmp_path, 4, "tests.unit.bootstrap.trainer.weights_ranks", str(tmp_path), modules=TRAINER)
     index = json.loads((tmp_path / INDEX_NAME).read_text())
     assert len(set(index["weight_map"].values())) > 1 and "head.weight" not in index["weight_map"]
     assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
