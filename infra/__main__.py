@@ -68,7 +68,7 @@ def main(*, starts_nodes: bool = True) -> None:
                 subnet_id=network.subnet_ids[0],
                 node_group_id=security.node_group_id,
             ),
-            # Its servers talk to each other and to the nodes by the rules of the nodes' group.
+            # The file system's servers talk to each other and to the nodes by the rules of the nodes' group.
             pulumi.ResourceOptions(depends_on=[security]),
         )
         mounted = lustre.address

@@ -82,7 +82,7 @@ def alarms(settings: Settings, names: Names) -> list[Alarm]:
             for event in EVENTS
         }
 
-    # It could be delivered neither to the queue nor to the dead letters.
+    # Events that could be delivered neither to the queue nor to the dead letters.
     undelivered = of_rules("FailedInvocations")
     # The account's rules together are over EventBridge's limit of invocations, and a notice is worth two minutes:
     # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-quota.html

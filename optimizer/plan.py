@@ -289,7 +289,7 @@ class Staging(_Model):
     hours: NonNegative = Field(description="Expected hours of the run in which the nodes wait for copies.")
     compute_usd: NonNegative = Field(description="USD of the nodes in these hours, part of compute.")
     storage_usd: NonNegative = Field(description="USD of the data in S3 over the run and of its requests.")
-    # These two are left out of the JSON where the data is in the fleet's region.
+    # The JSON leaves out data_region and transfer_usd where the data is in the fleet's region.
     data_region: Annotated[str, Field(pattern=REGION)] | None = Field(
         default=None, exclude_if=lambda value: value is None, description="Region of the data's bucket, if another."
     )

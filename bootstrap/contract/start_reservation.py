@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-# Each has both tags. One that `pulumi up` makes (purchase option reserved) lacks START_TAG, and stays.
+# Tags of a start reservation. One that `pulumi up` makes (purchase option reserved) lacks START_TAG, and stays.
 STACK_TAG, START_TAG = "gpufleet:stack", "gpufleet:start"
 # Preferences of an Auto Scaling group for its target reservations: fail outside of them, or go on on demand:
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html

@@ -87,8 +87,7 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
     settings = tick.settings
     if settings.ceiling_usd is None:
         return None
-    # All missing nodes may come before the next tick.
-    # They come into a start reservation's unused part, where there is one.
+    # All missing nodes may come before the next tick, into a start reservation's unused part where there is one.
     rate = state.usd_per_hour + max(0.0, _missing_usd_per_hour(tick, state) - state.unused_usd_per_hour)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
     # The plan's budget has the first start; another has to be worth its booting.

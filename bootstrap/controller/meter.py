@@ -118,7 +118,7 @@ def _charge_described(
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + volume
     elif settings.owned and machine.ended and instance.usd_per_hour:
-        # It has left its reservation; a node that was never seen alive counts as rented.
+        # An ended instance has left its reservation; a node that was never seen alive counts as rented.
         price = instance.usd_per_hour
     running_until = now if machine.running else machine.until or now
     if not machine.running:

@@ -20,7 +20,7 @@ from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggle
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0
-# They load libraries too; and DDP a second part of torch.
+# Steps that load libraries too; and DDP a second part of torch.
 FIRST_STEPS = ("connect", "gradients")
 SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
 

@@ -89,7 +89,7 @@ class PowerSgd:
             )
         future = powerSGD_hook(self._state, bucket)
         if self._device.type == "cpu":
-            # Its later collectives start from gloo's threads, and with two buckets on their way in another order on
+            # PowerSGD's later collectives start from gloo's threads: with two buckets on their way, in another order on
             # each rank. NCCL's futures call back at once, in this thread.
             future.wait()
         return future

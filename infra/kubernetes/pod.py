@@ -86,13 +86,13 @@ def build_pod(
                 "volumeMounts": [code],
             },
             {
-                # Its failure stops nothing: a node without metrics trains on.
+                # A failure of the metrics stops nothing: the node trains on.
                 "name": "metrics",
                 "image": image,
                 "restartPolicy": "Always",
                 "command": ["python3", "-m", "bootstrap.metrics"],
                 "workingDir": CODE_DIR,
-                # It reads every GPU and requests none.
+                # The metrics read every GPU and request none.
                 "env": [
                     *environment,
                     {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},

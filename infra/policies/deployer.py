@@ -266,7 +266,7 @@ def deployer_policy(
             [here("sqs", queue) for queue in (names.queue, names.dead_letter_queue)],
         ),
         allow("Topic", _actions("sns", _TOPIC), here("sns", f"{names.prefix}-alarms*")),
-        # It takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
+        # Unsubscribe takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
         allow(
             "EndSubscription",
             "sns:Unsubscribe",

@@ -367,7 +367,7 @@ def _pull(names: Names, uri: str) -> list[Statement]:
         return []
     repository = f"arn:{names.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
     return [
-        # It takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerregistry.html
+        # GetAuthorizationToken takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerregistry.html
         allow("LogInToRegistry", "ecr:GetAuthorizationToken", "*"),
         allow("PullImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
     ]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from optimizer.aws import errors
 
 USD_PER_REQUEST = 0.01
-# These belong to the account, not to the stack.
+# Lines of the bill that belong to the account, not to the stack.
 NOT_COUNTED = ["Credit", "Refund", "Tax"]
 
 # unseen: no cost has carried the tag yet. unknown: this account may not ask.

@@ -192,7 +192,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
         return
     if typed is None:
         typed = _ask_price(again)
-        # It may have been sold, or have another price, while a person read.
+        # The block may have been sold, or have another price, while a person read.
         offering = _current(search, offering_id)
         _check_buyable(offering, search, chosen)
     if typed != offering.usd:

@@ -244,7 +244,7 @@ def _spread(values: list[float], round_value: Callable[[float], float], least_p9
 
 def least_hours(plan: FleetPlan, share: float = 1.0) -> float:
     """Return the hours that the controller keeps for a share of the work and a launch."""
-    # It counts with the fastest on-demand place's hours at p95.
+    # The controller counts with the fastest on-demand place's hours at p95.
     demand = (alternate.hours.p95 for alternate in plan.alternates if alternate.purchase == "on-demand")
     return share * min([plan.hours.p95, *demand]) + _restart_hours(plan)
 

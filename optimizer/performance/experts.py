@@ -22,7 +22,7 @@ TILE_ROWS = 128.0
 # Passes over the copied tokens, (of the residual's width, of the products'), forward and backward: Hugging Face's
 # grouped_mm_experts_forward (transformers 5.23, integrations/moe.py).
 WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
-# Its loop (models/mixtral/modeling_mixtral.py, MixtralExperts).
+# Passes of Hugging Face's loop over the experts (models/mixtral/modeling_mixtral.py, MixtralExperts).
 LOOP_PASSES = ((7.0, 2.0), (13.0, 3.0))
 # Zeros that each turn's gradient is summed into, and its sum with the others'.
 LOOP_ZEROS = 4.0
@@ -38,7 +38,7 @@ WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS = 14.0, 6.0
 # backward it is 0.5 ms beside its work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token,
 # autocast: 3.3 ms forward, 6.5 backward; host 4.0, kernels 7.1 (H200, torch 2.11, 2026-11-21).
 LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
-# Each turn writes its gradient into zeros of all experts' weights (one pass) and adds them (three).
+# Each turn of the loop writes its gradient into zeros of all experts' weights (one pass) and adds them (three).
 SLICE_PASSES = 4.0
 
 

@@ -25,7 +25,7 @@ _COST_SO_FAR = "cost of the nodes so far"
 # Units of a time, the longest first: hours of one, and the least hours of a whole that is told in it.
 _TIME_UNITS = {"hours": (1.0, 5.0), "minutes": (1 / 60, 5 / 60), "seconds": (1 / 3600, 0.0)}
 
-# What a category of the ledger is, for readers.
+# Categories of the ledger, in a reader's words.
 CATEGORY_WORDS = {
     "useful": "training that was kept",
     "lost": "training that was repeated",

@@ -90,7 +90,7 @@ class SearchSpace:
         self._errors, self._pipeline_errors = (
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
-        # Of the estimates of several nodes.
+        # Network error of each machine, for the estimates of several nodes.
         self._network_errors = np.array(
             [network_error(Hardware.from_instance_type(i), nodes=2) for i in self.machines.instances]
         )

@@ -89,7 +89,7 @@ FAMILIES: dict[str, _Family] = {
         head_norms=True,
         defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32, "attention_bias": False},
     ),
-    # Its model has no lower layers that attend fully (modeling_qwen3_moe.py).
+    # Qwen 3's mixture has no lower layers that attend fully (modeling_qwen3_moe.py).
     "qwen3_moe": replace(
         _LLAMA,
         names=QWEN_MIXTURE,

@@ -70,7 +70,7 @@ class S3Store:
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """See ``Store.write``."""
-        # It tells our own earlier attempt, whose answer was lost, from another writer's object.
+        # The id tells our own earlier attempt, whose answer was lost, from another writer's object.
         write_id = uuid.uuid4().hex
         key = self._prefix + name
         try:
