@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from bootstrap.controller.observation import FailedLaunch, Machine
 # EC2 describes an ended instance for "usually less than one hour":
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
 EC2_FORGETS = timedelta(minutes=10)
-# AWS keeps six weeks: a launch and an end each of some thousand nodes.
+# Fifty pages, about all that a tick has time for. AWS keeps six weeks.
 MAX_ACTIVITIES = 5000
 # Error codes of a mixed group ("Could not launch Spot Instances. UnfulfillableCapacity - ..."), and the sentences of a
 # group with one purchase option, where EC2 has no capacity ("Insufficient capacity." alone, too), the zone lacks the
@@ -37,26 +38,32 @@ NO_ROOM = re.compile(
 LAUNCH_DELAY = timedelta(minutes=10)
 
 
-def read_activities(clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime) -> list[Any]:
+def read_activities(
+    clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime
+) -> tuple[list[Any], datetime | None]:
     """Return the latest activities; after an outage all since then, of deleted groups of that name too.
 
+    With it, the time before which activities of the outage are left unread, where there are more than MAX_ACTIVITIES.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
     query: dict[str, Any] = {"AutoScalingGroupName": settings.group}
     if since is None or now - since <= EC2_FORGETS:
-        return list(clients.autoscaling.describe_scaling_activities(**query, MaxRecords=100)["Activities"])
+        return list(clients.autoscaling.describe_scaling_activities(**query, MaxRecords=100)["Activities"]), None
     pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
         **query, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MAX_ACTIVITIES}
     )
     # An end that began before the outage may have ended in it.
     oldest = since - LAUNCH_DELAY - timedelta(seconds=settings.drain_s)
     activities: list[Any] = []
+    read_since = now
     for page in pages:
         activities += page["Activities"]
         # Activities in progress come first, however old.
-        if any(activity["StartTime"] < oldest for activity in page["Activities"] if activity.get("EndTime")):
-            break
-    return activities
+        starts = (activity["StartTime"] for activity in page["Activities"] if activity.get("EndTime"))
+        read_since = min(starts, default=read_since)
+        if read_since < oldest:
+            return activities, None
+    return activities, to_seconds(read_since) if pages.resume_token else None
 
 
 def find_failed_launches(activities: Iterable[Any], since: datetime | None, now: datetime) -> tuple[FailedLaunch, ...]:
@@ -94,10 +101,12 @@ def find_missed_machines(
     state: ControllerState | None,
     machines: Iterable[Machine],
     now: datetime,
+    unread_until: datetime | None,
 ) -> tuple[Machine, ...]:
     """Return the instances that ended during an outage and that EC2 describes no more.
 
-    "Launching a new EC2 instance: i-..." begins before billing, "Terminating EC2 instance: i-..." ends after.
+    "Launching a new EC2 instance: i-..." begins before billing, "Terminating EC2 instance: i-..." ends after. One
+    machine more, at the price of all that can run, stands for those whose launches are unread.
     """
     if state is None or now - state.updated_at <= EC2_FORGETS:
         return ()
@@ -112,21 +121,29 @@ def find_missed_machines(
             ended.setdefault(match[2], min(to_seconds(activity.get("EndTime") or now), now))
         elif (started := to_seconds(activity["StartTime"])) > state.updated_at - LAUNCH_DELAY:
             launched[match[2]] = started
+    # The type is unknown: the dearest.
+    ended_machine = Machine(
+        instance_id=f"unread-since-{state.updated_at:%Y%m%dT%H%M%SZ}",
+        instance_type="",
+        lifecycle="on-demand",
+        launched_at=state.updated_at,
+        running=False,
+        ended=True,
+        until=unread_until,
+    )
     missed = []
-    for key in sorted(ended.keys() & (launched.keys() | state.instances.keys())):
+    for key in sorted(ended):
         known = state.instances.get(key)
-        if known and known.ended_at:
+        launched_at = known.launched_at if known else launched.get(key, unread_until)
+        if launched_at is None or (known and known.ended_at):
             continue
-        missed.append(
-            Machine(
-                instance_id=key,
-                instance_type=known.instance_type if known else "",  # the dearest
-                lifecycle=known.lifecycle if known else "on-demand",
-                launched_at=known.launched_at if known else launched[key],
-                running=False,
-                ended=True,
-                until=ended[key],
-                usd_per_hour=known.usd_per_hour - settings.volume_usd_per_node_hour if known else None,
-            )
-        )
+        one = replace(ended_machine, instance_id=key, launched_at=launched_at, until=ended[key])
+        if known:
+            usd = known.usd_per_hour - settings.volume_usd_per_node_hour
+            one = replace(one, instance_type=known.instance_type, lifecycle=known.lifecycle, usd_per_hour=usd)
+        missed.append(one)
+    if unread_until and unread_until > state.updated_at:
+        # A node that leaves is billed beside the one that takes its place.
+        usd = 2 * settings.node_count * settings.usd_per_hour("on-demand", "") - settings.volume_usd_per_node_hour
+        missed.append(replace(ended_machine, usd_per_hour=usd))
     return tuple(missed)

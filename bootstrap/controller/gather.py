@@ -41,8 +41,8 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     answer = reserve(clients, settings, state, now, problems)
     group = read_group(clients, settings)
     machines = read_machines(clients, settings, now, problems)
-    activities = read_activities(clients, settings, since, now) if group else []
-    missed = find_missed_machines(settings, activities, state, machines, now)
+    activities, unread_until = read_activities(clients, settings, since, now) if group else ([], None)
+    missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
     reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}

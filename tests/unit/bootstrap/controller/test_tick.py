@@ -752,6 +752,32 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
 
 
+def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unread time is charged at all that the group can run, with a node that leaves beside each."""
+    monkeypatch.setattr("bootstrap.controller.activities.MAX_ACTIVITIES", 100)
+    stack.config = replace(stack.config, volume_usd_per_node_hour=0.5)
+    stack.trained()
+    before = stack.tick()
+    went, minute = stack.now, timedelta(minutes=1)
+    all_ended, begins_unread = "i-0000000000000aaa", "i-0000000000000bbb"
+    for number in range(60):
+        record(stack.group, f"Failed to do something {number}", went + minute, went + minute)
+    record(stack.group, f"Launching a new EC2 instance: {all_ended}", went + 10 * minute, went + 11 * minute)
+    record(stack.group, f"Launching a new EC2 instance: {begins_unread}", went + 10 * minute, went + 11 * minute)
+    record(stack.group, f"Terminating EC2 instance: {all_ended}", went + 30 * minute, went + 31 * minute)
+    for number in range(99):
+        record(stack.group, f"Failed to do something {number}", went + 60 * minute, went + 60 * minute)
+    record(stack.group, f"Terminating EC2 instance: {begins_unread}", went + 90 * minute, went + 91 * minute)
+    state = stack.tick(120)
+    new = {key: one.spent_usd for key, one in state.instances.items() if key not in before.instances}
+    unread = f"unread-since-{went:%Y%m%dT%H%M%SZ}"
+    assert new == pytest.approx({unread: 60 / 60 * 2 * 3 * 30.5, begins_unread: 31 / 60 * 30.5})
+    assert state.unfit_nodes == 0
+    assert stack.tick().total_usd == pytest.approx(state.total_usd + before.usd_per_hour / 60)
+
+
 def forget(stack: Stack, nodes: list[str]) -> None:
     """Neither the group nor EC2 tells of the nodes any more: EC2 forgets an ended instance in an hour."""
     stack.clients.autoscaling.detach_instances(
