@@ -15,7 +15,7 @@ from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.engine import Resource, require_pulumi, take_down
+from optimizer.commands.stack.engine import Resource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.errors import DataMissingError, GpufleetError
 
@@ -41,7 +41,8 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
 
     Nodes end as with gpufleet stop; then pulumi destroy --exclude-protected runs (by Pulumi's Automation API; needs the
     Pulumi CLI) and waits until the last instance is gone, which takes many minutes for large GPU nodes. The bucket with
-    the checkpoints and its key stay, and are named, unless gpufleet:forceDestroy is set; gpufleet up goes on from them.
+    the checkpoints and its key stay, and are named, unless the last pulumi up had gpufleet:forceDestroy; gpufleet
+    up goes on from them.
     --everywhere ends all stacks of gpufleet up --regions, or of a run that moved.
     """
     require_pulumi()
@@ -51,7 +52,7 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     # The stack with the nodes comes last: its meter counts the others until they end.
     files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
     if not yes:
-        _ask(files, running, save=save)
+        _ask(files, directory, running, save=save)
     for one in files:
         _end(one, directory, save=save and bool(running[one.stack]))
 
@@ -134,7 +135,7 @@ def _running(file: StackFile, *, save: bool) -> int:
     return max(reading.group.wanted, len(reading.group.nodes))
 
 
-def _ask(files: Sequence[StackFile], running: Mapping[str, int], *, save: bool) -> None:
+def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int], *, save: bool) -> None:
     stack = files[-1].stack
     again = f"gpufleet down --stack {stack}{' --everywhere' * (len(files) > 1)} --yes"
     require_terminal(why="the fleet's resources are deleted", next_step=again)
@@ -142,17 +143,13 @@ def _ask(files: Sequence[StackFile], running: Mapping[str, int], *, save: bool) 
         count = running[file.stack]
         saves = "save a checkpoint and " if save else ""
         nodes = f"{counted(count, 'node')} to {saves}end" if count else "no node runs"
-        kept = "DELETES its checkpoints" if _deletes_checkpoints(file) else "its checkpoints stay"
+        kept = "DELETES its checkpoints" if deletes_checkpoints(file.stack, directory) else "its checkpoints stay"
         say(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
     confirm(
         "Destroy it?" if len(files) == 1 else "Destroy them?",
         nothing_was="changed",
         next_step=f"gpufleet status --stack {stack}",
     )
-
-
-def _deletes_checkpoints(file: StackFile) -> bool:
-    return str(file.config.get("gpufleet:forceDestroy")).lower() == "true"
 
 
 def _save(file: StackFile) -> None:

@@ -101,6 +101,20 @@ def take_down(stack: str, directory: Path) -> list[Resource]:
         ]
 
 
+def deletes_checkpoints(stack: str, directory: Path) -> bool:
+    """Tell whether ``take_down`` would delete the bucket, by the last update and not by the file.
+
+    Raises:
+        DataMissingError: there is no such stack.
+        GpufleetError: Pulumi failed.
+    """
+    from pulumi import automation
+
+    with _explained("pulumi stack export", f"gpufleet down --stack {stack}, again"):
+        program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
+        return any(one["type"] == "aws:s3/bucket:Bucket" and not one.get("protect") for one in _state(program))
+
+
 def _state(program: automation.Stack) -> list[dict[str, Any]]:
     """Resources in the stack's state."""
     return (program.export_stack().deployment or {}).get("resources") or []

@@ -230,6 +230,32 @@ def test_down_saves_destroys_and_says_what_is_left_and_up_goes_on(
     assert deployed.get("control/request.json")["want"] == "run", "no node starts while it asks to stop"
 
 
+@pytest.mark.parametrize("deployed_protected", [True, False])
+def test_down_says_what_becomes_of_the_checkpoints_as_deployed(
+    deployed_protected: bool,
+    pulumi: Pulumi,
+    gpufleet: Gpufleet,
+    deployed: DeployedStack,
+    plan: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Destroy goes by the state: gpufleet:forceDestroy that was changed since takes effect at the next up only."""
+    resources = [{**one, "protect": deployed_protected and one["custom"]} for one in LEFT]
+    (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {"resources": resources}}))
+    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["config"]["gpufleet:forceDestroy"] = deployed_protected
+    file.write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(down, "require_terminal", Mock())
+    monkeypatch.setattr(down, "confirm", Mock(side_effect=GpufleetError("not confirmed")))
+    code, out, err = gpufleet("down", *deployed.arguments)
+    assert code == 1 and "not confirmed" in err
+    assert ("its checkpoints stay" in out, "DELETES its checkpoints" in out) == (
+        deployed_protected,
+        not deployed_protected,
+    )
+
+
 def test_down_destroys_a_stack_whose_key_cannot_be_used(
     pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
