@@ -40,7 +40,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     notices, receipts = receive_notices(clients, settings, problems)
     answer = reserve(clients, settings, state, now, problems)
     group = read_group(clients, settings)
-    machines = read_machines(clients, settings, now, problems)
+    machines = read_machines(clients, settings, state, now, problems)
     activities, unread_until = read_activities(clients, settings, since, now) if group else ([], None)
     missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
     reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}

@@ -10,6 +10,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.start_reservation import STACK_TAG
+from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.observation import Machine
 
@@ -19,20 +21,31 @@ _LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExc
 
 
 def read_machines(
-    clients: Clients, settings: ControllerSettings, now: datetime, problems: list[str]
+    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, problems: list[str]
 ) -> tuple[Machine, ...]:
     """Describe the group's instances, by Auto Scaling's tag; ended ones for about an hour.
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     """
-    filters: Any = [{"Name": "tag:aws:autoscaling:groupName", "Values": [settings.group]}]
-    pages = clients.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-    instances: list[Any] = [
-        instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]
-    ]
+    instances = _describe(clients, "aws:autoscaling:groupName", settings.group)
+    known = state.instances if state else {}
+    lost = {key for key, one in known.items() if not one.ended_at} - {one["InstanceId"] for one in instances}
+    if lost:
+        # One that a person detached "continues running and incurring charges":
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
+        detached = [one for one in _describe(clients, STACK_TAG, settings.stack) if one["InstanceId"] in lost]
+        problems += [f"{one['InstanceId']} is no longer in the group, and counts until it ends" for one in detached]
+        instances += detached
     spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
     prices = _read_spot_prices(clients, sorted(spot), now, problems) if spot else {}
     return tuple(_parse_machine(settings, instance, prices) for instance in instances)
+
+
+def _describe(clients: Clients, tag: str, value: str) -> list[Any]:
+    pages = clients.ec2.get_paginator("describe_instances").paginate(
+        Filters=[{"Name": f"tag:{tag}", "Values": [value]}]
+    )
+    return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
 
 
 def _read_spot_prices(

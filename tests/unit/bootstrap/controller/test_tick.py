@@ -786,6 +786,26 @@ def forget(stack: Stack, nodes: list[str]) -> None:
     stack.clients.ec2.delete_tags(Resources=nodes, Tags=[{"Key": "aws:autoscaling:groupName"}])
 
 
+def test_a_node_that_a_person_detached_stays_on_the_meter_until_it_ends(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run's tag stays, as does its price; taking the tag off takes it off the meter."""
+    ec2, nodes = stack.clients.ec2, stack.trained()
+    ec2.create_tags(Resources=nodes, Tags=[{"Key": "gpufleet:stack", "Value": stack.config.stack}])
+    ended, kept, taken = nodes
+    before = stack.tick()
+    forget(stack, nodes)
+    capsys.readouterr()
+    state = stack.tick(60)
+    told = [line["reason"] for line in events(capsys.readouterr().out, "unreadable")]
+    assert [line.split()[0] for line in told] == sorted(nodes)
+    assert state.total_usd == pytest.approx(before.total_usd + 90)
+    ec2.terminate_instances(InstanceIds=[ended])
+    ec2.delete_tags(Resources=[taken], Tags=[{"Key": "gpufleet:stack"}])
+    state = stack.tick()
+    assert [key for key, one in state.instances.items() if key in nodes and not one.ended_at] == [kept]
+
+
 def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end(stack: Stack) -> None:
     """A worker within its group's least size, or a node that cannot read state.json."""
     known = stack.trained()
