@@ -106,8 +106,9 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     settings, group = tick.settings, tick.seen.group
     if state.phase in ("paused", "draining"):
         return 0.0
-    leaving = set(group.leaving) if group else set()
-    staying = sum(instance.ended_at is None and key not in leaving for key, instance in state.instances.items())
+    # Neither a stopped node of the warm pool nor a detached one is a member: a node may come beside each.
+    members = {one.instance_id for one in group.members}.difference(group.leaving) if group else set()
+    staying = sum(instance.ended_at is None and key in members for key, instance in state.instances.items())
     missing = max(0, settings.node_count - staying)
     price = settings.dearest_usd_per_hour
     if settings.owned:

@@ -12,7 +12,8 @@ from bootstrap.contract.settings import BlockTimes
 from bootstrap.contract.timings import ENDING, REFUSED_REPLACEMENT
 from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
-from bootstrap.controller.ends import unfit_limit
+from bootstrap.controller.ends import over_budget, unfit_limit
+from bootstrap.controller.observation import Tick
 from bootstrap.controller.phases import REFUSED_START, RETRY_WAITS
 from tests.unit.bootstrap.controller.world import MINUTE, PRICES, START, World, scarce, settings, trained
 
@@ -661,3 +662,16 @@ def test_without_a_group_nothing_is_done() -> None:
     decision = decide(world.config, None, facts, START)
     assert decision.actions == ()
     assert "pulumi up" in decision.state.reason
+
+
+def test_the_ceiling_keeps_what_a_node_beside_a_detached_or_warm_one_would_cost() -> None:
+    """It is no member, so the group may launch another before the next tick."""
+    world = trained(World(settings()))
+    seen = world.observe()
+    assert seen.group
+    lacks = replace(seen, group=replace(seen.group, members=seen.group.members[1:]))
+    # Three nodes of 10 USD/h are paid 9 minutes more, and a fourth.
+    for ceiling_usd, with_all, with_one_less in ((4.4, True, True), (5.9, False, True), (6.1, False, False)):
+        config = settings(ceiling_usd=world.known.spent_usd + ceiling_usd)
+        over = [over_budget(Tick(settings=config, seen=one, now=world.now), world.known) for one in (seen, lacks)]
+        assert [reason is not None for reason in over] == [with_all, with_one_less]
