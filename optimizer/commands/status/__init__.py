@@ -210,6 +210,11 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
         )
     elif "group" not in reading.unread:
         lines.append("there is no Auto Scaling group: no node runs")
+    if reading.detached:
+        lines.append(
+            "out of the group, and still paid and metered; nothing but you ends it: "
+            f"aws ec2 terminate-instances --region {plan.region} --instance-ids {' '.join(reading.detached)}"
+        )
     if copy := reading.slowest_copy():
         lines.append(f"copying data: {copy}")
     if reading.request is not None and reading.request.want == "stop":

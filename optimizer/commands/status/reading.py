@@ -35,6 +35,7 @@ class Reading:
     state: ControllerState | None = None
     request: PersonRequest | None = None
     group: DeployedGroup | None = None
+    detached: tuple[str, ...] = ()  # instances that the controller meters, and that left the group
     failures: tuple[LaunchFailure, ...] = ()
     progress: TrainingProgress | None = None
     measured: MeasuredRow | None = None  # newest of the present run
@@ -110,6 +111,9 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.group), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
+        if launches is not None and reading.state and not reading.state.is_silent(now):
+            alive = [key for key, instance in reading.state.instances.items() if not instance.ended_at]
+            reading.detached = tuple(sorted(set(alive) - launches.keys()))
         reading.image = reading.attempt("image", lambda: read_age(ec2, image_id, ids, now), None)
         since = now - FAILURES_WINDOW
         reading.failures = reading.attempt(

@@ -108,6 +108,20 @@ def test_the_table_says_phase_money_nodes_limits_and_silence(deployed: DeployedS
     assert out.count("InService") == 2
 
 
+def test_a_node_that_left_the_group_is_told(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
+    """The controller meters it, and may not end it."""
+    node, gone = "i-0123456789abcdef0", "i-0123456789abcdef1"
+    meter = {"instance_type": "p4d.24xlarge", "lifecycle": "spot", "usd_per_hour": 10.0, "spent_usd": 20.0}
+    meter |= {"launched_at": ago(hours=2), "metered_until": ago(seconds=30)}
+    instances = dict.fromkeys((node, *deployed.held("InService")), meter) | {gone: {**meter, "ended_at": ago(hours=1)}}
+    deployed.write_state(instances=instances)
+    out = gpufleet("status", *deployed.arguments)[1]
+    assert f"terminate-instances --region us-east-1 --instance-ids {node} measure" in " ".join(out.split())
+    # A controller that is silent does not say what lives.
+    deployed.write_state(instances=instances, updated_at=ago(minutes=20))
+    assert "terminate-instances" not in gpufleet("status", *deployed.arguments)[1]
+
+
 def test_a_run_slower_than_its_p95_gets_a_notice_with_dollars_and_date(
     deployed: DeployedStack, gpufleet: Gpufleet
 ) -> None:
