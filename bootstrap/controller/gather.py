@@ -38,8 +38,8 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     since = state.updated_at if state else None
     # First: an instance they name is then among the machines.
     notices, receipts = receive_notices(clients, settings, problems)
-    answer = reserve(clients, settings, state, now, problems)
     group = read_group(clients, settings)
+    answer = reserve(clients, settings, state, group.tags if group else {}, now, problems)
     machines = read_machines(clients, settings, state, now, problems)
     activities, unread_until = read_activities(clients, settings, since, now) if group else ([], None)
     missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
@@ -110,6 +110,7 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         launches_off=suspended.get(LAUNCH) is False,
         ends_off=TERMINATE in suspended,
         warm_pool="WarmPoolConfiguration" in group,
+        tags={tag["Key"]: tag["Value"] for tag in group["Tags"]},
     )
 
 

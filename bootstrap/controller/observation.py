@@ -37,6 +37,7 @@ class AutoScalingGroup:
     launches_off: bool = False  # somebody else has suspended launches
     ends_off: bool = False  # the ends of nodes are suspended
     warm_pool: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""

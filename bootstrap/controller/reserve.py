@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -32,9 +32,14 @@ class Answer:
 
 
 def reserve(
-    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, problems: list[str]
+    clients: Clients,
+    settings: ControllerSettings,
+    state: ControllerState | None,
+    tags: Mapping[str, str],
+    now: datetime,
+    problems: list[str],
 ) -> Answer:
-    """Read the stack's reservations, and make the one that the written state asks for.
+    """Read the stack's reservations, and make the one that the written state asks for, with the group's ``tags``.
 
     The state came first: whichever tick dies after the request, the next one finds the reservation by its tags.
     """
@@ -52,7 +57,7 @@ def reserve(
     if asked is None or any(one.token == to_token(settings, asked) for one in found):
         return answer
     try:
-        return replace(answer, reservations=(*found, _create(clients, settings, asked)))
+        return replace(answer, reservations=(*found, _create(clients, settings, asked, tags)))
     except (ClientError, BotoCoreError) as error:
         # Without an answer it may have been made: the next tick finds it.
         if isinstance(error, ClientError) and error_code(error) not in _PASSING:
@@ -89,13 +94,13 @@ def _parse(token: str, entry: Any) -> Reservation:
     )
 
 
-def _create(clients: Clients, settings: ControllerSettings, asked: StartReservation) -> Reservation:
+def _create(
+    clients: Clients, settings: ControllerSettings, asked: StartReservation, group_tags: Mapping[str, str]
+) -> Reservation:
     assert settings.reserved_start
     token = to_token(settings, asked)
     # The user's tags (gpufleet:tags) come from the group: the function's variables have no room for them.
-    groups = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
-    tags = {tag["Key"]: tag["Value"] for group in groups["AutoScalingGroups"] for tag in group["Tags"]}
-    tags |= {"Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
+    tags = {**group_tags, "Name": settings.group, STACK_TAG: settings.stack, START_TAG: token}
     request: Any = {
         "ClientToken": token,
         "InstanceType": asked.instance_type,

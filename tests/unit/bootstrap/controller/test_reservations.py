@@ -432,7 +432,9 @@ def test_a_reservation_has_the_groups_tags(reserved: Stack, monkeypatch: pytest.
         ]
     )
     reserved.tick()
+    described = watch(monkeypatch, reserved.clients.autoscaling, "describe_auto_scaling_groups")
     reserved.tick()
+    assert len(described) == 1
     (made,) = reserved.clients.ec2.describe_capacity_reservations()["CapacityReservations"]
     own = {tag["Key"]: tag["Value"] for tag in made["Tags"]}
     assert own.pop("gpufleet:start")
