@@ -41,24 +41,24 @@ LAUNCH_DELAY = timedelta(minutes=10)
 def read_activities(
     clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime
 ) -> tuple[list[Any], datetime | None]:
-    """Return the latest activities; after an outage all since then, of deleted groups of that name too.
+    """Return the activities since the last tick; after an outage of deleted groups of that name too.
 
     With it, the time before which activities of the outage are left unread, where there are more than MAX_ACTIVITIES.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
-    query: dict[str, Any] = {"AutoScalingGroupName": settings.group}
-    if since is None or now - since <= EC2_FORGETS:
-        return list(clients.autoscaling.describe_scaling_activities(**query, MaxRecords=100)["Activities"]), None
+    outage = since is not None and now - since > EC2_FORGETS
     pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
-        **query, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MAX_ACTIVITIES}
+        AutoScalingGroupName=settings.group,
+        IncludeDeletedGroups=outage,
+        PaginationConfig={"MaxItems": MAX_ACTIVITIES},
     )
     # An end that began before the outage may have ended in it.
-    oldest = since - LAUNCH_DELAY - timedelta(seconds=settings.drain_s)
+    oldest = (since or now) - LAUNCH_DELAY - timedelta(seconds=settings.drain_s if outage else 0)
     activities: list[Any] = []
     read_since = now
     for page in pages:
         activities += page["Activities"]
-        # Activities in progress come first, however old.
+        # Activities in progress come first, however old: in their launch hook the first pages may have no others.
         starts = (activity["StartTime"] for activity in page["Activities"] if activity.get("EndTime"))
         read_since = min(starts, default=read_since)
         if read_since < oldest:

@@ -752,6 +752,15 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
 
 
+def test_a_refusal_is_seen_behind_the_launches_of_a_large_gang(stack: Stack) -> None:
+    """AWS lists activities in progress first, a hundred a page, and a launch is one until its hook is completed."""
+    stack.tick()
+    fail_launch(stack.group, stack.now + timedelta(seconds=20), "We currently do not have sufficient capacity")
+    for number in range(120):
+        record(stack.group, f"Launching a new EC2 instance: i-{number:017x}", stack.now, None)
+    assert stack.tick().failed_launches == 1
+
+
 def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -798,7 +807,7 @@ def test_a_node_that_a_person_detached_stays_on_the_meter_until_it_ends(
     capsys.readouterr()
     state = stack.tick(60)
     told = [line["reason"] for line in events(capsys.readouterr().out, "unreadable")]
-    assert [line.split()[0] for line in told] == sorted(nodes)
+    assert sorted(line.split()[0] for line in told) == sorted(nodes)
     assert state.total_usd == pytest.approx(before.total_usd + 90)
     ec2.terminate_instances(InstanceIds=[ended])
     ec2.delete_tags(Resources=[taken], Tags=[{"Key": "gpufleet:stack"}])
