@@ -203,6 +203,16 @@ def test_heartbeats_end_with_the_run(tmp_path: Path) -> None:
     assert [call for call in node.calls if "record-lifecycle-action-heartbeat" in call] == beats
 
 
+def test_heartbeats_outlive_a_metadata_service_that_does_not_answer(tmp_path: Path) -> None:
+    """Without them the hook's timeout ends a node that is well."""
+    answers = tmp_path / "case/input/answers"
+    answers.mkdir(parents=True)
+    (answers / "curl.sh").write_text('[[ -e $FAKE_STATE/answered ]] || { touch "$FAKE_STATE/answered"; exit 28; }\n')
+    node = Node(tmp_path, tmp_path / "case")
+    assert node.run("steps/send-heartbeats.sh", {"HOOK_HEARTBEAT_S": "0.1", "NODE_INIT_TIMEOUT_S": "1"}).exit_code == 0
+    assert any("heartbeat" in call and "i-0123456789abcdef0" in call for call in node.calls)
+
+
 def test_heartbeats_do_not_keep_a_node_for_ever(tmp_path: Path) -> None:
     node = healthy(tmp_path)
     outcome = node.run("steps/send-heartbeats.sh", {"HOOK_HEARTBEAT_S": "0.1", "NODE_INIT_TIMEOUT_S": "1"})
