@@ -42,6 +42,8 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     answer = reserve(clients, settings, state, group.tags if group else {}, now, problems)
     machines = read_machines(clients, settings, state, now, problems)
     activities, unread_until = read_activities(clients, settings, since, now) if group else ([], None)
+    if unread_until:
+        problems.append(f"too many scaling activities: the outage until {unread_until} counts at its highest cost")
     missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
     reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
     if state:

@@ -762,7 +762,7 @@ def test_a_refusal_is_seen_behind_the_launches_of_a_large_gang(stack: Stack) -> 
 
 
 def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The unread time is charged at all that the group can run, with a node that leaves beside each."""
     monkeypatch.setattr("bootstrap.controller.activities.MAX_ACTIVITIES", 100)
@@ -784,6 +784,8 @@ def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(
     unread = f"unread-since-{went:%Y%m%dT%H%M%SZ}"
     assert new == pytest.approx({unread: 60 / 60 * 2 * 3 * 30.5, begins_unread: 31 / 60 * 30.5})
     assert state.unfit_nodes == 0
+    (told,) = events(capsys.readouterr().out, "unreadable")
+    assert f"the outage until {went + timedelta(hours=1)} counts" in told["reason"]
     assert stack.tick().total_usd == pytest.approx(state.total_usd + before.usd_per_hour / 60)
 
 
