@@ -10,6 +10,7 @@ from typing import Any
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
+from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.observation import FailedLaunch, Machine
 
@@ -121,6 +122,11 @@ def find_missed_machines(
             ended.setdefault(match[2], min(to_seconds(activity.get("EndTime") or now), now))
         elif (started := to_seconds(activity["StartTime"])) > state.updated_at - LAUNCH_DELAY:
             launched[match[2]] = started
+    lease = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
+    for key, began in launched.items():
+        # Nothing tells its end: as one that is known (meter.py). A fresh one EC2 may not describe yet.
+        if key not in state.instances and began < now - LAUNCH_DELAY:
+            ended.setdefault(key, min(began + lease, now))
     # The type is unknown: the dearest.
     ended_machine = Machine(
         instance_id=f"unread-since-{state.updated_at:%Y%m%dT%H%M%SZ}",

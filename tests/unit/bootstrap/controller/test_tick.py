@@ -837,6 +837,18 @@ def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end
     assert stack.tick().instances[known[0]] == state.instances[known[0]]
 
 
+def test_a_node_that_came_in_an_outage_and_whose_end_nothing_tells_is_charged_its_lease(stack: Stack) -> None:
+    """A person detached it, or deleted its group, before it ended."""
+    stack.trained()
+    stack.tick()
+    unseen, began = "i-0000000000000fff", stack.now + timedelta(hours=1)
+    record(stack.group, f"Launching a new EC2 instance: {unseen}", began, began + timedelta(minutes=2))
+    state = stack.tick(10 * 60)
+    leased = LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)
+    assert state.instances[unseen].ended_at == began + leased
+    assert state.instances[unseen].spent_usd == pytest.approx(leased / timedelta(hours=1) * 30)
+
+
 def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end(stack: Stack) -> None:
     """The function died, nodes went on until `pulumi destroy`, and the stack was deployed anew."""
     known = stack.trained()
