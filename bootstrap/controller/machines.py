@@ -37,7 +37,7 @@ def read_machines(
         problems += [f"{one['InstanceId']} is no longer in the group, and counts until it ends" for one in detached]
         instances += detached
     spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
-    prices = _read_spot_prices(clients, sorted(spot), now, problems) if spot else {}
+    prices = _read_spot_prices(clients, sorted(spot), state.updated_at if state else now, now, problems) if spot else {}
     return tuple(_parse_machine(settings, instance, prices) for instance in instances)
 
 
@@ -49,19 +49,19 @@ def _describe(clients: Clients, tag: str, value: str) -> list[Any]:
 
 
 def _read_spot_prices(
-    clients: Clients, types: list[str], now: datetime, problems: list[str]
+    clients: Clients, types: list[str], since: datetime, now: datetime, problems: list[str]
 ) -> dict[tuple[str, str], float]:
-    # USD per hour by zone name and instance type; a time range of no length has the prices in effect:
+    # Highest USD per hour since the last tick, by zone name and instance type. The answer has the price in effect at
+    # the start, too:
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     prices: dict[tuple[str, str], float] = {}
-    query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": now, "EndTime": now}
+    query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": since, "EndTime": now}
     try:
         for page in clients.ec2.get_paginator("describe_spot_price_history").paginate(**query):
             for entry in page["SpotPriceHistory"]:
-                usd = float(entry["SpotPrice"])
-                if usd > 0:
-                    # The latest comes first.
-                    prices.setdefault((entry["AvailabilityZone"], entry["InstanceType"]), usd)
+                pool, usd = (entry["AvailabilityZone"], entry["InstanceType"]), float(entry["SpotPrice"])
+                if usd > prices.get(pool, 0.0):
+                    prices[pool] = usd
     except (ClientError, BotoCoreError) as error:
         # The plan's prices count instead.
         problems.append(f"no spot prices: {error}")

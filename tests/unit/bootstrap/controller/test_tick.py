@@ -701,11 +701,12 @@ def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> No
     monkeypatch.setattr(
         ec2, "get_paginator", lambda name: Pages() if name == "describe_spot_price_history" else own(name)
     )
+    last = stack.now
     stack.tick()
     assert sent[0] == {
         "InstanceTypes": ["p4d.24xlarge"],
         "ProductDescriptions": ["Linux/UNIX"],
-        "StartTime": stack.now,
+        "StartTime": last,
         "EndTime": stack.now,
     }
 
@@ -873,7 +874,8 @@ def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end
 @pytest.mark.parametrize(
     ("own_zone", "usd"),
     # These settings have no spot price: without the market's the dearest counts.
-    [(("7.5", "7.4"), 3 * 7.5), (("0",), 90)],
+    # After an outage in which the price has fallen, the earlier one was paid for most of it.
+    [(("7.5", "7.4"), 3 * 7.5), (("7.5", "12"), 3 * 12), (("0",), 90)],
 )
 def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, own_zone: tuple[str, ...], usd: float
