@@ -24,7 +24,7 @@ RUNS = {
     "is_killed": (*QUICK, "--timeout-s", "250"),
     "raises": (*QUICK, "--timeout-s", "250"),
     "hangs": (*QUICK, "--timeout-s", "30"),
-    "is_ended_from_outside": (*QUICK, "--timeout-s", "100"),
+    "is_ended_from_outside": (*QUICK, "--timeout-s", "500"),
     "slow_together": (*QUICK, "--min-scaling-efficiency", "0.9", "--min-bus-bandwidth-gb-per-s", "100000"),
 }
 """Runs on this node alone: arguments by fault."""
