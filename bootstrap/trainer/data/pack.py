@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 def pack(
     inputs: list[Path], *, tokenizer: Path, out: Path, field: str = "text", end_token: str | None = None
 ) -> tuple[int, int]:
-    """Tokens and documents written; both files appear only when they are whole."""
+    """Tokens and documents written; both files take the place of earlier ones only when they are whole."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -73,30 +73,30 @@ def pack(
     end = _end_token_id(loaded, end_token)
     dtype = np.dtype("<u2" if loaded.get_vocab_size() <= 2**16 else "<u4")
     documents = _documents(inputs, field)
-    temporary, sidecar = out.with_suffix(".new"), out.with_suffix(".json")
+    temporary, facts_file = out.with_suffix(".new"), out.with_suffix(".json.new")
     tokens = count = 0
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.unlink(missing_ok=True)
     try:
         with temporary.open("wb") as file:
             while texts := list(islice(documents, DOCUMENTS)):
                 for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False):
                     tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
                 count += len(texts)
-    except BaseException:
-        temporary.unlink()
-        raise
-    facts = {
-        "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
-        "tokens": tokens,
-        "documents": count,
-        "vocab_size": loaded.get_vocab_size(),
-        "end_token_id": end,
-        "mask_token_id": next((n for name in MASK_TOKENS if (n := loaded.token_to_id(name)) is not None), None),
-        "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
-    }
-    sidecar.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(out)
+        facts = {
+            "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
+            "tokens": tokens,
+            "documents": count,
+            "vocab_size": loaded.get_vocab_size(),
+            "end_token_id": end,
+            "mask_token_id": next((n for name in MASK_TOKENS if (n := loaded.token_to_id(name)) is not None), None),
+            "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+        }
+        facts_file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        facts_file.replace(out.with_suffix(".json"))
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+        facts_file.unlink(missing_ok=True)
     return tokens, count
 
 
