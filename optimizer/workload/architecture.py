@@ -38,7 +38,9 @@ QWEN_MIXTURE = USUAL | {
     "ffn_size": "moe_intermediate_size",
     "dense_ffn_size": "intermediate_size",
 }
-DEEPSEEK = {ours: theirs for ours, theirs in USUAL.items() if ours not in ("kv_heads", "head_dim")} | {
+# Every head has keys and values of its own, hidden_size / num_attention_heads wide.
+MULTI_HEAD = {ours: theirs for ours, theirs in USUAL.items() if ours not in ("kv_heads", "head_dim")}
+DEEPSEEK = MULTI_HEAD | {
     "experts": "n_routed_experts",
     "ffn_size": "moe_intermediate_size",
     "dense_ffn_size": "intermediate_size",
@@ -96,11 +98,13 @@ def prune_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def whole(data: Mapping[str, Any], key: str, origin: str) -> int:
-    """Read a whole number; 0 where it is absent, InvalidInputError where it is something else."""
+def whole(data: Mapping[str, Any], key: str, origin: str, *, least: int = 0) -> int:
+    """Read a whole number of at least ``least``; 0 where it is absent, InvalidInputError where it is something else."""
     value = data.get(key)
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInputError(f"{origin}: {key} is {value!r}", limit="a whole number of at least 0", next_step=NEXT)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInputError(
+            f"{origin}: {key} is {value!r}", limit=f"a whole number of at least {least}", next_step=NEXT
+        )
     return value

@@ -31,9 +31,9 @@ def model_from_encoder_config(data: Mapping[str, Any], *, name: str, origin: str
 def _t5(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
     size = _sizes(data, origin, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
     hidden, ffn, encoder, heads = size["d_model"], size["d_ff"], size["num_layers"], size["num_heads"]
-    decoder = whole(data, "num_decoder_layers", origin) or encoder
-    buckets = whole(data, "relative_attention_num_buckets", origin) or 32
-    gated = str(data.get("feed_forward_proj", "relu")).startswith("gated")
+    decoder = whole(data, "num_decoder_layers", origin, least=1) or encoder
+    buckets = whole(data, "relative_attention_num_buckets", origin, least=1) or 32
+    gated = bool(data.get("is_gated_act", str(data.get("feed_forward_proj")).startswith("gated")))
     attention = 4 * hidden * heads * size["d_kv"]
     block = (3 if gated else 2) * hidden * ffn
     layers = encoder * (attention + block + 2 * hidden) + decoder * (2 * attention + block + 3 * hidden)
@@ -75,14 +75,14 @@ def _vit(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
             limit="a whole number of patches a side",
             why="ViT cuts an image into patches that do not overlap",
         )
-    channels = whole(data, "num_channels", origin) or IMAGE_CHANNELS
+    channels = whole(data, "num_channels", origin, least=1) or IMAGE_CHANNELS
     if channels != IMAGE_CHANNELS:
         raise InvalidInputError(
             f"{origin}: num_channels is {channels}", limit=f"{IMAGE_CHANNELS}", why="images are read as RGB"
         )
-    labels = whole(data, "num_labels", origin) or len(data.get("id2label") or {}) or 2
+    labels = whole(data, "num_labels", origin, least=1) or len(data.get("id2label") or {}) or 2
     patches = (image // patch) ** 2
-    biases = (3 * hidden if data.get("qkv_bias", True) else 0) + hidden
+    biases = (3 * hidden if data.get("qkv_bias") in (None, True) else 0) + hidden
     layer = 4 * hidden**2 + biases + 2 * hidden * ffn + ffn + hidden + 4 * hidden
     stem = channels * patch**2 * hidden
     outside = stem + hidden + (patches + 2) * hidden + 2 * hidden + hidden * labels + labels
@@ -129,8 +129,8 @@ def _whisper(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
             )
     hidden, ffn, heads = size["d_model"], size["encoder_ffn_dim"], size["encoder_attention_heads"]
     _check_heads(hidden, heads, "encoder_attention_heads", origin)
-    frames = whole(data, "max_source_positions", origin) or 1500
-    targets = whole(data, "max_target_positions", origin) or DEFAULT_TARGET_POSITIONS
+    frames = whole(data, "max_source_positions", origin, least=1) or 1500
+    targets = whole(data, "max_target_positions", origin, least=1) or DEFAULT_TARGET_POSITIONS
     encoder, decoder, bins = size["encoder_layers"], size["decoder_layers"], size["num_mel_bins"]
     # Keys have no bias; norms have one.
     attention = 4 * hidden**2 + 3 * hidden

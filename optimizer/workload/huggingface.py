@@ -14,7 +14,7 @@ from typing import Any
 
 from bootstrap.contract.trainer import WITH_LENGTHS
 from optimizer.errors import InvalidInputError
-from optimizer.workload.architecture import DEEPSEEK, GPT2, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
+from optimizer.workload.architecture import DEEPSEEK, GPT2, MULTI_HEAD, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
 from optimizer.workload.encoders import model_from_encoder_config
 from optimizer.workload.model import (
     PLAIN,
@@ -61,10 +61,10 @@ _MPT = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_seq_len",
 }
-_OPT = {**USUAL, "ffn_size": "ffn_dim"}
+_OPT = {**MULTI_HEAD, "ffn_size": "ffn_dim"}
 _BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
 _BERT = _Family(
-    names=USUAL,
+    names=MULTI_HEAD,
     architecture="encoder",
     learned_positions=True,
     details=replace(_BIASED, final_norm=False, embedding_norm=True, mlm_head=True),
@@ -98,6 +98,7 @@ FAMILIES: dict[str, _Family] = {
         defaults={
             "sliding_window": 4096,
             "num_key_value_heads": 4,
+            "intermediate_size": 6144,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "attention_bias": False,
@@ -109,6 +110,7 @@ FAMILIES: dict[str, _Family] = {
         _LLAMA,
         names=DEEPSEEK,
         defaults={
+            "intermediate_size": 18432,
             "n_routed_experts": 256,
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
@@ -133,7 +135,7 @@ FAMILIES: dict[str, _Family] = {
     "gpt2": _Family(
         names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED, defaults={"n_positions": 1024}
     ),
-    "gpt_neox": _Family(names=USUAL, tied=False, details=_BIASED, defaults={"attention_bias": True}),
+    "gpt_neox": _Family(names=MULTI_HEAD, tied=False, details=_BIASED, defaults={"attention_bias": True}),
     "mpt": _Family(names=_MPT, ffn_multiple=4),
     "opt": _Family(
         names=_OPT,
@@ -154,6 +156,11 @@ FAMILIES: dict[str, _Family] = {
 
 _KINDS = (*FAMILIES, *WITH_LENGTHS)
 _REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size")
+# Fields whose 0 is no default in transformers, which builds another model of it, or none.
+_ABOVE_0 = ("kv_heads", "head_dim", "ffn_size", "dense_ffn_size")
+# transformers takes each for the field that a family names its experts by (attribute_map).
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_MAY_BE_NULL = ("sliding_window", "max_window_layers")
 
 
 def read_json(path: Path) -> Any:
@@ -192,8 +199,9 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
             why="it is the decoder beside an encoder that the configuration does not describe",
             next_step="plan the pair by gpufleet profile, or give the fields of a request (model: {layers: …})",
         )
+    _refuse_other_defaults(data, family, origin)
     config, data = prune_config(data), {**family.defaults, **data}
-    values = {ours: whole(data, theirs, origin) for ours, theirs in family.names.items()}
+    values = {ours: whole(data, theirs, origin, least=int(ours in _ABOVE_0)) for ours, theirs in family.names.items()}
     missing = [family.names[need] for need in _REQUIRED if not values[need]]
     if not values.get("ffn_size") and not family.ffn_multiple:
         missing.append(family.names["ffn_size"])
@@ -231,6 +239,29 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
     )
 
 
+def _refuse_other_defaults(data: Mapping[str, Any], family: _Family, origin: str) -> None:
+    """Refuse fields that transformers, or a plan, which has no null, reads otherwise than they are counted."""
+    own = family.names.get("experts")
+    for name, default in family.defaults.items():
+        if (
+            default
+            and name in data
+            and name not in _MAY_BE_NULL
+            and (data[name] is None or (name, data[name]) == (own, 0))
+        ):
+            raise InvalidInputError(
+                f"{origin}: {name} is {data[name]}",
+                limit=f"a value above 0, or left out for transformers' default, {default}",
+                next_step=NEXT,
+            )
+    if own in family.defaults and (others := [name for name in _EXPERTS if name != own and name in data]):
+        raise InvalidInputError(
+            f"{origin}: {others[0]} is {data[others[0]]}",
+            limit=f"{own}, the name of a {data['model_type']} configuration's experts",
+            next_step=NEXT,
+        )
+
+
 def _details(data: Mapping[str, Any], family: _Family, origin: str) -> BiasesAndNorms:
     """Biases and token types, where the family's configurations give them."""
     given: dict[str, Any] = {}
@@ -265,7 +296,7 @@ def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) 
         return window, types.count("sliding_attention")
     if not family.window_pattern:  # Qwen's lower layers attend fully (configuration_qwen2.py)
         return window, max(0, layers - whole(data, "max_window_layers", origin))
-    pattern = whole(data, "sliding_window_pattern", origin) or family.window_pattern
+    pattern = whole(data, "sliding_window_pattern", origin, least=1) or family.window_pattern
     return window, layers if pattern == 1 else layers - layers // pattern
 
 
@@ -277,7 +308,7 @@ def _mixture(data: Mapping[str, Any], values: Mapping[str, int], origin: str) ->
             "dense_layers": min(values["dense_layers"], values["layers"]),
         }
     if data["model_type"] == "qwen3_moe":
-        dense, step = data.get("mlp_only_layers") or [], whole(data, "decoder_sparse_step", origin) or 1
+        dense, step = data.get("mlp_only_layers") or [], whole(data, "decoder_sparse_step", origin, least=1) or 1
         return {"dense_layers": sum(i in dense or (i + 1) % step != 0 for i in range(values["layers"]))}
     return {}
 

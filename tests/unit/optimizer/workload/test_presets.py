@@ -137,6 +137,24 @@ def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -
     assert sum(weight.numel() for weight in module.parameters()) == model.parameters
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_decoder_layers": None}, {"num_decoder_layers": 1, "relative_attention_num_buckets": 5},
+        {"feed_forward_proj": "gated-gelu"}, {"feed_forward_proj": "gated-gelu", "is_gated_act": False},
+        {"is_gated_act": True}, {"d_kv": 5},
+    ],
+)  # fmt: skip
+def test_t5s_odd_fields_are_counted_as_transformers_builds_them(fields: dict[str, Any]) -> None:
+    config: dict[str, Any] = {
+        "model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 3, "num_heads": 8, "vocab_size": 256,
+    }  # fmt: skip
+    built: Any = transformers.AutoModelForSeq2SeqLM
+    with torch.device("meta"):
+        module = built.from_config(transformers.AutoConfig.for_model(**config | fields))
+    assert sum(weight.numel() for weight in module.parameters()) == resolve_model(config | fields).parameters
+
+
 def test_whispers_output_projection_is_counted_where_it_is_not_the_embedding() -> None:
     config: dict[str, Any] = {
         "model_type": "whisper", "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
@@ -183,7 +201,12 @@ LATENT = EXPERTS | LATENTS | {"n_routed_experts": 8}
         ("deepseek_v3", LATENT | {"attention_bias": True, "first_k_dense_replace": 9}),
         ("deepseek_v3", LATENT | {"q_lora_rank": None}),  # Moonlight
         ("deepseek_v3", LATENT | {"q_lora_rank": None, "attention_bias": True}),
+        ("qwen3_moe", EXPERTS | {"num_experts": 4, "mlp_only_layers": [1], "intermediate_size": "default"}),
+        ("deepseek_v3", LATENT | {"intermediate_size": "default"}),
         ("gpt_neox", {"attention_bias": False}),
+        ("gpt_neox", {"head_dim": 24, "num_key_value_heads": 4}),
+        ("bert", {"head_dim": 24, "num_key_value_heads": 4}),
+        ("opt", {"ffn_dim": 700, "head_dim": 24, "num_key_value_heads": 4}),
         ("opt", {"ffn_dim": 700}),
         ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "do_layer_norm_before": False}),  # OPT-350m
         ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "tie_word_embeddings": False}),
@@ -199,6 +222,7 @@ def test_transformers_builds_a_config_with_the_counted_parameters_and_windows(
     kind: str, fields: dict[str, Any]
 ) -> None:
     config = {"model_type": kind, **SMALL, **fields}
+    config = {name: value for name, value in config.items() if value != "default"}
     model = resolve_model(config)
     built: Any = transformers.AutoModelForCausalLM
     if model.architecture == "encoder":

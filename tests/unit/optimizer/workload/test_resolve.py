@@ -70,6 +70,9 @@ VIT: dict[str, Any] = {
     "num_attention_heads": 3, "image_size": 224, "patch_size": 16, "id2label": {"0": "cat", "1": "dog", "2": "cow"},
 }  # fmt: skip
 WHISPER = dict(presets()["whisper-tiny"].config or {})
+T5 = dict(presets()["t5-small"].config or {})
+LLAMA = CONFIGS["llama-2-7b"][0]
+MIXTURE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8}
 
 
 def test_labels_of_an_image_encoder_are_counted() -> None:
@@ -114,6 +117,23 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(VIT | {"num_attention_heads": 5}), "num_attention_heads is 5"),
         (json.dumps(VIT | {"image_size": [224, 196]}), "image_size is [224, 196]"),
         (json.dumps(WHISPER | {"decoder_ffn_dim": 1024}), "encoder_ffn_dim is 1536 and decoder_ffn_dim 1024"),
+        (json.dumps(VIT | {"num_labels": 0}), "num_labels is 0"),
+        (json.dumps(VIT | {"num_channels": 0}), "num_channels is 0"),
+        (json.dumps(WHISPER | {"max_target_positions": 0}), "max_target_positions is 0"),
+        (json.dumps(T5 | {"num_decoder_layers": 0}), "num_decoder_layers is 0"),
+        (json.dumps(T5 | {"relative_attention_num_buckets": 0}), "relative_attention_num_buckets is 0"),
+        (json.dumps(LLAMA | {"num_key_value_heads": 0}), "num_key_value_heads is 0"),
+        (json.dumps(LLAMA | {"head_dim": 0}), "head_dim is 0"),
+        (json.dumps(LLAMA | {"model_type": "qwen3", "head_dim": None}), "head_dim is None"),
+        (json.dumps(LLAMA | {"model_type": "mistral", "num_key_value_heads": None}), "num_key_value_heads is None"),
+        (json.dumps(LLAMA | {"model_type": "gpt_neox", "attention_bias": None}), "attention_bias is None"),
+        (json.dumps(LLAMA | {"model_type": "bert", "type_vocab_size": None}), "type_vocab_size is None"),
+        (json.dumps(LLAMA | {"model_type": "mixtral", "num_local_experts": 0}), "num_local_experts is 0"),
+        (json.dumps(LLAMA | {"model_type": "mixtral", "num_experts": 16}), "num_experts is 16"),
+        (json.dumps(LLAMA | {"model_type": "gpt_oss", "num_local_experts": None}), "num_local_experts is None"),
+        (json.dumps(MIXTURE | {"num_experts": 0}), "num_experts is 0"),
+        (json.dumps(MIXTURE | {"decoder_sparse_step": 0}), "decoder_sparse_step is 0"),
+        (json.dumps(MIXTURE | {"num_local_experts": 4}), "num_local_experts is 4"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
         ('{"model_type": "gpt2", "n_embd": 768, "add_cross_attention": true}', "add_cross_attention is True"),
     ],
