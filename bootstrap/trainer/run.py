@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -33,9 +34,10 @@ from bootstrap.trainer.optimize import LossScale, build_optimizer, build_schedul
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
 from bootstrap.trainer.shares import Balance, rank_batches, with_batch
-from bootstrap.trainer.weights import load_weights, save_adapters, save_weights, stage_weights
+from bootstrap.trainer.weights import load_weights, save_adapters, save_weights, stage_weights, weights_digest
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.facts import config_facts
 from bootstrap.training.state import Stateful
 from bootstrap.training.stores import open_store
 
@@ -60,6 +62,7 @@ class Assembled:
     scale: LossScale
     compression: dict[str, Stateful]
     stepper: Stepper
+    facts: dict[str, Any]
     data_rank: int
     data_size: int
 
@@ -109,6 +112,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
+    facts = run_facts(config, whole)
     if config.family != "cnn":
         choose_trained(whole, config)
     model = parallelize(whole, config, mesh, device, weights)
@@ -121,6 +125,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
     if weights:
         load_weights(model, weights)
+        facts["weights"] = weights_digest(weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
     optimizer = build_optimizer(config, model)
@@ -137,9 +142,22 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
         scale=scale,
         compression=compression,
         stepper=Stepper(config, mesh, model, optimizer, scheduler, scale, device),
+        facts=facts,
         data_rank=rank,
         data_size=ranks,
     )
+
+
+def run_facts(config: TrainerConfig, model: nn.Module) -> dict[str, Any]:
+    """Facts that a resume must have again, and that no tensor's shape tells."""
+    settings: Any = getattr(model, "config", None)
+    architecture = config.architecture if settings is None else json.loads(settings.to_json_string(use_diff=False))
+    facts: dict[str, Any] = {"seq_len": config.seq_len, "target_len": config.target_len, "method": config.method}
+    if not config.tuning.trains_all:  # each start takes the rest from --weights; else these are only a beginning
+        facts["weights"] = ""
+    if config.tuning.adapts:
+        facts["lora_alpha"] = config.lora_alpha
+    return facts | config_facts(architecture, "architecture.")
 
 
 def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: int = 224) -> Dataset:
@@ -204,6 +222,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             extra=parts.compression,
             dataset_size=len(data),
             global_batch=config.global_batch,
+            facts={**parts.facts, "data": data.digest},
             shares=[batch.samples for batch in parts.batches],
             store=store,
             tokens_per_sample=tokens,

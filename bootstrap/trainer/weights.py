@@ -33,6 +33,7 @@ from bootstrap.trainer.adapters import (
     whole_tensors,
 )
 from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.facts import digest
 from bootstrap.training.staging import stage
 from bootstrap.training.stores import LocalStore, open_store
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
@@ -124,6 +125,12 @@ def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
 def stage_weights(uri: str) -> Path:
     """Local path of published weights; call it on every rank."""
     return stage(uri, suffixes=(".safetensors", INDEX_NAME))
+
+
+def weights_digest(folder: str) -> str:
+    """Digest of staged weights."""
+    path = Path(folder)
+    return digest([path] if path.is_file() else sorted(path.glob("*.safetensors")))
 
 
 def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from bootstrap.contract.checkpoint import (
     MANIFEST_NAME,
@@ -25,6 +26,7 @@ from bootstrap.contract.checkpoint import (
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.facts import differences, facts_of
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
@@ -35,7 +37,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint; ``step`` and ``samples`` are completed."""
+    """Contents of a checkpoint; ``step`` and ``samples`` are completed, ``facts`` as of ``Checkpoints``."""
 
     step: int
     samples: int
@@ -46,6 +48,7 @@ class Manifest:
     created_unix_s: float
     torch_version: str
     index: Index
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """JSON with a checksum of its own."""
@@ -84,10 +87,11 @@ class Committed:
 
 
 class Checkpoints:
-    """Committed checkpoints of one store."""
+    """Committed checkpoints of one store; ``facts``: ``facts_of`` the run, where it has one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, facts: Mapping[str, Any] | None = None) -> None:
         self.store = store
+        self.facts = facts or {}
 
     def scan(self) -> tuple[list[Committed], list[str]]:
         """Committed checkpoints, newest first, and the faults of invalid ones; CheckpointError for a newer format."""
@@ -140,6 +144,10 @@ class Checkpoints:
         for extent in checkpoint.manifest.index.extents():
             self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
 
+    def differences(self, manifest: Manifest) -> str:
+        """Say which facts of the run and a checkpoint differ, of those that both have; empty where none does."""
+        return differences(self.facts, facts_of(manifest, manifest.facts))
+
     def commit(self, prefix: str, manifest: Manifest) -> None:
         """Write the manifest: from here on the checkpoint counts."""
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
@@ -152,19 +160,29 @@ class Checkpoints:
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
         """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
 
-        Newer invalid ones stay. ``known_valid``, just written, is not read again.
+        Newer invalid ones stay, and those of another run. ``known_valid``, just written, is not read again.
         """
         if keep < 1:
             raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")
-        committed, _ = self.scan()
+        scanned, _ = self.scan()
+        committed = [one for one in scanned if not self.differences(one.manifest)]
+        own = {one.prefix for one in committed}
+        if others := [one for one in scanned if one.prefix not in own]:
+            logger.error(
+                "%s has checkpoints of another run, which stay: %s, where %s. Where the newest is the other's, no "
+                "start of this run goes on: give each run its own store",
+                self.store.uri,
+                others[0].prefix,
+                self.differences(others[0].manifest),
+            )
         newest = next((i for i, one in enumerate(committed) if one.prefix == known_valid or self._is_valid(one)), None)
         if newest is None:
             return []
         kept = {one.prefix: one.manifest.step for one in committed[: newest + keep]}
         deleted = []
         for prefix, names in self._names_by_prefix().items():
-            # No save below the oldest kept step is still being written.
-            if prefix in kept or _step_of(prefix) >= min(kept.values()):
+            # No save of this run below the oldest kept step is still being written.
+            if prefix in kept or _step_of(prefix) >= min(kept.values()) or (others and prefix not in own):
                 continue
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST_NAME)):
                 self.store.delete(name)

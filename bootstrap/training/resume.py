@@ -126,13 +126,11 @@ def merged(parts_by_rank: list[dict[str, Any]], optimizers: Iterable[str]) -> di
 
 
 def _refuse_other_run(place: str, manifest: Manifest, parts: set[str], run: Resume) -> None:
-    for name in ("global_batch", "dataset_size", "seed"):
-        value, saved = getattr(run.order, name), getattr(manifest, name)
-        if value != saved:
-            raise ConfigurationError(
-                f"{name} is {value}, and {place} was trained with {saved}: going on would change the samples of each "
-                f"step; set {name} back, or use a new store"
-            )
+    if different := run.checkpoints.differences(manifest):
+        raise ConfigurationError(
+            f"{place} is of another run: {different}. Going on would change the model, or the samples of each step: "
+            "set it back, or use a new store (bootstrap.trainer begins one from weights by --weights)"
+        )
     if parts - {MODEL} != run.state.part_names:
         raise ConfigurationError(
             f"{place} holds {sorted(parts)}, and this run has {sorted(run.state.part_names)}: give the same "

@@ -6,6 +6,7 @@ An all-reduce after each step (or ``agree_every`` steps) makes all ranks stop or
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import uuid
@@ -23,6 +24,7 @@ from bootstrap.training.checkpoint import Checkpoints
 from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import checkpoint_interval, positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
+from bootstrap.training.facts import facts_of
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger.writer import Ledger, process_started_at
@@ -59,6 +61,8 @@ class SpotTolerantRun:
         global_batch: samples of one step over all ranks; constant, whatever the number of ranks.
         mesh: all ranks, by dimensions named dp_replicate, dp_shard (ranks with samples of their own), cp, tp and ep
             (ranks of one group see the same samples); without one every rank has samples of its own.
+        facts: plain values by name that each start must have again (the architecture, a digest of the data): where a
+            checkpoint has another value, the run is refused.
         shares: samples of each data rank, where ranks differ in speed; default: equal. They may differ at each start.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name, also optimizers and models;
@@ -86,6 +90,7 @@ class SpotTolerantRun:
         mesh: DeviceMesh | None = None,
         dataset_size: int,
         global_batch: int,
+        facts: Mapping[str, Any] | None = None,
         shares: Sequence[int] | None = None,
         store: Store | str | None = None,
         scheduler: Stateful | None = None,
@@ -114,7 +119,11 @@ class SpotTolerantRun:
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )
         self._hang_timeout_s = hang_timeout_s or positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
-        self._checkpoints = Checkpoints(open_store(store) if store is None or isinstance(store, str) else store)
+        self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
+        self._checkpoints = Checkpoints(
+            open_store(store) if store is None or isinstance(store, str) else store,
+            facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
+        )
         self._watcher = watcher or Watcher.from_environment()
         self._has_scaler = scaler is not None
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
@@ -131,7 +140,6 @@ class SpotTolerantRun:
             world_size=self._ranks.world_size,
             save_frozen=save_frozen,
         )
-        self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self._shares: tuple[int, ...] | None = None
         self.set_shares(shares)  # refuses sizes that do not divide before the first step
         self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)

@@ -264,6 +264,7 @@ class Saver:
                 created_unix_s=round(time.time(), 3),
                 torch_version=str(torch.__version__),
                 index=index,
+                facts=self.checkpoints.facts,
             )
             self._refuse_unshared(save.prefix)
             save.has_manifest = True

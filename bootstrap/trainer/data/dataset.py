@@ -27,6 +27,8 @@ class Dataset(ABC):
 
     # Worker processes are worth their start only where a sample costs milliseconds of CPU.
     needs_workers: ClassVar[bool] = False
+    # Of the samples and their order, wherever they lie.
+    digest: str = "synthetic"
 
     @abstractmethod
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 from pathlib import Path
@@ -79,6 +80,7 @@ class ImageFolder(Dataset):
             raise ConfigurationError(f"{folder}: no image ({', '.join(SUFFIXES)}) in its {len(own)} class folders")
         encoded = [path.encode() for path, _ in files]
         self._paths = b"".join(encoded)
+        self.digest = hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]
         self._ends = torch.tensor([len(path) for path in encoded]).cumsum(0)
         self._labels = torch.tensor([label for _, label in files])
 

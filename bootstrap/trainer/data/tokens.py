@@ -22,6 +22,7 @@ from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.masking import MaskedTokens
 from bootstrap.trainer.data.spans import CorruptedSpans
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.facts import digest
 
 # https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py (read 2026-11): 256 int32, the first the magic.
 LLMC_HEADER_BYTES = 1024
@@ -129,6 +130,7 @@ class TokenFiles(Dataset):
         self._vocab_size = vocab_size
         self._masked = masked
         self._paths = sorted(paths)
+        self.digest = digest(self._paths)
         self._files = [map_tokens(path) for path in self._paths]
         for path, file in zip(self._paths, self._files, strict=True):
             _refuse_halves(path, file, vocab_size)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from bootstrap.trainer.optimize import (
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.run import assemble, open_samples, train
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice
 from optimizer.performance.frameworks import frameworks
 from tests.unit.bootstrap.trainer.test_config import parse
@@ -105,6 +107,45 @@ def test_a_resume_follows_the_flags_of_its_own_start(
     assert float(weights["model.layers.0.mlp.up_proj.weight"].abs().mean()) < 0.011
     train(parse_config([*common, "--steps", "3"], {}))
     assert "has a checkpoint of step 4, and --steps is 3: nothing is left to train" in caplog.text
+
+
+def test_a_resume_with_another_model_or_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes of all tensors stay."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    data, moved = tmp_path / "data" / "train.bin", tmp_path / "moved" / "train.bin"
+    for path in (data, moved):
+        path.parent.mkdir()
+        np.arange(4096, dtype="<u2").tofile(path)
+
+    def start(steps: int, *flags: str, **fields: Any) -> None:
+        architecture = DECODER | {"model_type": "llama", "vocab_size": 5000, "hidden_act": "silu"} | fields
+        common = ["--out", str(tmp_path), "--precision", "fp32", "--seq-len", "8", "--steps", str(steps)]
+        words = ["--architecture", json.dumps(architecture), "--train-data", str(data)]
+        try:
+            train(parse_config([*common, *words, "--method", "lora", "--weights", "random", *flags], {}))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    start(1)
+    changed: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "rope_parameters.rope_theta is 500.0, and was 10000.0": ([], {"rope_theta": 500.0}),
+        "rms_norm_eps is 0.1, and was 1e-06": ([], {"rms_norm_eps": 0.1}),
+        "hidden_act is 'gelu', and was 'silu'": ([], {"hidden_act": "gelu"}),
+        "attention_dropout is 0.1, and was 0.0": ([], {"attention_dropout": 0.1}),
+        "lora_alpha is 7, and was": (["--lora-alpha", "7"], {}),
+        "weights is '.*', and was ''": (["--weights", str(tmp_path / "checkpoints" / "weights")], {}),
+    }
+    for reason, (flags, fields) in changed.items():
+        with pytest.raises(ConfigurationError, match=f"{reason}.*use a new store"):
+            start(2, *flags, **fields)
+    # The default said, another place of the data, other settings of the optimizer.
+    start(2, "--train-data", str(moved), "--learning-rate", "0.01", rms_norm_eps=1e-6)
+    np.arange(4096, dtype="<u2")[::-1].tofile(data)
+    with pytest.raises(ConfigurationError, match=r"data is '.*', and was '.*use a new store"):
+        start(3)
 
 
 def test_fp16_scale_halves_on_infinity_and_survives_a_resume() -> None:

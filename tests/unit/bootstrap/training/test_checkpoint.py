@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path)
 
 
-def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, commit: bool = True) -> str:
+def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, commit: bool = True, **facts: Any) -> str:
     """A checkpoint of two ranks: a tensor in two chunks, and the ranks' values."""
     prefix = prefix_name(step, writer, number)
     files, sums, values = [], [], []
@@ -46,14 +46,14 @@ def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, co
         sums.append([checksum(memoryview(data))])
         values.append(Extent(file=rank, at=400, bytes=100, checksum=checksum(memoryview(value))))
     if commit:
-        Checkpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values)))
+        Checkpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values), **facts))
     return prefix
 
 
-def manifest(step: int, index: Index) -> Manifest:
+def manifest(step: int, index: Index, **facts: Any) -> Manifest:
     return Manifest(
         step=step, samples=step * 8, world_size=2, global_batch=8, dataset_size=100, seed=0,
-        created_unix_s=1000.0 + step, torch_version="2.11.0", index=index,
+        created_unix_s=1000.0 + step, torch_version="2.11.0", index=index, facts=facts,
     )  # fmt: skip
 
 
@@ -219,6 +219,19 @@ def test_prune_deletes_nothing_when_nothing_is_valid(store: LocalStore) -> None:
     for bad in prefixes:
         truncate(store.root / bad / "rank-00001.bin")
     assert Checkpoints(store).prune(keep=1) == []
+
+
+def test_prune_leaves_another_run_s_checkpoints_and_says_so(
+    store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = [save(store, step, writer="fff", eps=1e-5) for step in (1, 3, 9)]
+    begun = save(store, 2, writer="fff", commit=False)
+    ours = [save(store, step, eps=1e-6) for step in (2, 3, 4)]
+    deleted = Checkpoints(store, {"eps": 1e-6}).prune(keep=1)
+    assert sorted(deleted) == sorted(ours[:2])
+    left = {name.split("/")[0] for name in store.names("step-")}
+    assert left == {*theirs, begun, ours[-1]}
+    assert f"another run, which stay: {theirs[-1]}, where eps is 1e-06, and was 1e-05" in caplog.text
 
 
 def test_prune_refuses_to_keep_none(store: LocalStore) -> None:

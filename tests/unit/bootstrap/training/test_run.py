@@ -676,6 +676,16 @@ def test_another_sample_order_is_refused(name: str, value: int, tmp_path: Path) 
         Training(str(tmp_path), **{name: value}).train()
 
 
+def test_a_checkpoint_of_other_facts_is_refused_and_one_without_them_is_not(tmp_path: Path) -> None:
+    Training(str(tmp_path)).train(4)
+    facts = {"rope_theta": 10_000.0, "layers": ("full", "full"), "data": "1f"}
+    Training(str(tmp_path), facts=facts).train(8)  # the version before had none
+    with pytest.raises(ConfigurationError, match=r"another run: rope_theta is 500.0, and was 10000.0\. .*new store"):
+        Training(str(tmp_path), facts=facts | {"rope_theta": 500.0}).train()
+    del facts["data"]
+    Training(str(tmp_path), facts=facts | {"new_in_this_version": 1}).train(12)
+
+
 @pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE", "CONTEXT", "EXPERT"])
 def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFLEET_DATA_PARALLEL", "4")

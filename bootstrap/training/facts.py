@@ -1,0 +1,70 @@
+"""Facts of a run that each start must have again, by name, as its checkpoints hold them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+# Bytes at either end of a file that its digest is of: data sets are too large to read at each start.
+_END_BYTES = 4096
+# Fields of a Hugging Face configuration that change nothing of the training.
+_ABOUT = (
+    "_name_or_path", "architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version",
+    "use_cache",
+)  # fmt: skip
+
+
+class Order(Protocol):
+    """Numbers that the order of the samples follows from."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples of an epoch."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+
+
+def facts_of(order: Order, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a run, with the numbers of its order."""
+    return {name: getattr(order, name) for name in ("global_batch", "dataset_size", "seed")} | dict(facts)
+
+
+def differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """Say which values differ; empty where none does. A name that one lacks is another version's."""
+    different = [
+        f"{name} is {own[name]!r:.100}, and was {value!r:.100}"
+        for name, value in saved.items()
+        if name in own and own[name] != value
+    ]
+    return ", ".join(different[:3])
+
+
+def config_facts(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Fields of a model's configuration as facts, those of an object within by its own name and theirs."""
+    facts: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and name not in _ABOUT:
+            facts |= config_facts(value, f"{prefix}{name}.")
+        elif name not in _ABOUT:
+            facts[prefix + name] = value
+    return facts
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Digest of sizes, beginnings and ends of files, in order: the same wherever they lie."""
+    sums = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            sums.update(size.to_bytes(8, "little") + file.read(_END_BYTES))
+            file.seek(max(0, size - _END_BYTES))
+            sums.update(file.read(_END_BYTES))
+    return sums.hexdigest()[:16]
