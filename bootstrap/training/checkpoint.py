@@ -26,7 +26,7 @@ from bootstrap.contract.checkpoint import (
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.facts import differences, facts_of
+from bootstrap.training.facts import OTHER_RUN, differences, facts_of
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
@@ -168,13 +168,7 @@ class Checkpoints:
         committed = [one for one in scanned if not self.differences(one.manifest)]
         own = {one.prefix for one in committed}
         if others := [one for one in scanned if one.prefix not in own]:
-            logger.error(
-                "%s has checkpoints of another run, which stay: %s, where %s. Where the newest is the other's, no "
-                "start of this run goes on: give each run its own store",
-                self.store.uri,
-                others[0].prefix,
-                self.differences(others[0].manifest),
-            )
+            logger.error(OTHER_RUN, self.store.uri, others[0].prefix, self.differences(others[0].manifest))
         newest = next((i for i, one in enumerate(committed) if one.prefix == known_valid or self._is_valid(one)), None)
         if newest is None:
             return []

@@ -240,6 +240,29 @@ def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
             trained(tmp_path, max_steps=6, per_device_train_batch_size=4, **change)
 
 
+def test_another_model_of_the_same_shapes_does_not_go_on(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class Model(LlamaForCausalLM):  # type: ignore[no-untyped-call]
+        def __init__(self, **fields: Any) -> None:
+            sizes: dict[str, Any] = {
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            }
+            super().__init__(LlamaConfig(vocab_size=50, **sizes, **fields))
+
+        def forward(self, inputs: Any, labels: Any = None, **_: Any) -> Any:
+            tokens = torch.arange(8).repeat(len(inputs), 1)
+            return super().forward(input_ids=tokens, labels=tokens)
+
+    assert trained(tmp_path, model=Model, max_steps=2) == ([2], 2)
+    with pytest.raises(ConfigurationError, match=r"model.rope_parameters.rope_theta is 5.0, and .* with 10000.0"):
+        trained(tmp_path, model=lambda: Model(rope_theta=5.0), max_steps=3)
+    assert trained(tmp_path, model=Model, max_steps=3) == ([3, 2], 3)
+
+
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:
     from lightning.pytorch import LightningModule, Trainer
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,6 +22,7 @@ from typing import Any
 from bootstrap.contract.checkpoint import ENGINE_PREFIX, MANIFEST_NAME, compact_json
 from bootstrap.training.checksum import checksum, matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.facts import OTHER_RUN, differences
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class EngineFile:
 class EngineManifest:
     """Contents of a checkpoint after ``step`` completed steps of ``global_batch`` samples.
 
-    ``order``: what the order of the samples follows from (dataset_size, seed), as far as the callback knows it.
+    ``order``: what the order of the samples follows from (dataset_size, seed), and the model's configuration, as far as
+    the callback knows them.
     """
 
     engine: str
@@ -51,7 +53,7 @@ class EngineManifest:
     global_batch: int
     created_unix_s: float
     files: tuple[EngineFile, ...]
-    order: dict[str, int] = field(default_factory=dict)
+    order: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """JSON with a checksum of its own."""
@@ -87,6 +89,7 @@ class EngineFiles:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.facts: Mapping[str, Any] = {}  # of the run that saves: engine, global_batch and its order
 
     def upload(self, prefix: str, folder: Path, names: Sequence[str]) -> list[EngineFile]:
         """Write files of ``folder``; they count once ``commit`` has named them."""
@@ -177,16 +180,29 @@ class EngineFiles:
             shutil.rmtree(new, ignore_errors=True)
 
     def prune(self, *, keep: int) -> None:
-        """Delete all but the newest ``keep`` committed checkpoints, and unfinished saves older than these."""
-        committed, _ = self.scan()
+        """Delete all but the run's newest ``keep`` committed checkpoints, and unfinished saves older than these."""
+        scanned, _ = self.scan()
+        others = {prefix: text for prefix, one in scanned if (text := differences(self.facts, _facts(one)))}
+        committed = [one for one in scanned if one[0] not in others]
+        for prefix, text in list(others.items())[:1]:
+            logger.error(OTHER_RUN, self.store.uri, prefix, text)
         if not committed:
             return
         kept = {prefix for prefix, _ in committed[:keep]}
         oldest = min(_step_of(prefix) for prefix in kept)
         names = [(name.partition("/")[0], name) for name in self.store.names("engine-")]
-        old = [name for prefix, name in names if prefix not in kept and _step_of(prefix) < oldest]
+        known = {prefix for prefix, _ in committed}
+        old = [
+            name
+            for prefix, name in names
+            if prefix not in kept and _step_of(prefix) < oldest and (not others or prefix in known)
+        ]
         for name in sorted(old, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
             self.store.delete(name)
+
+
+def _facts(manifest: EngineManifest) -> dict[str, Any]:
+    return {"engine": manifest.engine, "global_batch": manifest.global_batch, **manifest.order}
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:

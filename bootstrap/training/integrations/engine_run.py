@@ -99,7 +99,7 @@ class EngineRun:
             )
         return fetched
 
-    def start(self, step: int, *, global_batch: int, order: Mapping[str, int]) -> None:
+    def start(self, step: int, *, global_batch: int, order: Mapping[str, Any]) -> None:
         """Begin after ``step`` steps, once the engine has its ranks; raises Interrupted where a node already ends.
 
         ``order``: as EngineManifest's.
@@ -110,6 +110,7 @@ class EngineRun:
         """
         self.step = step
         self._global_batch, self._order = global_batch, dict(order)
+        self.files.facts = {"engine": self.engine, "global_batch": global_batch, **order}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = (
@@ -151,7 +152,7 @@ class EngineRun:
             if (saved := manifest.order.get(name, value)) != value:
                 raise ConfigurationError(
                     f"{name} is {value}, and the checkpoint was trained with {saved}: going on would change the "
-                    f"samples of each step; set {name} back, or use a new store"
+                    f"model, or the samples of each step; set {name} back, or use a new store"
                 )
         if manifest.world_size != (ranks := self._ranks.world_size) and self._ranks.rank == 0:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)

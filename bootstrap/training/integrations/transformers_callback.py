@@ -7,13 +7,15 @@ trainer.train(resume_from_checkpoint=spot.checkpoint)
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PretrainedConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.facts import config_facts
 from bootstrap.training.integrations.engine_run import EngineRun
 from bootstrap.training.stores import Store
 from bootstrap.training.watcher import Watcher
@@ -56,6 +58,7 @@ class SpotTolerantCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         train_dataloader: Any = None,
+        model: Any = None,
         **_: Any,
     ) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
@@ -67,10 +70,12 @@ class SpotTolerantCallback(TrainerCallback):
         # Without automatic search the state of a resume has the checkpoint's batch, and the training the arguments'.
         found = state.train_batch_size if args.auto_find_batch_size else None
         batch = found or args.train_batch_size
-        order = {"seed": args.seed if args.data_seed is None else args.data_seed}
+        order: dict[str, Any] = {"seed": args.seed if args.data_seed is None else args.data_seed}
         dataset: Any = getattr(train_dataloader, "dataset", None)
         if hasattr(dataset, "__len__"):
             order["dataset_size"] = len(dataset)
+        if isinstance(config := getattr(model, "config", None), PretrainedConfig):
+            order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
         self._run.start(
             state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order
         )
