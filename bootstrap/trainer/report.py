@@ -47,8 +47,6 @@ class Report:
         store: where TensorBoard's files are copied to, below ``tensorboard/``.
         clock: ticks at each step's end, before ``step`` is called.
         tokens_per_sample: None where samples are counted (a CNN).
-        flops_per_sample: useful floating-point operations of a sample's forward and backward pass, with
-            ``peak_flops_per_s`` of all GPUs: for the MFU.
         on_loss: called with step and loss of each line.
         refuses_infinity: DivergedError a step or two after one whose loss or gradient norm is not finite. The norm of a
             step that fp16 leaves out is not.
@@ -64,8 +62,6 @@ class Report:
         global_batch: int,
         tokens_per_sample: int | None,
         store: Store | None = None,
-        flops_per_sample: float | None = None,
-        peak_flops_per_s: float | None = None,
         on_loss: Callable[[int, float], object] | None = None,
         refuses_infinity: bool = False,
     ) -> None:
@@ -77,7 +73,6 @@ class Report:
         self._total_steps = total_steps
         self._global_batch = global_batch
         self._tokens_per_sample = tokens_per_sample
-        self._mfu_per_sample = flops_per_sample / peak_flops_per_s if flops_per_sample and peak_flops_per_s else None
         self._entries: deque[_Entry] = deque()
         self._counted = 0
         self._waited_s = 0.0
@@ -198,8 +193,6 @@ class Report:
                 facts["samples_per_second"] = samples_per_s
             else:
                 facts["tokens_per_second"] = samples_per_s * self._tokens_per_sample
-            if self._mfu_per_sample is not None:
-                facts["mfu"] = samples_per_s * self._mfu_per_sample
             facts["data_wait_share"] = min(1.0, max(0.0, waited) / sum(durations))
         if torch.cuda.is_available():
             facts["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -227,7 +220,6 @@ class Report:
             "step_time_s": "{:.3f} s/step",
             "tokens_per_second": "{:,.0f} tokens/s",
             "samples_per_second": "{:,.1f} samples/s",
-            "mfu": "MFU {:.1%}",
             "peak_reserved_gib": "memory {:.1f} GiB",
             "data_wait_share": "data wait {:.1%}",
         }

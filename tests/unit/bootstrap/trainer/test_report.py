@@ -71,7 +71,6 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     clock = StepClock(CPU)
     clock.restart()
     norm = torch.tensor(3.0)
-    speed: dict[str, Any] = {"flops_per_sample": 4e6, "peak_flops_per_s": 1e10}
     losses: dict[int, float] = {}
     with Report(
         tmp_path,
@@ -81,7 +80,6 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
         global_batch=32,
         tokens_per_sample=10,
         on_loss=losses.__setitem__,
-        **speed,
     ) as report:
         for step in range(1, 13):
             wait(0.016)
@@ -103,7 +101,6 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
         "gradient_norm": 3.0,
         "step_time_s": 0.016,
         "tokens_per_second": 20_000,
-        "mfu": 0.8,
         "data_wait_share": 0.25,
     }
     assert written[1] == {"step": 7, "evaluation_loss": 2.5}
