@@ -109,7 +109,9 @@ Presets: {", ".join(presets())}."""
 @click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step.  [default: 1]")
 @click.option("--global-batch", type=_whole, help="Sequences of one optimizer step, instead of --grad-accum.")
 @click.option(
-    "--sharding", type=click.Choice(SHARDINGS), help="[default: zero3 for a decoder on several GPUs, else ddp]"
+    "--sharding",
+    type=click.Choice(SHARDINGS),
+    help="[default: zero3 for a decoder on several GPUs, zero1 with a pipeline, else ddp]",
 )
 @click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
@@ -286,7 +288,7 @@ def _estimate_one(
                 why="every rank has the same number of sequences",
             )
     grad_accum = grad_accum or 1
-    sharding = sharding or default_sharding(spec, data * context, gradient_compression, tuning)
+    sharding = sharding or default_sharding(spec, data * context, pipeline, gradient_compression, tuning)
     if sequence_parallel is None:
         sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
     if sequence_parallel and tensor == 1:
@@ -413,6 +415,7 @@ def _hardware(
         raise InvalidInputError(
             f"--gpus {total} with --gpus-per-node {per_node} and --nodes {nodes or needed}",
             limit="GPUs are nodes x GPUs of a node",
+            next_step=f"--gpus {(nodes or needed) * per_node}, or another --gpus-per-node",
         )
     name = f"{needed} x {min(per_node, total)} x {model.key}"
     return build_hardware(model, per_node, network), total, name
@@ -466,7 +469,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     times += [row("step", step_s, f"MFU {result['mfu']:.1%}")]
     write_table(times, {"part": "time", "value": "s", "share": ""})
     write_text(
-        f"\n{short(result['tokens_per_second'])} {unit}/s ({short(result['tokens_per_second_low'])} to "
-        f"{short(result['tokens_per_second_high'])}), {short(result['tokens_per_second_per_gpu'])} a GPU\n"
+        f"\n{short(result['tokens_per_second'])} {unit}/s, {short(result['tokens_per_second_per_gpu'])} a GPU; within "
+        f"one standard error {short(result['tokens_per_second_low'])} to {short(result['tokens_per_second_high'])}\n"
         f"speed from {result['calibration']}"
     )

@@ -56,7 +56,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     hardware = build_hardware(gpu, per_node, network)
     compression = row.text("gradient_compression").lower() or "none"
     tuning = _tuning(row)
-    sharding = row.word("sharding", SHARDINGS, default=default_sharding(model, data * context, compression, tuning))
+    usual = default_sharding(model, data * context, pipeline, compression, tuning)
+    sharding = row.word("sharding", SHARDINGS, default=usual)
     attention = row.word("attention", ATTENTIONS, default="flash")
     framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
     recipe = build_recipe(

@@ -215,12 +215,19 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
 def default_sharding(
     model: ModelSpec,
     ranks: int,
+    pipeline: int,
     gradient_compression: str,
     tuning: FineTuning = FULL_TRAINING,
 ) -> str:
-    """Default sharding over ``ranks`` data and context ranks."""
+    """Default sharding over ``ranks`` data and context ranks.
+
+    ZeRO-2 and 3 communicate for each micro-batch of a pipeline, so DeepSpeed refuses them there
+    (https://github.com/deepspeedai/DeepSpeed/issues/4164).
+    """
     sharded = not tuning.four_bit and model.architecture == "decoder" and ranks > 1 and gradient_compression == "none"
-    return "zero3" if sharded else "ddp"
+    if not sharded:
+        return "ddp"
+    return "zero1" if pipeline > 1 else "zero3"
 
 
 def _resolve_seq_len(model: ModelSpec, given: int | None) -> int:

@@ -90,6 +90,11 @@ def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need()
     assert (setup.grid.expert, setup.grid.data, setup.grid.sequence_parallel) == (8, 32, 1)
 
 
+def test_a_pipeline_shards_the_optimizer_state_alone_by_default() -> None:
+    setup = read_row(Row({"model": "llama-2-70b", "gpu": "h100-80gb", "gpus": 64, "pipeline_parallel": 4}), gpu_table())
+    assert setup.grid.sharding == ZERO1
+
+
 def test_a_cnn_takes_images() -> None:
     setup = read_row(Row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table())
     assert (setup.recipe.seq_len, setup.recipe.optimizer, setup.recipe.framework) == (1, "sgd", "torchvision")
