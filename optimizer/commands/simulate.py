@@ -204,7 +204,7 @@ def command(
             )
         rows = [_row(result) for result in together_results]
         columns = {**COLUMNS, "refusals": "refusals", "moves": "moves"}
-        write_rows(rows, columns, output_format, title="Policies over all traces together")
+        write_rows(rows, columns, output_format, title="Policies over all traces together", spare=("trace", *_SPARE))
         if plot:
             _draw_together(plot, together_results)
         return

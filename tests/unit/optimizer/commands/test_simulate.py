@@ -46,6 +46,15 @@ def test_a_row_a_trace_and_policy_with_designs_fields(trace: str, tmp_path: Path
     assert "Means over 2 traces" in simulate("--trace", trace, "--trace", str(second))
 
 
+def test_all_traces_together_are_a_table_at_80_columns(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    second = tmp_path / "second.json"
+    second.write_text(Path(trace).read_text())
+    assert "Left out at 80 columns: trace, starts" in simulate(trace, str(second), "--together")
+
+
 def test_the_plot_has_a_line_a_policy(trace: str, tmp_path: Path) -> None:
     simulate(trace, "--policy", "greedy", "--policy", "adaptive", "--plot", str(tmp_path / "costs.svg"))
     drawn = (tmp_path / "costs.svg").read_bytes()
