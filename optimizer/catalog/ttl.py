@@ -66,10 +66,10 @@ def age_days(as_of: date, today: date | None = None) -> int:
 
 
 def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
-    """Return one line for each kind of price that is older than its time to live."""
+    """Return one line for each kind of price, and of reclaim rate, that is older than its time to live."""
     lines = []
     for source in catalog.sources:
-        if not source.name.endswith(" prices") or source.name == "unit prices":
+        if source.name not in ("on-demand prices", "reserved prices", "spot prices", "interruption bands"):
             continue
         ttl_days, age = source_ttl_days(source.name, source.origin), age_days(source.as_of, today)
         if ttl_days is not None and age > ttl_days:

@@ -41,17 +41,17 @@ def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
     """Warn on standard error of old prices, where ``brief`` in one line, and of a snapshot that was passed over."""
     from optimizer.catalog.ttl import stale_lines
 
-    write_notes((*catalog.notes, *(count_old_prices(catalog) if brief else stale_lines(catalog))))
+    write_notes((*catalog.notes, *(count_old_data(catalog) if brief else stale_lines(catalog))))
 
 
-def count_old_prices(catalog: Catalog) -> list[str]:
-    """Return one line on all kinds of prices that are older than their time to live, where there are some."""
+def count_old_data(catalog: Catalog) -> list[str]:
+    """Return one line on all kinds of data that are older than their time to live, where there are some."""
     from optimizer.catalog.ttl import stale_lines
 
     old = stale_lines(catalog)
     if not old:
         return []
-    are = "kind of prices is older than it is" if len(old) == 1 else "kinds of prices are older than they are"
+    are = "kind of data is older than it is" if len(old) == 1 else "kinds of data are older than they are"
     return [f"{len(old)} {are} good for: gpufleet catalog show"]
 
 

@@ -13,7 +13,7 @@ from optimizer.catalog import load
 from optimizer.commands import complete
 from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration, repeat_command
 from optimizer.commands.output import (
-    count_old_prices,
+    count_old_data,
     format_number,
     format_option,
     json_text,
@@ -105,7 +105,7 @@ Example:
     "regions",
     metavar="R",
     shell_complete=complete.regions,
-    help="Region or pattern (us-*); repeatable, or with commas.",
+    help="Region or pattern (us-*; eu-* includes London and Zurich); repeatable, or with commas.",
 )
 @_repeatable_option(
     "--purchase",
@@ -235,7 +235,7 @@ def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> l
     if old_prices := old_price_note(plans, brief=brief):
         notes.append(old_prices if brief else f"{old_prices}: {refresh_offer()}")
     if brief and not plans:
-        notes += count_old_prices(answer.problem.catalog)
+        notes += count_old_data(answer.problem.catalog)
     if output_format == "csv" and answer.rejected:
         notes.append(
             f"{counted(len(answer.rejected), 'type has', 'types have')} no plan "

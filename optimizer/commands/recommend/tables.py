@@ -233,7 +233,7 @@ def _describe_hidden(answer: Recommendation, shown: int, more: bool) -> str:
         (len(answer.plans) - 1 - shown, "more plan", ""),
         (len(answer.mixed_fleets), "cheaper mixed fleet", ""),
         (len(answer.rejected), "type", " without one"),
-        (len(stale_lines(answer.problem.catalog)), "kind", " of old prices"),
+        (len(stale_lines(answer.problem.catalog)), "kind", " of old data"),
     )
     hidden = [f"{counted(count, noun)}{more_words}" for count, noun, more_words in rest if count > 0]
     return f"{'--all' if more else '--all, --explain'}: {', '.join(hidden) or 'caveats'}"

@@ -28,12 +28,13 @@ def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
     assert live is not None and derived is not None and live < derived
 
 
-def test_old_prices_are_said_with_age_and_dates(catalog: Catalog) -> None:
+def test_old_prices_and_reclaim_rates_are_said_with_age_and_dates(catalog: Catalog) -> None:
     lines = ttl.stale_lines(catalog, date(2026, 11, 21))
     assert lines == [
         "on-demand prices (SkyPilot catalog v9) are up to 135 days old: the oldest from 2026-07-09",
         "reserved prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21",
         "spot prices (SkyPilot catalog v9) are up to 135 days old: the oldest from 2026-07-09",
+        "interruption bands (AWS Spot Advisor) are up to 481 days old: the oldest from 2025-07-28",
         "on-demand prices (AWS public price list) are up to 304 days old: the oldest from 2026-01-21, "
         "the newest from 2026-07-20",
         "spot prices (advisor-derived) are up to 481 days old: the oldest from 2025-07-28",

@@ -191,7 +191,7 @@ def test_one_type_without_a_plan_is_no_types() -> None:
     lines = gpufleet(
         "recommend", *ISSUE_FLAGS, "--instance-type", "g6e.xlarge", "--instance-type", "p5.48xlarge"
     ).stdout
-    assert lines.splitlines()[-1] == "--all, --explain: 1 type without one, 5 kinds of old prices"
+    assert lines.splitlines()[-1] == "--all, --explain: 1 type without one, 6 kinds of old data"
 
 
 def test_the_short_answer_has_ten_lines_on_a_terminal_with_its_notes() -> None:
