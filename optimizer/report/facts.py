@@ -241,6 +241,7 @@ def plan_commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
             f"gpufleet up {words} --stack demo",
         ),
         ("Or step by step: write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
+        ("Pack the packages that the nodes' image lacks, where stack set asks for it", "gpufleet wheels --stack demo"),
         (
             "Check quotas, zones, capacity, image and budget with your account",
             f"gpufleet preflight {words} --stack demo",

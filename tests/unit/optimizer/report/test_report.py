@@ -128,6 +128,20 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
 
 
+def test_the_dearest_zone_is_named_where_there_are_several() -> None:
+    zones = {"age_days": 136, "limit_days": 1, "cheapest_usd_per_hour": 4.0, "dearest_usd_per_hour": 9.0}
+    pages = {
+        count: render(
+            answer_of(sample_plan(spot_range={**zones, "zones": count, "cost_usd_dearest": 555.0})),
+            now=NOW,
+            commands=[],
+        )
+        for count in (1, 4)
+    }
+    assert "in the dearest of 4 zones this run is expected to cost 555 USD" in pages[4]
+    assert "136 days old" in pages[1] and "dearest" not in pages[1]
+
+
 def test_the_page_has_every_candidate_as_a_dot_and_a_row() -> None:
     answer = _answer()
     assert [one.instance_type for one in answer.weighed] == ["g6e.xlarge", "p5.48xlarge", "g6.2xlarge", "g6.xlarge"]
