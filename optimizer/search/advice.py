@@ -32,13 +32,13 @@ def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) ->
     if option == "spot" and plan.purchase.option != "spot":
         simpler.append("no spot interruptions")
     candidate = f"{nodes} x {table.fastest.instance.name} {option}"
-    p95 = f"p95 {float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
+    p95s = f"{float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
     error = float(table.fastest.relative_error[configuration])
     if plan.calibration.rows and not table.fastest.measured and plan.calibration.relative_error < error:
         unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {dollars} ({p95}) in {short(hours)} h; {', '.join([unknown, *simpler])}"
-    # Types at old prices are compared by that percentile.
-    compared = f" ({p95})" if plan.spot_range and plan.instance_type != table.fastest.instance.name else ""
+        return f"{candidate}: {dollars} (p95 {p95s}) in {short(hours)} h; {', '.join([unknown, *simpler])}"
+    by_p95 = plan.spot_range and plan.instance_type != table.fastest.instance.name
+    compared = f" (at old prices p95 decides: {p95s})" if by_p95 else ""
     tie = f"{candidate} ({split.in_short}): {dollars}{compared} in {short(hours)} h is a tie (error {error:.0%})"
     return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
 

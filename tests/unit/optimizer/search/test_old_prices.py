@@ -116,7 +116,9 @@ def test_a_fleet_passed_over_at_an_old_price_is_said_to_tie_by_its_95th_percenti
     plans = recommend(request("llama-3.2-3b", work=work, **limits), catalog(), calibration()).plans
     first, other = plans[0], next(plan for plan in plans if plan.instance_type == "p4d.24xlarge")
     assert first.instance_type == "p5.48xlarge" and other.cost_usd.expected < 0.8 * first.cost_usd.expected
-    assert f"(p95 {other.cost_usd.p95:,.2f} against {first.cost_usd.p95:,.2f})" in str(first.passed_over)
+    assert f"(at old prices p95 decides: {other.cost_usd.p95:,.2f} against {first.cost_usd.p95:,.2f})" in str(
+        first.passed_over
+    )
     assert f"spot (DP32): ~{other.cost_usd.expected:.1f}" in str(first.passed_over)
 
 
