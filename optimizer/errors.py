@@ -56,6 +56,6 @@ class DataStaleError(DataMissingError):
     """The fact is there and older than its time to live."""
 
 
-def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+def unreadable(path: Path, error: Exception) -> str:
     """Say that a file cannot be read, with its name once: an OSError's text has it too."""
     return f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"

@@ -259,7 +259,9 @@ class Constraints(_Model):
 
     budget_usd: Usd | None = Field(default=None, description="Most the run may cost, drain included: 3000, 5k.")
     deadline_hours: Hours | None = Field(default=None, description="Longest the run may take: 48, 48h, 3d, 90min.")
-    regions: tuple[str, ...] = Field(default=(), description="Region names or patterns (us-*); empty for all.")
+    regions: tuple[str, ...] = Field(
+        default=(), description="Region names or patterns (us-*); empty for all. eu-* includes London and Zurich."
+    )
     purchase_options: tuple[PurchaseOption, ...] = Field(
         default=("on-demand", "spot"),
         min_length=1,

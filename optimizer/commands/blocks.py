@@ -14,7 +14,7 @@ from bootstrap.contract.codec import time_text
 from bootstrap.contract.words import counted
 from optimizer.commands import complete
 from optimizer.commands.asking import require_terminal
-from optimizer.commands.options import Hours, plan_number_option, read_plan_argument
+from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
@@ -73,7 +73,7 @@ def search_options(function: F) -> F:
     return function
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def command() -> None:
     """Find Capacity Blocks, GPU nodes of given days paid upfront, and buy one.
 

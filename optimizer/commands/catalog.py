@@ -19,12 +19,13 @@ from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import forget, learn, pool_rows
+from optimizer.commands.options import WholeSentences
 from optimizer.commands.output import format_option, say, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
 from optimizer.errors import GpufleetError, InvalidInputError
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def command() -> None:
     """Show, check and refresh the catalog of instance types and prices.
 

@@ -24,6 +24,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
+class WholeSentences(click.Group):
+    """A group whose help has the first sentence of each command whole; click cuts it at the line's end."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands."""
+        with formatter.section("Commands"):
+            rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
+            formatter.write_dl(rows)
+
+
 class Hours(click.ParamType[float]):
     """A duration above 0: hours, or with a unit (3d, 90min)."""
 
@@ -180,7 +190,7 @@ def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
         ) from error
     except PlanError as error:
         raise InvalidInputError(
-            str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --format json > plans.json"
+            str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --save plans.json"
         ) from error
 
 

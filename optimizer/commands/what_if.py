@@ -110,7 +110,8 @@ def command(
     Takes the request of gpufleet recommend: REQUEST.yaml, its flags, or both. Each row is the best plan with one limit
     at another value and the request's other limits: the cheapest for a deadline or a node count, the fastest for a
     budget. Limits bind the 95th percentile. The cheapest has the least expected USD, so a later deadline never costs
-    more; recommend may prefer a tie that is surer or simpler. Exit status 3: no point has a plan.
+    more; recommend may prefer a tie that is surer or simpler. A budget takes old spot prices (~); a deadline and a node
+    count only where no plan at a current price is as fast. Exit status 3: no point has a plan.
     """
     if plot:
         check_plot(plot)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.hardware import Gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import Row
@@ -102,7 +102,7 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
                     refused.append(Refused(line=reader.line_num, row_id=cells.get("row_id") or "", reason=str(error)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInputError(
-            f"{path} cannot be read: {error}",
+            unreadable(path, error),
             next_step="gpufleet calibrate --template prints the columns and an example",
         ) from error
     return rows, refused, [name for name in columns if name in filled - read]

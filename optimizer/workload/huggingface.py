@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.contract.trainer import WITH_LENGTHS
-from optimizer.errors import InvalidInputError
+from optimizer.errors import InvalidInputError, unreadable
 from optimizer.workload.architecture import DEEPSEEK, GPT2, MULTI_HEAD, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
 from optimizer.workload.encoders import model_from_encoder_config
 from optimizer.workload.model import (
@@ -168,7 +168,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}", next_step=NEXT) from error
+        raise InvalidInputError(unreadable(path, error), next_step=NEXT) from error
     except ValueError as error:  # also a number of thousands of digits
         raise InvalidInputError(f"{path} is not JSON: {error}", next_step=NEXT) from error
 

@@ -10,7 +10,7 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
-from optimizer.commands.options import plan_arguments, read_plan_argument, stack_options
+from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import (
@@ -30,7 +30,7 @@ from optimizer.plan import FleetPlan, PolicyOutlook
 from optimizer.training_code import describe_demands
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def command() -> None:
     """Hand plans to Pulumi stacks."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.commands.output import replace_file
 from optimizer.commands.stack_paths import list_stacks, stack_path
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.plan import FleetPlan, PlanError, plan_from_dict
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
             f"{path} is missing", limit="the configuration of a stack", next_step=f"{write_it}, or --directory FOLDER"
         ) from error
     except (OSError, YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}", next_step="repair it") from error
+        raise InvalidInputError(unreadable(path, error), next_step="repair it") from error
     config = data.get("config") if isinstance(data, dict) else None
     if not isinstance(config, dict) or PLAN_KEY not in config:
         raise InvalidInputError(f"{path} holds no {PLAN_KEY}", next_step=write_it)
