@@ -346,7 +346,7 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
             wrong = "a list is needed" if problem["type"] == "tuple_type" else problem["msg"]
             lines.append(f"{place or 'request'}: {wrong.removeprefix('Value error, ')}{got}{_hint(problem)}")
         raise InvalidInputError(
-            f"{origin} is not a valid request:\n    " + "\n    ".join(dict.fromkeys(lines)),
+            f"{origin} is not valid:\n    " + "\n    ".join(dict.fromkeys(lines)),
             next_step="docs/request.md has every key, gpufleet recommend --help every flag",
         ) from error
 

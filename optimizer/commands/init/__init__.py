@@ -43,7 +43,7 @@ def command(directory: Path) -> None:
                 file.write(text)
     except OSError as error:
         raise GpufleetError(
-            f"{directory} cannot be written: {error}", next_step="gpufleet init ANOTHER-FOLDER"
+            f"{directory} cannot be written: {error.strerror}", next_step="gpufleet init ANOTHER-FOLDER"
         ) from error
     say(f"{directory.resolve()} has {', '.join(files)}")
     enter = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "

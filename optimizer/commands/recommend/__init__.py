@@ -225,7 +225,8 @@ def command(
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
     """Read a request from its file, from flags, or from both; a flag overrides the file."""
     data = _overlay(read_request_file(request_file) if request_file else {}, flags)
-    return request_from_dict(data, origin=str(request_file or "the request"))
+    with_flags = " with the flags" if any(value not in (None, ()) for value in flags.values()) else ""
+    return request_from_dict(data, origin=f"{request_file}{with_flags}" if request_file else "the request")
 
 
 def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:

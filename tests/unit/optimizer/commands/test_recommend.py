@@ -688,3 +688,10 @@ def test_a_refresh_that_cannot_be_says_why(
     done = gpufleet(*SMALL, *flags, "--refresh", **{"XDG_CACHE_HOME": str(tmp_path)} | environment)
     assert (done.returncode, done.stdout) == (status, "")
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_flag_is_not_blamed_on_the_file_alone() -> None:
+    request = "examples/request.yaml"
+    wrong = gpufleet("recommend", request, "--sharding", "zero9")
+    assert wrong.returncode == 2 and f"{request} with the flags is not valid:\n" in wrong.stderr
+    assert "the request is not valid:\n" in gpufleet("recommend", *ISSUE_FLAGS, "--sharding", "zero9").stderr
