@@ -14,7 +14,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.calibration import Calibration
 
@@ -52,9 +52,7 @@ def _read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
         columns = list(reader.fieldnames or [])
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInputError(
-            f"{_name(path)} cannot be read as CSV: {error}", next_step="gpufleet estimate --help"
-        ) from error
+        raise InvalidInputError(unreadable(Path(_name(path)), error), next_step="gpufleet estimate --help") from error
     if not columns:
         raise InvalidInputError(f"{_name(path)} is empty", limit="a header line with the columns of a run")
     if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):

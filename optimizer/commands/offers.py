@@ -122,7 +122,7 @@ TABLE = {
 SPARE = (
     *("capacity_block_usd_per_hour", "reserved_1yr_break_even_hours", "spot_source", "memory_gib", "vcpus"),
     *("reserved_1yr_usd_per_hour", "efa_cards", "fabric", "interconnect"),
-    *("interrupted", "network_gbit_per_s", "note", "as_of", "gpu_memory_gib"),
+    *("interrupted", "network_gbit_per_s", "note", "as_of", "gpu_memory_gib", "cloud"),
 )
 # Without the columns that only AWS publishes.
 CLOUD_TABLE = {

@@ -30,6 +30,11 @@ COLUMNS = {
     "measured_rows": "runs",
     "price_as_of": "priced",
 }
+# Left out of a narrow table, the first first.
+SPARE = (
+    *("ratio_to_best_aws_on_demand", "sharding", "measured_rows", "price_as_of", "compute_usd_p95", "layout"),
+    *("region", "hours_p95", "node_count"),
+)
 LEFT_OUT = {"cloud": "cloud", "instance_type": "type", "reason": "reason"}
 
 
@@ -54,7 +59,7 @@ def print_comparison(comparison: Comparison) -> None:
         for row in comparison.rows
     ]
     if rows:
-        write_table(rows, COLUMNS, title="Other clouds, the best fleet of each type")
+        write_table(rows, COLUMNS, title="Other clouds, the best fleet of each type", spare=SPARE)
     write_text(f"best AWS plan: {_summary(comparison.best_aws)}")
     write_text(f"best AWS plan on demand: {_summary(comparison.best_aws_on_demand)}")
     write_text(f"{BASIS}.\n{NOT_PROVISIONED}.")
