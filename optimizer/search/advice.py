@@ -95,7 +95,7 @@ def describe_capacity(plan: FleetPlan) -> list[str]:
         advice = "" if plan.purchase.fallback == "on-demand" else "; --spot-fallback on-demand shortens the wait"
         notes.append(
             f"{nodes} spot nodes must come together: the median zone of published traces had {together[0]} at once "
-            f"{together[1]:.0%} of the time, one 81%{advice}"
+            f"{together[1]:.0%} of the time, one 81%; the hours begin with their launch{advice}"
         )
     if plan.purchase.option in ("spot", "on-demand") and plan.gpus >= LARGE_GPUS and nodes > 1:
         notes.append(

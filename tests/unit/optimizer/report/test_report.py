@@ -128,6 +128,11 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
 
 
+def test_one_plan_is_one_plan() -> None:
+    alone = read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")], "searched_plans": 7}))
+    assert "It is the first of 1 plan kept of 7 weighed." in render(alone, now=NOW, commands=[])
+
+
 def test_the_dearest_zone_is_named_where_there_are_several() -> None:
     zones = {"age_days": 136, "limit_days": 1, "cheapest_usd_per_hour": 4.0, "dearest_usd_per_hour": 9.0}
     pages = {

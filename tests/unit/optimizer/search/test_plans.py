@@ -10,9 +10,11 @@ import pytest
 
 from optimizer.plan import read_plan
 from optimizer.recommend import Recommendation
+from optimizer.search.advice import describe_capacity
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
+from tests.plans import sample_plan
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
 
@@ -249,6 +251,11 @@ def test_a_gpu_without_a_run_in_fp8_is_not_said_to_have_none() -> None:
     }
     best = answer("gpt2", work=work, **limits).plans[0]
     assert best.passed_over is not None and best.passed_over.endswith("no fp8 run on H100 was measured")
+
+
+def test_hours_of_spot_nodes_begin_with_their_launch() -> None:
+    note = describe_capacity(sample_plan(purchase={"fallback": "none"}))[0]
+    assert "2 spot nodes must come together" in note and "; the hours begin with their launch; --spot-fallback" in note
 
 
 def test_a_run_of_months_without_a_deadline_is_named() -> None:
