@@ -254,7 +254,8 @@ def _refuse_other_defaults(data: Mapping[str, Any], family: _Family, origin: str
                 limit=f"a value above 0, or left out for transformers' default, {default}",
                 next_step=NEXT,
             )
-    if own in family.defaults and (others := [name for name in _EXPERTS if name != own and name in data]):
+    others = [name for name in _EXPERTS if name in data and own and data[name] != data.get(own)]
+    if own in family.defaults and others:
         raise InvalidInputError(
             f"{origin}: {others[0]} is {data[others[0]]}",
             limit=f"{own}, the name of a {data['model_type']} configuration's experts",

@@ -75,6 +75,11 @@ LLAMA = CONFIGS["llama-2-7b"][0]
 MIXTURE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8}
 
 
+def test_experts_may_have_two_names_of_one_value() -> None:
+    config = MIXTURE | {"num_experts": 16}
+    assert resolve_model(config).parameters == resolve_model(config | {"num_local_experts": 16}).parameters
+
+
 def test_labels_of_an_image_encoder_are_counted() -> None:
     three = resolve_model(VIT)
     assert three.config is not None
@@ -134,6 +139,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(MIXTURE | {"num_experts": 0}), "num_experts is 0"),
         (json.dumps(MIXTURE | {"decoder_sparse_step": 0}), "decoder_sparse_step is 0"),
         (json.dumps(MIXTURE | {"num_local_experts": 4}), "num_local_experts is 4"),
+        (json.dumps(MIXTURE | {"num_experts": 8, "num_local_experts": 4}), "num_local_experts is 4"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
         ('{"model_type": "gpt2", "n_embd": 768, "add_cross_attention": true}', "add_cross_attention is True"),
     ],
