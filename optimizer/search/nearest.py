@@ -33,6 +33,8 @@ _MOST_OF_BATCH = 1 / 8
 # from 6 samples on there is one.
 NODE_GPUS = 8
 _MOST_OF_SMALL_BATCH = 1 / 3
+# Distance at which an opened list alone is sorted: as far as a limit that doubles.
+_OPENED = 1.0
 _FLAGS = {
     "budget_usd": "--budget",
     "deadline_hours": "--deadline",
@@ -87,7 +89,13 @@ def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[Nea
     for changes in _list_openings(problem.request.constraints):
         nearest += _open(problem, changes, problem.with_constraints(**changes).request, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
-    return sorted(distinct.values(), key=lambda plan: math.inf if plan.distance is None else plan.distance)
+    return sorted(distinct.values(), key=_order)
+
+
+def _order(plan: NearestPlan) -> float:
+    if plan.distance is not None:
+        return plan.distance
+    return _OPENED if len(plan.changes) == 1 else math.inf
 
 
 def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:

@@ -170,6 +170,13 @@ def test_without_a_plan_the_nearest_for_each_limit_is_named() -> None:
     assert (spot.plan.purchase.option, spot.distance) == ("spot", None)
 
 
+def test_an_opened_list_comes_before_a_limit_that_more_than_doubles() -> None:
+    """A year's commitment of 122,000 USD was the advice to whoever has 3,000 for two days."""
+    answered = answer("llama-3.1-8b", purchase_options=["reserved"], budget_usd=3000, deadline_hours=48)
+    first, *others = answered.nearest
+    assert tuple(first.changes) == ("purchase_options",) and all((one.distance or 0) > 1 for one in others)
+
+
 def test_a_model_too_large_for_the_types_and_nodes_is_told_which_have_room() -> None:
     work = {"seq_len": 8192, "samples": 10_000}
     answered = answer("llama-3.1-8b", work=work, instance_types=["g5.12xlarge"], max_nodes=1, budget_usd=1)
