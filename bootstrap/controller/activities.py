@@ -118,10 +118,13 @@ def find_missed_machines(
         match = re.match(r"(Launching|Terminating)\b.*\b(i-[0-9a-f]+)", activity.get("Description", ""))
         if match is None or match[2] in described:
             continue
-        if match[1] == "Terminating":
-            ended.setdefault(match[2], min(to_seconds(activity.get("EndTime") or now), now))
-        elif (started := to_seconds(activity["StartTime"])) > state.updated_at - LAUNCH_DELAY:
+        started = to_seconds(activity["StartTime"])
+        if match[1] == "Launching" and started > state.updated_at - LAUNCH_DELAY:
             launched[match[2]] = started
+        # An instance that EC2 ended at its launch has no other activity: "Launching a new EC2 instance: i-... . Status
+        # Reason: Instance became unhealthy ...": https://github.com/boxfuse/boxfuse-issues/issues/204
+        if match[1] == "Terminating" or activity["StatusCode"] in ("Cancelled", "Failed"):
+            ended.setdefault(match[2], min(to_seconds(activity.get("EndTime") or now), now))
     lease = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
     for key, began in launched.items():
         # Nothing tells its end: as one that is known (meter.py). A fresh one EC2 may not describe yet.

@@ -801,7 +801,7 @@ def forget(stack: Stack, nodes: list[str]) -> None:
 def test_a_node_that_a_person_detached_stays_on_the_meter_until_it_ends(
     stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its run's tag stays, as does its price; taking the tag off takes it off the meter."""
+    """The stack's tag stays, as does the price; taking the tag off takes it off the meter."""
     ec2, nodes = stack.clients.ec2, stack.trained()
     ec2.create_tags(Resources=nodes, Tags=[{"Key": "gpufleet:stack", "Value": stack.config.stack}])
     ended, kept, taken = nodes
@@ -848,6 +848,20 @@ def test_a_node_that_came_in_an_outage_and_whose_end_nothing_tells_is_charged_it
     leased = LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)
     assert state.instances[unseen].ended_at == began + leased
     assert state.instances[unseen].spent_usd == pytest.approx(leased / timedelta(hours=1) * 30)
+
+
+def test_a_node_that_ended_at_its_launch_in_an_outage_is_charged_its_launch(stack: Stack) -> None:
+    """Auto Scaling tries again every few minutes, each attempt a node: a lease for each would be a day an hour."""
+    stack.trained()
+    stack.tick()
+    began, minutes = stack.now + timedelta(hours=1), timedelta(minutes=3)
+    says = "Status Reason: Instance became unhealthy while waiting for instance to be in InService state."
+    for number, status in enumerate(("Cancelled", "Failed")):
+        what = f"Launching a new EC2 instance: i-{number:017x}. {says}"
+        record(stack.group, what, began, began + minutes, StatusCode=status)
+    state = stack.tick(10 * 60)
+    ended = [state.instances[f"i-{number:017x}"] for number in range(2)]
+    assert [one.spent_usd for one in ended] == pytest.approx([minutes / timedelta(hours=1) * 30] * 2)
 
 
 def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end(stack: Stack) -> None:
