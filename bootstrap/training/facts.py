@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Line of the log; its arguments are the store, a checkpoint and ``differences``.
 OTHER_RUN = (
@@ -14,32 +14,18 @@ OTHER_RUN = (
 )
 # Bytes at either end of a file that its digest is of: data sets are too large to read at each start.
 _END_BYTES = 4096
-# Fields of a Hugging Face configuration that change nothing of the training.
+# Fields of a Hugging Face configuration that change nothing of the training, or the precision of its arithmetic. A
+# classifier's first forward pass sets problem_type, which its checkpoint's configuration then has.
 _ABOUT = (
-    "_name_or_path", "architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version",
-    "use_cache",
+    "_name_or_path", "architectures", "bnb_4bit_compute_dtype", "chunk_size_feed_forward", "dtype", "id2label",
+    "label2id", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype",
+    "transformers_version", "use_cache",
 )  # fmt: skip
 
 
-class Order(Protocol):
-    """Numbers that the order of the samples follows from."""
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a step."""
-
-    @property
-    def dataset_size(self) -> int:
-        """Samples of an epoch."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the order."""
-
-
-def facts_of(order: Order, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts of a run, with the numbers of its order."""
-    return {name: getattr(order, name) for name in ("global_batch", "dataset_size", "seed")} | dict(facts)
+def facts_of(order: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a run, with the numbers of its order: a SampleOrder's, or a Manifest's."""
+    return {**facts, **{name: getattr(order, name) for name in ("global_batch", "dataset_size", "seed")}}
 
 
 def differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:

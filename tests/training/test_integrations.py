@@ -260,7 +260,9 @@ def test_another_model_of_the_same_shapes_does_not_go_on(tmp_path: Path) -> None
     assert trained(tmp_path, model=Model, max_steps=2) == ([2], 2)
     with pytest.raises(ConfigurationError, match=r"model.rope_parameters.rope_theta is 5.0, and .* with 10000.0"):
         trained(tmp_path, model=lambda: Model(rope_theta=5.0), max_steps=3)
-    assert trained(tmp_path, model=Model, max_steps=3) == ([3, 2], 3)
+    # A classifier that is loaded from its checkpoint has problem_type.
+    classifier = {"problem_type": "single_label_classification", "chunk_size_feed_forward": 4}
+    assert trained(tmp_path, model=lambda: Model(**classifier), max_steps=3) == ([3, 2], 3)
 
 
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:

@@ -684,6 +684,10 @@ def test_a_checkpoint_of_other_facts_is_refused_and_one_without_them_is_not(tmp_
         Training(str(tmp_path), facts=facts | {"rope_theta": 500.0}).train()
     del facts["data"]
     Training(str(tmp_path), facts=facts | {"new_in_this_version": 1}).train(12)
+    # A fact of the user's with the name of a number of the order hides no change of it.
+    Training(other := str(tmp_path / "other"), facts={"seed": 1}).train(4)
+    with pytest.raises(ConfigurationError, match="another run: seed is 5, and was 0"):
+        Training(other, facts={"seed": 1}, seed=5).train()
 
 
 @pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE", "CONTEXT", "EXPERT"])
