@@ -112,7 +112,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
-    facts = run_facts(config, whole)
+    facts = run_facts(config, whole, weights)
     if config.family != "cnn":
         choose_trained(whole, config)
     model = parallelize(whole, config, mesh, device, weights)
@@ -125,7 +125,6 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
     if weights:
         load_weights(model, weights)
-        facts["weights"] = weights_digest(weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
     optimizer = build_optimizer(config, model)
@@ -148,13 +147,14 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     )
 
 
-def run_facts(config: TrainerConfig, model: nn.Module) -> dict[str, Any]:
-    """Facts that a resume must have again, and that no tensor's shape tells."""
+def run_facts(config: TrainerConfig, model: nn.Module, weights: str) -> dict[str, Any]:
+    """Facts that a resume must have again, and that no tensor's shape tells; ``weights``: as staged."""
     settings: Any = getattr(model, "config", None)
     architecture = config.architecture if settings is None else json.loads(settings.to_json_string(use_diff=False))
-    facts: dict[str, Any] = {"seq_len": config.seq_len, "target_len": config.target_len, "method": config.method}
-    if not config.tuning.trains_all:  # each start takes the rest from --weights; else these are only a beginning
-        facts["weights"] = ""
+    facts: dict[str, Any] = {"seq_len": config.seq_len, "target_len": config.labels, "method": config.method}
+    # A resume may leave weights out where the checkpoint has all of them.
+    if weights or not config.tuning.trains_all:
+        facts["weights"] = weights_digest(weights) if weights else ""
     if config.tuning.adapts:
         facts["lora_alpha"] = config.lora_alpha
     return facts | config_facts(architecture, "architecture.")
