@@ -243,14 +243,10 @@ def _refuse_other_defaults(data: Mapping[str, Any], family: _Family, origin: str
     """Refuse fields that transformers, or a plan, which has no null, reads otherwise than they are counted."""
     own = family.names.get("experts")
     for name, default in family.defaults.items():
-        if (
-            default
-            and name in data
-            and name not in _MAY_BE_NULL
-            and (data[name] is None or (name, data[name]) == (own, 0))
-        ):
+        value = data.get(name, default)
+        if default and name not in _MAY_BE_NULL and (value is None or (name == own and value == 0)):
             raise InvalidInputError(
-                f"{origin}: {name} is {data[name]}",
+                f"{origin}: {name} is {value}",
                 limit=f"a value above 0, or left out for transformers' default, {default}",
                 next_step=NEXT,
             )
