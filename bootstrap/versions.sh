@@ -5,7 +5,7 @@
 # NVIDIA driver. 580.65.06 is the oldest that runs CUDA 13.0, which torch 2.11 is built with:
 # https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/index.html (table of minimum drivers).
 NVIDIA_DRIVER_MIN=580.65.06
-# Of https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/. 580 is the last branch that drives Volta.
+# Package of https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/. 580 is the last branch that drives Volta.
 NVIDIA_DRIVER_PIN=580.159.03-1ubuntu1
 NVIDIA_DRIVER_BRANCH=580
 

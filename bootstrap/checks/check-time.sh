@@ -10,7 +10,7 @@ while [[ $(timedatectl show --property=NTPSynchronized --value) != yes ]]; do
   sleep 1
 done
 
-# Its source may be wrong. AWS refuses signatures that are minutes off:
+# The source of time may be wrong. AWS refuses signatures that are minutes off:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/signature-v4-troubleshooting.html
 # S3 answers anyone with its own time, a refusal too:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/RESTCommonResponseHeaders.html

@@ -31,7 +31,7 @@ def read_machines(
     known = state.instances if state else {}
     lost = {key for key, one in known.items() if not one.ended_at} - {one["InstanceId"] for one in instances}
     if lost:
-        # One that a person detached "continues running and incurring charges":
+        # A node that a person detached "continues running and incurring charges":
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
         detached = [one for one in _describe(clients, STACK_TAG, settings.stack) if one["InstanceId"] in lost]
         problems += [f"{one['InstanceId']} is no longer in the group, and counts until it ends" for one in detached]

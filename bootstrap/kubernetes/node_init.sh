@@ -68,6 +68,6 @@ current=start-service
 install -D --mode 0644 "$BOOTSTRAP_DIR/kubernetes/gpufleet-node.service" \
   "$ROOT/etc/systemd/system/gpufleet-node.service"
 systemctl daemon-reload
-# It waits for kubelet, which waits for this script.
+# gpufleet-node waits for kubelet, which waits for this script.
 systemctl enable --now --no-block gpufleet-node.service
 log "node proven after $SECONDS s; kubelet may start"

@@ -23,7 +23,7 @@ if [[ $data == s3://* ]]; then
   load_runtime_env
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
   python() { PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m "$@"; }
-  # Its progress goes to the node's log stream too, where `gpufleet status` reads it. Its exit code 78 says that no node
+  # The copy's progress goes to the node's log stream too, for `gpufleet status`. Its exit code 78 says that no node
   # could do better: report-failure.sh ends the run.
   data=$({
     python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 |

@@ -27,7 +27,7 @@ class Dataset(ABC):
 
     # Worker processes are worth their start only where a sample costs milliseconds of CPU.
     needs_workers: ClassVar[bool] = False
-    # Of the samples and their order, wherever they lie.
+    # Digest of the samples and their order, the same wherever they lie.
     digest: str = "synthetic"
 
     @abstractmethod

@@ -665,7 +665,7 @@ def test_without_a_group_nothing_is_done() -> None:
 
 
 def test_the_ceiling_keeps_what_a_node_beside_a_detached_or_warm_one_would_cost() -> None:
-    """It is no member, so the group may launch another before the next tick."""
+    """Neither is a member, so the group may launch another before the next tick."""
     world = trained(World(settings()))
     seen = world.observe()
     assert seen.group

@@ -56,7 +56,7 @@ def test_the_answer_fits(name: str, columns: int, tmp_path: Path) -> None:
     [("offers", "--gpu", "A100", "--count", "8", "--cloud", "all"), ("recommend", *REQUEST, "--compare-clouds")],
 )
 def test_other_clouds_are_a_table_at_80_columns(arguments: tuple[str, ...]) -> None:
-    """They were a block of 7 and of 16 lines a row."""
+    """Rows were blocks of 7 and of 16 lines."""
     done = CliRunner(env={"COLUMNS": "80"}).invoke(cli, arguments)
     assert "azure" in done.stdout or "Standard_N" in done.stdout
     assert "Left out at 80 columns" in done.stdout
