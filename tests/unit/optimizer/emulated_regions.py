@@ -57,6 +57,12 @@ class Drought:
         at = self._clock.now()
         return {"Activities": [{**failed, "StartTime": at, "EndTime": at}] if self.asked else []}
 
+    def get_paginator(self, operation: str) -> Any:
+        """The client's paginator, over the methods of this one."""
+        paginator = self._client.get_paginator(operation)
+        paginator._method = getattr(self, operation)
+        return paginator
+
 
 class Regions:
     """The deployed stacks, each with its controller, and a minute of all of them.
