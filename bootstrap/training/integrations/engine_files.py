@@ -89,7 +89,6 @@ class EngineFiles:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.facts: Mapping[str, Any] = {}  # of the run that saves: engine, global_batch and its order
 
     def upload(self, prefix: str, folder: Path, names: Sequence[str]) -> list[EngineFile]:
         """Write files of ``folder``; they count once ``commit`` has named them."""
@@ -179,10 +178,13 @@ class EngineFiles:
         finally:
             shutil.rmtree(new, ignore_errors=True)
 
-    def prune(self, *, keep: int) -> None:
-        """Delete all but the run's newest ``keep`` committed checkpoints, and unfinished saves older than these."""
+    def prune(self, *, keep: int, facts: Mapping[str, Any] | None = None) -> None:
+        """Delete all but the newest ``keep`` committed checkpoints, and unfinished saves older than these.
+
+        ``facts``: ``engine_facts`` of the run; checkpoints with others are another run's, and stay.
+        """
         scanned, _ = self.scan()
-        others = {prefix: text for prefix, one in scanned if (text := differences(self.facts, _facts(one)))}
+        others = {prefix: text for prefix, one in scanned if (text := differences(facts or {}, _facts(one)))}
         committed = [one for one in scanned if one[0] not in others]
         for prefix, text in list(others.items())[:1]:
             logger.error(OTHER_RUN, self.store.uri, prefix, text)
@@ -201,8 +203,13 @@ class EngineFiles:
             self.store.delete(name)
 
 
+def engine_facts(engine: str, global_batch: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that tell two runs in one store apart; ``order``: as EngineManifest's."""
+    return {"engine": engine, "global_batch": global_batch, **order}
+
+
 def _facts(manifest: EngineManifest) -> dict[str, Any]:
-    return {"engine": manifest.engine, "global_batch": manifest.global_batch, **manifest.order}
+    return engine_facts(manifest.engine, manifest.global_batch, manifest.order)
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:

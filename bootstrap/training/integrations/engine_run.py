@@ -23,6 +23,7 @@ from bootstrap.training.integrations.engine_files import (
     EngineFiles,
     EngineManifest,
     Fetched,
+    engine_facts,
     file_names,
     now_unix_s,
     prefix_name,
@@ -110,7 +111,6 @@ class EngineRun:
         """
         self.step = step
         self._global_batch, self._order = global_batch, dict(order)
-        self.files.facts = {"engine": self.engine, "global_batch": global_batch, **order}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = (
@@ -246,7 +246,8 @@ class EngineRun:
         # The newest is known to be valid where this process saved it, or resumed from it.
         is_full = self._saved_step is not None and any(map(tells_full_disk, problems))
         if is_full or not problems:
-            self.files.prune(keep=1 if is_full else self._keep)
+            facts = engine_facts(self.engine, self._global_batch, self._order)
+            self.files.prune(keep=1 if is_full else self._keep, facts=facts)
 
     def finish(self) -> None:
         """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""

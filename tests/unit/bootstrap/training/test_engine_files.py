@@ -78,8 +78,7 @@ def test_prune_leaves_another_run_s_checkpoints_and_says_so(tmp_path: Path, capl
     files.upload("engine-00000002-fff.1", tmp_path / "saved", ["file"])  # being written
     for step in (2, 4, 5):
         save(files, tmp_path / "saved", step, seed=0)
-    files.facts = {"engine": "any", "global_batch": 8, "seed": 0}
-    files.prune(keep=1)
+    files.prune(keep=1, facts={"engine": "any", "global_batch": 8, "seed": 0})
     assert [(prefix, one.order["seed"]) for prefix, one in files.scan()[0]] == [
         ("engine-00000009-fff.1", 1), ("engine-00000005-abc.1", 0), ("engine-00000003-fff.1", 1),
         ("engine-00000001-fff.1", 1),
