@@ -42,7 +42,7 @@ LAUNCH_DELAY = timedelta(minutes=10)
 def read_activities(
     clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime
 ) -> tuple[list[Any], datetime | None]:
-    """Return the activities since the last tick; after an outage of deleted groups of that name too.
+    """Return the activities since the last tick; after an outage, those of deleted groups of that name too.
 
     With it, the time before which activities of the outage are left unread, where there are more than MAX_ACTIVITIES.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
