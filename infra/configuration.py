@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from infra.refusals.stack import refusals, start_refusals
 from infra.settings import ConfigError, Settings, keys
-from optimizer.plan import FleetPlan, PlanError, plan_from_dict
+from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
 
 def load(*, starts_nodes: bool) -> Settings:

@@ -15,7 +15,7 @@ from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
 from infra.places import alternates, places, reserves_starts
 from infra.settings import ConfigError, Settings
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
 
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
 # (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted.

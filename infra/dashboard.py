@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.naming import Names
-from optimizer.plan import FleetPlan, PolicyOutlook
+from optimizer.contract.plan import FleetPlan, PolicyOutlook
 
 Widget = dict[str, Any]
 

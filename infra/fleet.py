@@ -14,7 +14,7 @@ from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, la
 from infra.images import Image
 from infra.places import alternates, reserves_starts
 from infra.user_data import NodeFacts, environment, user_data
-from optimizer.plan import Node
+from optimizer.contract.plan import Node
 
 # Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800

@@ -10,7 +10,7 @@ import pulumi_aws as aws
 from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
 from infra.places import fitting
 from infra.settings import ConfigError, Settings
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 ImageKind = Literal["dlami", "custom", "eks"]
 # Images that boot the steps: Ubuntu with the AWS CLI and NVIDIA's driver, which Deep Learning AMIs bring.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bootstrap.contract.settings import Place
 from infra.settings import Settings
-from optimizer.plan import Alternate, FleetPlan
+from optimizer.contract.plan import Alternate, FleetPlan
 
 
 def alternates(settings: Settings) -> tuple[Alternate, ...]:

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
 from bootstrap.contract.staging import limit_s
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutlook
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutlook
 
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import click
 
-from optimizer.errors import GpufleetError
-from optimizer.spelling import near_names
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.spelling import near_names
 
 # In the order of a user's work; a command that is not named here is listed last.
 SECTIONS = {

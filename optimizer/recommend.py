@@ -21,6 +21,9 @@ from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.request import Constraints, FleetRequest, Reservation, read_request_file, request_from_dict
+from optimizer.contract.units import usd_text
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.mixed import find_mixed
 from optimizer.performance import calibration as calibrations
@@ -29,8 +32,6 @@ from optimizer.performance.frameworks import fp8_note
 from optimizer.performance.setups import positions_note
 from optimizer.performance.stacks import lengths
 from optimizer.performance.types import arithmetic
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.request import Constraints, FleetRequest, Reservation, read_request_file, request_from_dict
 from optimizer.search.advice import (
     describe_capacity,
     describe_input,
@@ -60,7 +61,6 @@ from optimizer.search.ranking import list_chosen, purchase_at, rank, rank_first
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.search.room import Rooms
-from optimizer.units import usd_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.plan import SHORT_NAMES, FleetPlan
+from optimizer.contract.plan import SHORT_NAMES, FleetPlan
 
 TRAINER = "python -m bootstrap.trainer"
 

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from optimizer.catalog import Catalog
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import Constraints, FleetRequest
 from optimizer.performance.calibration import Calibration
-from optimizer.plan import FleetPlan
-from optimizer.request import Constraints, FleetRequest
 from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.plan import FleetPlan, plan_from_dict
+from optimizer.contract.plan import FleetPlan, plan_from_dict
 
 SPOT_P4D: dict[str, Any] = {
     "schema_version": 1,

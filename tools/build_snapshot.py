@@ -35,7 +35,7 @@ from optimizer.catalog.sources.published_prices import PublishedPrice
 from optimizer.catalog.sources.spot_advisor import SpotAdvice
 from optimizer.catalog.sources.zone_prices import QuotedPrices
 from optimizer.catalog.tables import OfferRow, Tables, Zones
-from optimizer.hardware import InstanceType
+from optimizer.contract.hardware import InstanceType
 
 INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"

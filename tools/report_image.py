@@ -18,12 +18,12 @@ from pathlib import Path
 from PIL import Image, PngImagePlugin
 
 from optimizer.catalog import load
+from optimizer.contract.request import read_request_file, request_from_dict
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
 from optimizer.report import facts
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
-from optimizer.request import read_request_file, request_from_dict
 from tests.pages.browser import Scheme, open_page, start_browser
 
 ROOT = Path(__file__).parent.parent

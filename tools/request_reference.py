@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from optimizer.request import SECTIONS, FleetRequest
+from optimizer.contract.request import SECTIONS, FleetRequest
 from optimizer.workload.fields import ArchitectureFields
 from tools.generated import write_or_check
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.kubernetes.constants import STACK_LABEL
 from infra.naming import slug
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 
 class ClusterFacts(BaseModel):

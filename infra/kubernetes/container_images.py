@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 # https://github.com/NVIDIA/k8s-device-plugin/releases/tag/v0.20.0 (2026-08-19)
 NVIDIA_PLUGIN = "nvidia/k8s-device-plugin:v0.20.0"

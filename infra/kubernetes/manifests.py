@@ -9,7 +9,7 @@ from infra.kubernetes.constants import NAMESPACE, SERVICE_ACCOUNT
 from infra.kubernetes.device_plugins import efa_plugin, nvidia_plugin
 from infra.kubernetes.objects import Manifest, build_object
 from infra.kubernetes.pod import GAVE_UP, JOB, LEFT, build_pod
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 Kind = Literal["jobset", "pytorchjob"]
 

@@ -6,7 +6,7 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 from infra.kubernetes.cluster_facts import ClusterFacts
 from infra.kubernetes.constants import SERVICE_ACCOUNT
 from infra.kubernetes.objects import MANAGED_BY, Manifest, gpu_toleration
-from optimizer.plan import FleetPlan, Node
+from optimizer.contract.plan import FleetPlan, Node
 
 JOB = "train"
 # Holds the agent's notes, the node's drain request and its instance id; gpufleet-node.service keeps it on the host.

@@ -17,7 +17,7 @@ from pulumi.runtime import mocks, rpc
 
 from infra.images import DLAMI_NAME
 from infra.offline.resource_types import TYPES
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT = "000000000000"
 PLACEHOLDERS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from zoneinfo import available_timezones
 
 from bootstrap.contract.words import counted
 from infra.settings import ScalingSettings, Schedule, Settings
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
 GANG_WINDOW_MINUTES = range(15, 1440 + 1)

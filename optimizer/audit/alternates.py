@@ -9,7 +9,7 @@ from optimizer.audit.arithmetic import check_arithmetic
 from optimizer.audit.facts import check_facts
 from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog
-from optimizer.plan import Alternate, FleetPlan
+from optimizer.contract.plan import Alternate, FleetPlan
 from optimizer.search.plan_builder import can_replace
 
 

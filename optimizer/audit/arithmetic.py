@@ -16,6 +16,8 @@ from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
+from optimizer.contract.plan import FleetPlan, Market
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.economics.checkpoint import interval_s
 from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import FleetCost, HourlyRates, fleet_cost, topped_up_usd_per_hour, with_fallback
@@ -23,8 +25,6 @@ from optimizer.economics.outcome import Outcome, predict_outcome
 from optimizer.economics.planned import column, fleets_of, planned_checkpoints
 from optimizer.economics.running_costs import running_costs
 from optimizer.economics.staging import NodeCopy, disk_gib, node_copy
-from optimizer.plan import FleetPlan, Market
-from optimizer.units import HOURS_PER_MONTH
 
 # Plans have six significant digits, and dollars have cents.
 DIGITS = 1e-4

@@ -9,13 +9,13 @@ from datetime import date
 from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, region_transfer
 from optimizer.catalog.model import UNIT_ITEMS
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.hardware import Offer
+from optimizer.contract.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice, Tuning
+from optimizer.contract.units import rounded
 from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.hardware import Offer
 from optimizer.performance.fine_tuning import trained_parameters
-from optimizer.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice, Tuning
 from optimizer.search.plan_builder import can_stand_in, describe_node
-from optimizer.units import rounded
 from optimizer.workload.resolve import resolve_model
 
 # Change of a price since the plan was made that needs no new plan: the estimate's own error is larger.

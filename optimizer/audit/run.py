@@ -7,8 +7,8 @@ from optimizer.audit.arithmetic import check_arithmetic
 from optimizer.audit.facts import check_facts
 from optimizer.audit.fault import Fault
 from optimizer.catalog import Catalog
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 
 
 def audit(plan: FleetPlan, catalog: Catalog) -> list[Fault]:

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
-from optimizer.plan import CapacityBlock, FleetPlan
+from optimizer.contract.plan import CapacityBlock, FleetPlan
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -14,7 +14,7 @@ from bootstrap.contract.codec import FormatError
 from bootstrap.contract.request import PersonRequest, StackSpend, Want, merge_spends
 from bootstrap.contract.state import ControllerState
 from optimizer.aws import errors
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from bootstrap.contract.checkpoint import ENGINE_PREFIX, MANIFEST_NAME, STEP_PREFIX, Contents, ManifestError
 from bootstrap.contract.checkpoint import read_contents as read_manifest
 from optimizer.aws import errors
-from optimizer.errors import GpufleetError
-from optimizer.units import GIB
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.units import GIB
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -13,7 +13,7 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import ENDING
 from optimizer.aws import errors
 from optimizer.aws.actuals import DeployedGroup, DeployedNode, read_group
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient

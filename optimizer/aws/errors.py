@@ -14,7 +14,7 @@ from botocore import exceptions
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 # AWS's codes by class, separated by spaces.
 CODES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootstrap.contract.ecr import EcrImage
-from optimizer.units import GIB
+from optimizer.contract.units import GIB
 
 # Indexes list one image a platform: https://docs.aws.amazon.com/AmazonECR/latest/userguide/docker-push-multi-architecture-image.html
 _INDEXES = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bootstrap.contract.trace import REQUEST, TraceRequest
 from optimizer.aws import errors
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

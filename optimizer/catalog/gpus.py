@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast, get_args
 
-from optimizer.errors import DataMissingError
-from optimizer.hardware import Gpu, Interconnect, Precision
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import Gpu, Interconnect, Precision
 
 DATA = Path(__file__).parent / "data"
 

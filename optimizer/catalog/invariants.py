@@ -12,8 +12,8 @@ from bootstrap.contract.words import counted
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
-from optimizer.errors import GpufleetError
-from optimizer.hardware import InstanceType, Offer
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.hardware import InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 HAS_NETWORK = "a type has a network"

@@ -12,8 +12,8 @@ from typing import Literal
 from bootstrap.contract.capacity import PoolEvents, PoolName
 from bootstrap.contract.codec import FormatError, from_json, parse_json, to_json
 from optimizer.catalog.model import Catalog, Source
-from optimizer.errors import DataMissingError
-from optimizer.hardware import LearnedPool
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import LearnedPool
 
 # Beside the folder of the refreshed catalog.
 FILE = "learned.json"

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from optimizer.catalog.gpus import why_left_out
-from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.hardware import Gpu, InstanceType, LearnedPool, Offer
-from optimizer.spelling import near_names
+from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.hardware import Gpu, InstanceType, LearnedPool, Offer
+from optimizer.contract.spelling import near_names
 
 UnitItem = Literal[
     "gp3-storage",

@@ -20,8 +20,8 @@ from optimizer.catalog.sources import Skipped, instance_types, offerings, price_
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
 from optimizer.catalog.tables import OfferRow, Tables, Zones
-from optimizer.errors import GpufleetError
-from optimizer.hardware import HourlyPrice, InstanceType
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.hardware import HourlyPrice, InstanceType
 
 # Well below the limits of EC2's describe calls (by account and region) and of the price list (by account)
 # (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from optimizer.catalog.gpus import read_table
-from optimizer.units import GIB
+from optimizer.contract.units import GIB
 
 ITEM = "region-transfer"
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from optimizer.catalog.gpus import why_left_out
 from optimizer.catalog.model import Catalog, unknown
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import HourlyPrice, Offer
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import HourlyPrice, Offer
 
 PricedAs = Literal["on-demand", "reserved", "reserved-3yr", "capacity-block", "spot"]
 SortKey = Literal["price", "price-per-gpu", "type", "region"]

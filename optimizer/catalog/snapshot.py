@@ -28,8 +28,8 @@ from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.model import Catalog, Source
 from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, parse_table
-from optimizer.errors import DataMissingError
-from optimizer.hardware import InstanceType, Offer
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import InstanceType, Offer
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
-from optimizer.hardware import HourlyPrice, InstanceType
+from optimizer.contract.hardware import HourlyPrice, InstanceType
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.model import Catalog
-from optimizer.errors import DataStaleError
-from optimizer.hardware import DERIVED_SPOT, Offer
+from optimizer.contract.errors import DataStaleError
+from optimizer.contract.hardware import DERIVED_SPOT, Offer
 
 
 class SourcedPrice(Protocol):

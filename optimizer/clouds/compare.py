@@ -16,14 +16,14 @@ import numpy as np
 
 from optimizer.clouds.offers import NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOffer, CloudOffers, join_catalog
 from optimizer.clouds.providers import CLOUDS
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import FleetRequest
+from optimizer.contract.units import cents, rounded
 from optimizer.economics.outcome import lognormal_percentiles
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.types import arithmetic
-from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
-from optimizer.request import FleetRequest
 from optimizer.search.candidates import CandidateTable, find_candidates
-from optimizer.units import cents, rounded
 
 BASIS = (
     "compute only: nodes at on-demand prices, without disks, storage and traffic, on both sides; the request's regions "

@@ -16,8 +16,8 @@ from optimizer.catalog.model import Catalog
 from optimizer.clouds import tables
 from optimizer.clouds.providers import CLOUDS
 from optimizer.clouds.tables import PriceRow, RateRow, TypeRow
-from optimizer.errors import DataMissingError
-from optimizer.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 
 # A type whose page gives no bandwidth is listed, and not compared.
 UNKNOWN_GBIT_PER_S = 0.0

@@ -14,7 +14,7 @@ from optimizer.catalog.sources import Skipped
 from optimizer.clouds import offers, tables
 from optimizer.clouds.cloud import Cloud, PricesUnreadableError, RegionPrice
 from optimizer.clouds.tables import PriceRow
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 
 @dataclass(frozen=True, kw_only=True)

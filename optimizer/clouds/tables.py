@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from optimizer.catalog.snapshot import user_directory
 from optimizer.clouds.providers import CLOUDS
-from optimizer.errors import DataMissingError
-from optimizer.hardware import Interconnect
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import Interconnect
 
 SHIPPED = Path(__file__).parent / "data"
 TYPES, PRICES, RATES = "types.csv", "prices.csv", "exchange_rates.csv"

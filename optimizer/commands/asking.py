@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 
 def require_terminal(*, why: str, next_step: str) -> None:

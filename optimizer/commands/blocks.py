@@ -17,11 +17,11 @@ from optimizer.commands.asking import require_terminal
 from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
-from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 
 if TYPE_CHECKING:
     from optimizer.aws.blocks import Offering, Search
-    from optimizer.plan import FleetPlan
+    from optimizer.contract.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from optimizer.commands.options import OutputFile, directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from bootstrap.contract.measured import MeasuredRow

@@ -22,7 +22,7 @@ from optimizer.commands.learn import forget, learn, pool_rows
 from optimizer.commands.options import WholeSentences
 from optimizer.commands.output import format_option, say, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 
 @click.group(cls=WholeSentences)

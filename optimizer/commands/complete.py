@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.stack_paths import list_stacks
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 
 def models(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

@@ -14,8 +14,8 @@ from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import follow_policy, read_stack, resolve_names
-from optimizer.errors import GpufleetError
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     import pandas

@@ -16,8 +16,8 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import carry_out
 from optimizer.commands.stack.file import change_stack_file, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import GpufleetError
-from optimizer.plan import FleetPlan
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
@@ -27,7 +27,7 @@ def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str)
     """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
     from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
     from optimizer.commands.recommend import command as recommend
-    from optimizer.request import read_request_file, request_from_dict
+    from optimizer.contract.request import read_request_file, request_from_dict
 
     if refresh is None:
         wanted = request_from_dict(read_request_file(Path(request)), origin=request)

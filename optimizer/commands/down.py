@@ -17,7 +17,7 @@ from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.engine import Resource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
-from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
     from infra.naming import Names

@@ -14,7 +14,8 @@ from optimizer.commands import complete
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
-from optimizer.errors import InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import InvalidInputError, NothingFeasibleError
+from optimizer.contract.units import parse_count, short
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
@@ -44,7 +45,6 @@ from optimizer.performance.types import (
     RecipePrecision,
 )
 from optimizer.search.confidence import speed_source, unmeasured_parts
-from optimizer.units import parse_count, short
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 

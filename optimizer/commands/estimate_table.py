@@ -14,7 +14,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.errors import GpufleetError, InvalidInputError, unreadable
+from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.calibration import Calibration
 

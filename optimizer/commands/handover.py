@@ -16,8 +16,8 @@ from optimizer.commands.output import say
 from optimizer.commands.progress import patience, relayed
 from optimizer.commands.stack.file import StackFile, find_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest

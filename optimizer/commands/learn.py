@@ -16,11 +16,11 @@ from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
-    from optimizer.hardware import LearnedPool
+    from optimizer.contract.hardware import LearnedPool
 
 COLUMNS = {
     "pool": "pool",

@@ -10,8 +10,8 @@ import click
 
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
-from optimizer.errors import DataMissingError, GpufleetError
-from optimizer.units import parse_hours
+from optimizer.contract.errors import DataMissingError, GpufleetError
+from optimizer.contract.units import parse_hours
 
 POLL_S = 5
 

@@ -12,7 +12,7 @@ import click
 
 from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import say
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from infra.kubernetes.cluster_facts import ClusterFacts

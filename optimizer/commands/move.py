@@ -42,9 +42,9 @@ from optimizer.commands.stack.file import (
 )
 from optimizer.commands.stack_paths import stack_path
 from optimizer.commands.wheels import WHEELS_KEY
+from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.rest import forecast_rest
-from optimizer.errors import DataMissingError, InvalidInputError, NothingFeasibleError
-from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
@@ -232,7 +232,7 @@ def _choose_plan(
 
 
 def _read_request_document(source: StackFile, directory: Path, request: Path | None) -> dict[str, Any]:
-    from optimizer.request import read_request_file
+    from optimizer.contract.request import read_request_file
 
     if request is not None:
         return read_request_file(request)

@@ -15,9 +15,9 @@ from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_ran
 from optimizer.clouds.providers import CLOUDS
 from optimizer.commands import complete
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
+from optimizer.contract.errors import DataMissingError, NothingFeasibleError
+from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.economics.commitment import break_even_hours, break_even_share
-from optimizer.errors import DataMissingError, NothingFeasibleError
-from optimizer.hardware import HourlyPrice, Offer
 
 if TYPE_CHECKING:
     from optimizer.clouds.offers import CloudOffer

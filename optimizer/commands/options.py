@@ -13,12 +13,12 @@ import click
 from click.core import ParameterSource
 
 from optimizer.commands.complete import stacks
-from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.units import parse_hours
+from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.units import parse_hours
 
 if TYPE_CHECKING:
+    from optimizer.contract.plan import FleetPlan
     from optimizer.performance.calibration import Calibration
-    from optimizer.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -171,14 +171,14 @@ def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:
     Raises:
         InvalidInputError: it cannot be read, or is not a plan that agrees with itself.
     """
-    from optimizer.plan import read_plan
+    from optimizer.contract.plan import read_plan
 
     return parse_plan_argument(plan, lambda text, origin: read_plan(text, plan_number=plan_number, origin=origin))
 
 
 def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
     """Return ``parse`` of the text that PLAN names and of its origin; a PlanError becomes an InvalidInputError."""
-    from optimizer.plan import PlanError, PlanNumberError, read_plan_text
+    from optimizer.contract.plan import PlanError, PlanNumberError, read_plan_text
 
     try:
         if plan == "-":

@@ -9,7 +9,7 @@ import click
 from optimizer.clouds.compare import BASIS, Comparison, compare_clouds
 from optimizer.clouds.offers import NOT_PROVISIONED, load_offers, price_notes
 from optimizer.commands.output import write_notes, write_table, write_text
-from optimizer.plan import FleetPlan, Parallelism
+from optimizer.contract.plan import FleetPlan, Parallelism
 from optimizer.recommend import Recommendation
 
 COLUMNS = {

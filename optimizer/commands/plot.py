@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.options import F, OutputFile
 from optimizer.commands.output import say
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

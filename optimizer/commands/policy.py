@@ -10,7 +10,7 @@ import click
 from optimizer.commands.options import OutputFolder, directory_option
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 
 
 @click.command(

@@ -18,8 +18,8 @@ from optimizer.commands.options import directory_option, plan_arguments, read_pl
 from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import GpufleetError
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.commands.stack.file import StackFile

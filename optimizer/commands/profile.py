@@ -9,7 +9,7 @@ import click
 
 from optimizer.commands.options import OutputFile
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
 from optimizer.workload.profile.records import ModuleProfile
 

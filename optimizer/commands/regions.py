@@ -23,8 +23,8 @@ from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import say, write_table
 from optimizer.commands.stack.file import check_name, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.plan import FleetPlan, PolicyOutlook
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.plan import FleetPlan, PolicyOutlook
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
@@ -263,7 +263,7 @@ def choose_plans(
     from infra.control_settings import fixed_usd_per_hour, job_id
     from infra.settings import interface_endpoints
     from optimizer.catalog import load
-    from optimizer.request import read_request_file
+    from optimizer.contract.request import read_request_file
 
     catalog = load()
     for region in regions:

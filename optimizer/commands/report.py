@@ -12,10 +12,10 @@ from optimizer.commands.options import OutputFile, directory_option, parse_plan_
 from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 if TYPE_CHECKING:
-    from optimizer.plan import FleetPlan
+    from optimizer.contract.plan import FleetPlan
     from optimizer.report.run import Run
 
 

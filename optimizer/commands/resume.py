@@ -12,7 +12,7 @@ from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.stack.file import read_stack, resolve_names
 from optimizer.commands.stop import ask
-from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
     from infra.naming import Names

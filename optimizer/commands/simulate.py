@@ -16,6 +16,8 @@ from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, plot_option, save_plot
 from optimizer.commands.progress import steps
+from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.units import rounded
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
@@ -24,9 +26,7 @@ from optimizer.economics.simulation.together import NAMES as TOGETHER_NAMES
 from optimizer.economics.simulation.together import replay_together
 from optimizer.economics.simulation.traces import Trace, read_trace
 from optimizer.economics.simulation.zones import Launching
-from optimizer.errors import DataMissingError, InvalidInputError
 from optimizer.performance.types import Floats
-from optimizer.units import rounded
 
 COLUMNS = {
     "trace": "trace",

@@ -10,7 +10,7 @@ import click
 
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.status.ranks import node_id, stack_names
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 # Programs of this machine that a session needs, and where they come from.
 PROGRAMS = {

@@ -14,8 +14,8 @@ from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.commands.stack.file import read_stack, resolve_names
-from optimizer.errors import GpufleetError
-from optimizer.units import parse_hours
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.units import parse_hours
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import Want

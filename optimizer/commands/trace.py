@@ -16,8 +16,8 @@ from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack.file import read_stack, resolve_names
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.units import parse_hours
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.units import parse_hours
 
 if TYPE_CHECKING:
     from infra.naming import Names

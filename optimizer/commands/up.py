@@ -18,8 +18,8 @@ from optimizer.commands.output import say
 from optimizer.commands.stack.engine import require_pulumi
 from optimizer.commands.stack.file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.commands.stack_paths import list_stacks
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.commands.regions import Regions

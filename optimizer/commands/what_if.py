@@ -17,9 +17,9 @@ from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
 from optimizer.commands.recommend.tables import usd_in_table
-from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.request import Constraints, Workload
-from optimizer.units import parse_hours, parse_usd
+from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.request import Constraints, Workload
+from optimizer.contract.units import parse_hours, parse_usd
 from optimizer.what_if import Axis, CurvePoint, find_curves
 
 if TYPE_CHECKING:

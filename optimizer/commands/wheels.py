@@ -8,7 +8,7 @@ import click
 
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import say
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 WHEELS_KEY = "gpufleet:wheels"
 

@@ -13,9 +13,9 @@ from bootstrap.contract.fine_tuning import EIGHT_BIT
 from bootstrap.contract.staging import PART_BYTES
 from bootstrap.contract.timings import seconds_to_store
 from optimizer.catalog import Catalog
+from optimizer.contract.units import GIB, HOURS_PER_MONTH
 from optimizer.performance.inputs_builder import OPTIMIZERS
 from optimizer.performance.types import Floats
-from optimizer.units import GIB, HOURS_PER_MONTH
 
 # Frameworks whose runs checkpoint by bootstrap.training: every GPU copies its part beside the next step, and a thread
 # writes. 6.95 GiB a GPU took 0.14 s of copying and made all steps together 0.02 to 0.13 s longer (two H100, 2026-11-25,

@@ -6,8 +6,8 @@ Capacity Block upfront for its whole length (https://aws.amazon.com/ec2/capacity
 
 from __future__ import annotations
 
-from optimizer.hardware import HourlyPrice
-from optimizer.units import HOURS_PER_YEAR
+from optimizer.contract.hardware import HourlyPrice
+from optimizer.contract.units import HOURS_PER_YEAR
 
 
 def break_even_share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:

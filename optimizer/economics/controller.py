@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike
 
 from bootstrap.contract.timings import seconds_to_end
 from optimizer.catalog import Catalog, UnitItem
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.performance.types import Floats
-from optimizer.units import HOURS_PER_MONTH
 
 # infra/controller.py, priced as if each run took its time limit, and infra/dashboard.py; a test compares.
 RUNS_PER_HOUR = 60

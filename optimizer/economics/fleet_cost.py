@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from optimizer.contract.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from optimizer.economics.outcome import Outcome, lognormal_percentiles
 from optimizer.performance.types import Bools, Floats
-from optimizer.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,9 +15,9 @@ import numpy as np
 from bootstrap.contract.adaptive import learned_factor
 from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
-from optimizer.hardware import LearnedPool
+from optimizer.contract.hardware import LearnedPool
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.performance.types import Floats
-from optimizer.units import HOURS_PER_MONTH
 
 TRACES = Path(__file__).parent / "data" / "spot_traces.csv"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
 from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import GIB
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.staging import S3_BYTES_PER_S_PER_CONNECTION
-from optimizer.plan import FleetPlan
-from optimizer.units import GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

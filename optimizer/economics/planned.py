@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.checkpoint import Checkpoints, checkpoints
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, gang_reclaims, measured_hazard
 from optimizer.economics.outcome import Fleets
 from optimizer.performance.types import Floats
-from optimizer.plan import FleetPlan
 
 
 def column(value: float) -> Floats:

@@ -19,6 +19,8 @@ from bootstrap.contract.pool_policy import Delays, Event, Mode, one_group_delays
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
+from optimizer.contract.plan import FleetPlan, NodeItem, PolicyOutlook, Spread
+from optimizer.contract.units import cents, rounded
 from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
@@ -26,8 +28,6 @@ from optimizer.economics.simulation.engine import DONE_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.economics.simulation.zones import Launching, ZonePolicy, ZoneRun, ZoneView
-from optimizer.plan import FleetPlan, NodeItem, PolicyOutlook, Spread
-from optimizer.units import cents, rounded
 
 # Simulated runs of a plan, one for each of as many equally likely errors of the speed.
 RUNS = 40

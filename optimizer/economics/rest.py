@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bootstrap.contract.pool_policy import Mode
-from optimizer.plan import FleetPlan, Spread
+from optimizer.contract.plan import FleetPlan, Spread
 
 
 def forecast_rest(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from optimizer.catalog import Catalog
 from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, Job, Volumes
 from optimizer.economics.checkpoint import checkpoint_usd
 from optimizer.economics.controller import controller_usd_per_hour
-from optimizer.plan import INTERFACE_ENDPOINTS, Job, Volumes
 
 # gp3's included performance (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html#gp3-performance).
 GP3_INCLUDED_IOPS = 3000

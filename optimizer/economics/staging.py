@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 from bootstrap.contract.staging import CONNECTIONS, PART_BYTES, RESERVE_BYTES, THREADS
 from bootstrap.contract.words import counted
-from optimizer.plan import Volumes
-from optimizer.units import GIB
+from optimizer.contract.plan import Volumes
+from optimizer.contract.units import GIB
 
 NVME_WRITES = Path(__file__).parent / "data" / "nvme_writes.csv"
 
@@ -28,7 +28,7 @@ CLIENT_S_PER_FILE = 0.0052
 S_PER_FILE = max(CLIENT_S_PER_FILE, S3_LATENCY_S / THREADS)
 # Instance stores are rated by random writes of 4 KiB; longer writes are not slower.
 NVME_BLOCK_BYTES = 4096
-# Space that image and packages take of a root volume (least of optimizer.plan.Volumes.root_gib), on types without NVMe.
+# Space that image and packages take of a root volume (the least of FleetPlan.volumes.root_gib), on types without NVMe.
 IMAGE_GIB = 75
 # NVMe space, GB, of the types whose disks write least for their size.
 _SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import accelerate, deepspeed, megatron_core, torchtitan
 from optimizer.launch_config.engine import Engine
-from optimizer.plan import FleetPlan
 
 __all__ = ["ENGINES", "Engine", "launch_config"]
 

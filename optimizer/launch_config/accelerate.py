@@ -9,6 +9,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config.engine import (
     RENDEZVOUS_PORT,
     Engine,
@@ -16,7 +17,6 @@ from optimizer.launch_config.engine import (
     trainer_arguments,
     unless_in,
 )
-from optimizer.plan import FleetPlan
 
 _REASONS = {
     "pipeline": "it splits no model into stages for training",

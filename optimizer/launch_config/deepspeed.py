@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config.engine import Engine, split_refusals, trainer_arguments, unless_in
-from optimizer.plan import FleetPlan
 
 _STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 # torch_adam: torch's Adam, as DeepSpeed's own is compiled on the node at the first start.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 # The agent's port; any free one does elsewhere.
 RENDEZVOUS_PORT = 29400

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
-from optimizer.plan import FleetPlan
 from optimizer.workload.huggingface import model_from_config
 from optimizer.workload.model import ModelSpec
 

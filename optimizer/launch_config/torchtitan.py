@@ -12,8 +12,8 @@ from pathlib import PurePath
 from pprint import pformat
 
 from bootstrap.contract.trainer import ENCODERS, TORCHVISION, WITH_LENGTHS
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
-from optimizer.plan import FleetPlan
 
 _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}

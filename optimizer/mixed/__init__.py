@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from optimizer.search.fastest import Fastest
 from optimizer.search.problem import Problem
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from bootstrap.contract.shares import IN_STEP, RankBatch, format_shares
 from bootstrap.contract.trainer import TrainerJob, unsupported
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
 from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.mixed.groups import zones
 from optimizer.mixed.mix import Mix
 from optimizer.performance.calibration import model_kind
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS
-from optimizer.plan import FleetPlan
 from optimizer.search.plan_builder import list_node_prices, list_unit_prices
 from optimizer.search.problem import Problem
-from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 # Said wherever a mixed fleet is shown.
 NOT_PROVISIONED = "pulumi up cannot make this: of mixed fleets only a reservation topped up on demand is a plan"

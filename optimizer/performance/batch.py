@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import GpufleetError
-from optimizer.hardware import Gpu
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs

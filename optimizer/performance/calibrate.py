@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.calibration import (
     KINDS,
     NEW_FRAMEWORK,

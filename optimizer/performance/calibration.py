@@ -12,8 +12,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from optimizer.errors import DataMissingError
-from optimizer.hardware import Gpu, Precision
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.inputs import Coefficients
 from optimizer.performance.types import Recipe

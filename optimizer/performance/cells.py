@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 
 MOST = 1e15  # a larger number in a cell or flag is a mistake
 

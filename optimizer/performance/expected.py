@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bootstrap.contract.expected import Band, Expected
-from optimizer.hardware import Precision
+from optimizer.contract.hardware import Precision
 from optimizer.performance import kernels
 from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.collectives import ring_slowdown

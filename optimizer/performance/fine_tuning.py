@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, FineTuning
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance import kernels
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.types import Number, Recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import Precision
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import Precision
 from optimizer.performance.kernels import FlashKernel
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.named_entries import read_entries

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optimizer.contract.units import GIB
 from optimizer.performance.types import Number
-from optimizer.units import GIB
 
 if TYPE_CHECKING:
     from optimizer.workload.profile.records import ModuleProfile

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from bootstrap.contract.trainer import powersgd_rank
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.units import GIB
 from optimizer.performance import kernels
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fine_tuning import with_fine_tuning
@@ -26,7 +27,6 @@ from optimizer.performance.rates import (
 )
 from optimizer.performance.stacks import USUAL_SUBLAYERS, with_stacks
 from optimizer.performance.types import CHECKPOINTINGS, Grid, Hardware, Recipe
-from optimizer.units import GIB
 from optimizer.workload.model import ModelSpec
 
 # Bytes of one element in products and saved activations (https://docs.nvidia.com/deeplearning/transformer-engine).

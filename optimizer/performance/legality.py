@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import Gpu, Precision
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.types import Bools, Grid, Ints, Recipe
 from optimizer.workload.model import ModelSpec

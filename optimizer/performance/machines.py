@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from optimizer.hardware import InstanceType
+from optimizer.contract.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.inputs import Coefficients, Inputs, with_columns
 from optimizer.performance.inputs_builder import build_inputs

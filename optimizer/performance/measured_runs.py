@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.errors import GpufleetError, InvalidInputError, unreadable
-from optimizer.hardware import Gpu
+from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import evaluate_inputs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.contract.units import GIB
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
 from optimizer.performance.fine_tuning import widened_bytes
 from optimizer.performance.fsdp import backward_bytes, in_fsdp2, kept_reduction_bytes, loss_parameters_bytes
@@ -22,7 +23,6 @@ from optimizer.performance.stage import (
     unshared_stage_parameters,
 )
 from optimizer.performance.types import FULL, ZERO1, ZERO2, ZERO3, Number
-from optimizer.units import GIB
 
 # ZeRO-3 holds the layer in use and the next one.
 GATHERED_LAYERS = 2.0

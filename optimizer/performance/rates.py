@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.errors import DataMissingError
-from optimizer.hardware import Gpu
+from optimizer.contract.errors import DataMissingError
+from optimizer.contract.hardware import Gpu
 from optimizer.performance import kernels
 from optimizer.performance.types import Hardware
 

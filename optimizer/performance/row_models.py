@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import replace
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.cells import Row
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.hardware import Gpu
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.hardware import Gpu
 from optimizer.performance import types
 from optimizer.performance.cells import Row
 from optimizer.performance.frameworks import framework_name

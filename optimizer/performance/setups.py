@@ -10,8 +10,9 @@ import numpy as np
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import Gpu, Precision
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import Gpu, Precision
+from optimizer.contract.spelling import near_names
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
@@ -31,7 +32,6 @@ from optimizer.performance.types import (
     RecipePrecision,
     arithmetic,
 )
-from optimizer.spelling import near_names
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048

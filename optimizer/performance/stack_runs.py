@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bootstrap.contract.measured import MeasuredRow
-from optimizer.hardware import Gpu, InstanceType
+from optimizer.contract.hardware import Gpu, InstanceType
 
 # Columns that may differ between two measurements of one layout.
 MEASUREMENTS = frozenset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bootstrap.contract.trainer import span_lengths
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.inputs import Inputs
 from optimizer.performance.types import Recipe
 from optimizer.workload.model import ModelSpec

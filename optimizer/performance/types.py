@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import loader_workers
-from optimizer.hardware import Gpu, InstanceType, Interconnect, Precision
+from optimizer.contract.hardware import Gpu, InstanceType, Interconnect, Precision
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

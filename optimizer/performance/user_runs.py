@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from bootstrap.contract.words import counted
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import Gpu
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.adapt import adapt, add_framework, residuals
 from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance

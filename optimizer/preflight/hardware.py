@@ -10,8 +10,8 @@ from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.sources import instance_types
-from optimizer.hardware import InstanceType
-from optimizer.plan import Node
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import Node
 from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 
 # Words for the plan's fields.

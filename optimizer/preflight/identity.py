@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optimizer.aws import clients, errors
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from optimizer.preflight.model import Account, Context, Finding, Unknown, ask, failure, passed
 
 # Errors after which no other call would work.

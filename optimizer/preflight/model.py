@@ -13,7 +13,7 @@ from botocore.parsers import ResponseParserError
 
 from optimizer.aws import errors
 from optimizer.aws.quotas import Increase
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -10,7 +10,7 @@ from typing import Any
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
-from optimizer.plan import FleetPlan, NodeItem, PlanPrice
+from optimizer.contract.plan import FleetPlan, NodeItem, PlanPrice
 from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown, warning
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.

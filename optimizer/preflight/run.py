@@ -99,7 +99,7 @@ def preflight(
     ``offline`` are findings made without AWS, to report with the others; ``told`` gets each check's name at its end.
 
     Raises:
-        optimizer.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
+        optimizer.contract.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     now, region = at or datetime.now(UTC), target.plan.region
     account = identity.identify(region)

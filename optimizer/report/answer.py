@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from optimizer.catalog.model import Source
-from optimizer.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
-from optimizer.request import FleetRequest
+from optimizer.contract.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
+from optimizer.contract.request import FleetRequest
 from optimizer.search.rejections import Rejection
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.plan import FleetPlan, Job, PurchaseOption
+from optimizer.contract.plan import FleetPlan, Job, PurchaseOption
+from optimizer.contract.request import Constraints
+from optimizer.contract.units import short
 from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
 from optimizer.report.run import Run
-from optimizer.request import Constraints
-from optimizer.units import short
 
 # Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
 SIZES = {"wide": (860, 430), "narrow": (272, 300)}

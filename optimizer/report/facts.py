@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.plan import FleetPlan, Spread
 from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
 from optimizer.search.rejections import Rejection
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from optimizer.report import charts, facts
 from optimizer.report.answer import Answer, NoPlan
 from optimizer.report.run import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, read_loss, summarize
 from bootstrap.contract.words import counted
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 # Marks of one line of a chart.
 MOST_POINTS = 400

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bootstrap.contract.trainer import loader_workers
 from bootstrap.contract.words import counted
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import short, usd_text
 from optimizer.search.candidates import CandidateTable
-from optimizer.units import short, usd_text
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import cents, rounded
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Bools, Grid, Ints
-from optimizer.plan import FleetPlan
 from optimizer.search import layouts
 from optimizer.search.branch_and_bound import TIE, Configurations
 from optimizer.search.candidates import build_tables
@@ -18,7 +19,6 @@ from optimizer.search.fastest import build_fastest, estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
 from optimizer.search.search_space import SearchSpace
-from optimizer.units import cents, rounded
 
 # Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import Checkpoints, checkpoints
 from optimizer.economics.fleet_cost import (
     FleetCost,
@@ -25,7 +26,6 @@ from optimizer.economics.fleet_cost import (
 )
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.performance.types import Bools, Floats, Ints
-from optimizer.request import Constraints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases

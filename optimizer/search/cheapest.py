@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.request import Constraints
+from optimizer.contract.request import Constraints
 from optimizer.search.candidates import CandidateTable, none_broken
 
 COLUMNS = (

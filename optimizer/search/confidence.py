@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
-from optimizer.hardware import Gpu, Precision
+from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.types import Hardware, Recipe

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import Parallelism
 from optimizer.economics.controller import reserve_hours
-from optimizer.hardware import InstanceType
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.machines import Machines
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints
-from optimizer.plan import Parallelism
 from optimizer.search.branch_and_bound import TIE, Configurations, FastestSearch
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts
 from optimizer.search.problem import Problem

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from bootstrap.contract.words import counted
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe

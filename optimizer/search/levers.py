@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from optimizer.contract.hardware import Offer
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.economics.commitment import break_even_hours, break_even_share
-from optimizer.hardware import Offer
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
-from optimizer.plan import FleetPlan
 from optimizer.search.candidates import CandidateTable, build_tables, find_tables
 from optimizer.search.nearest import NODE_GPUS, change_work, divide_batch, find_needs
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
-from optimizer.units import HOURS_PER_YEAR, short, usd_text
 
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
 _LONG_SHARE = 0.1

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan
-from optimizer.request import Constraints, FleetRequest
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import Constraints, FleetRequest
 from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem

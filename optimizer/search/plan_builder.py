@@ -10,13 +10,8 @@ from functools import cache, cached_property
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.ttl import age_days, spot_limit_days
-from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
-from optimizer.economics.interruption import FAILURE_SOURCE
-from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
-from optimizer.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.performance.expected import expected_rates
-from optimizer.performance.types import Estimates, Hardware
-from optimizer.plan import (
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.contract.plan import (
     Cost,
     CostBreakdown,
     FleetPlan,
@@ -37,13 +32,18 @@ from optimizer.plan import (
     Tuning,
     Volumes,
 )
-from optimizer.request import Workload
+from optimizer.contract.request import Workload
+from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
+from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
+from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.performance.expected import expected_rates
+from optimizer.performance.types import Estimates, Hardware
 from optimizer.search.candidates import CandidateTable
 from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
-from optimizer.units import HOURS_PER_MONTH, cents, rounded
 
 
 class PlanBuilder:

@@ -11,17 +11,17 @@ from typing import Any, Self
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import Volumes
+from optimizer.contract.request import FleetRequest, Workload, matches_type
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.economics.staging import NodeCopy, node_copy
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
-from optimizer.plan import Volumes
-from optimizer.request import FleetRequest, Workload, matches_type
 from optimizer.search.global_batch import choose_global_batch
 from optimizer.search.quotes import with_quotes
 from optimizer.search.reach import Reach, find_reach

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from optimizer.catalog.ttl import age_days, is_stale_spot
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.contract.plan import PurchaseOption
+from optimizer.contract.request import Constraints, Reservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
-from optimizer.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.plan import PurchaseOption
-from optimizer.request import Constraints, Reservation
 from optimizer.search.problem import Problem
 from optimizer.search.room import QuotaRoom, Rooms
 

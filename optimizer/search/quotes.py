@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.catalog import Catalog
-from optimizer.hardware import HourlyPrice, Offer
-from optimizer.plan import QUOTE
-from optimizer.request import Quote
+from optimizer.contract.hardware import HourlyPrice, Offer
+from optimizer.contract.plan import QUOTE
+from optimizer.contract.request import Quote
 
 
 def with_quotes(catalog: Catalog, quotes: Sequence[Quote]) -> Catalog:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bootstrap.contract import trainer
+from optimizer.contract.request import FleetRequest
 from optimizer.performance.types import Floats
-from optimizer.request import FleetRequest
 from optimizer.search.candidates import CandidateTable
 from optimizer.search.layouts import SPLITS
 from optimizer.search.purchases import PricedPurchase

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from bootstrap.contract import trainer
+from optimizer.contract.request import Axis, FleetRequest
 from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.types import SHARDINGS
-from optimizer.request import Axis, FleetRequest
 from optimizer.workload.architecture import build_architecture
 from optimizer.workload.model import ModelSpec
 

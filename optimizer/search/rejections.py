@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from bootstrap.contract.words import counted
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import Volumes
+from optimizer.contract.request import Constraints
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.economics.staging import disk_gib
-from optimizer.hardware import InstanceType
 from optimizer.performance.evaluate import limit_gib
 from optimizer.performance.types import DDP, SHARDINGS, Floats, Ints
-from optimizer.plan import Volumes
-from optimizer.request import Constraints
 from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optimizer.hardware import InstanceType
+from optimizer.contract.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import needed_gib, room_gib, step_s
 from optimizer.performance.machines import Machines

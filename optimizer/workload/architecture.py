@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootstrap.contract.trainer import CNNS, TORCHVISION, WITH_LENGTHS
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.model import ModelSpec
 
 NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"

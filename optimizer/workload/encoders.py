@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bootstrap.contract.trainer import DEFAULT_TARGET_POSITIONS, IMAGE_CHANNELS
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.architecture import NEXT, prune_config, whole
 from optimizer.workload.model import ModelSpec
 

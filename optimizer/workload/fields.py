@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
 
 Size = Annotated[int, Field(ge=1)]

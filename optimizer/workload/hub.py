@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 
 INSTALL = "pip install 'gpufleet[hub]'"
 # Seconds to wait for the Hub's answer: a configuration has a few KB.

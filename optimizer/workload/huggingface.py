@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.contract.trainer import WITH_LENGTHS
-from optimizer.errors import InvalidInputError, unreadable
+from optimizer.contract.errors import InvalidInputError, unreadable
 from optimizer.workload.architecture import DEEPSEEK, GPT2, MULTI_HEAD, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
 from optimizer.workload.encoders import model_from_encoder_config
 from optimizer.workload.model import (

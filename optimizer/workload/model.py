@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optimizer.workload.profile.records import ModuleProfile

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimizer.errors import InvalidInputError
-from optimizer.spelling import near_names
-from optimizer.units import parse_count
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.spelling import near_names
+from optimizer.contract.units import parse_count
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
 from optimizer.workload.size_rule import model_of_size

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.model import ModelSpec, build_model
 
 # (parameters, layers) of published dense decoders: GPT-3 family (arXiv:2005.14165, table 2.1), Llama (arXiv:2302.13971,

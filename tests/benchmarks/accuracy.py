@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.hardware import Gpu
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.adapt import adapt
 from optimizer.performance.calibrate import fit, fit_rows, folds, left_out_errors
 from optimizer.performance.calibration import Calibration, load, model_kind

@@ -15,10 +15,10 @@ import numpy as np
 
 from optimizer import recommend
 from optimizer.catalog import load
+from optimizer.contract.request import request_from_dict
 from optimizer.mixed import find_mixed
 from optimizer.mixed.describe import summarise
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.request import request_from_dict
 
 # Models, with the sequence length where the model does not fix it.
 MODELS = {

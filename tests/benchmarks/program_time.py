@@ -22,7 +22,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.benchmarks.search_speed import RESULTS, run, spread
 from tests.plans import SPOT_P4D, sample_plan
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import click
 
 from optimizer.catalog import load
+from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
-from optimizer.request import request_from_dict
 
 RESULTS = Path(__file__).parent / "results"
 PYTHON = sys.executable

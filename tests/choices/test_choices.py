@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import Catalog, load
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import Constraints, Workload, request_from_dict
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.plan import FleetPlan
 from optimizer.recommend import recommend
-from optimizer.request import Constraints, Workload, request_from_dict
 
 PAGE = Path(__file__).parents[2] / "docs" / "choices.md"
 # Flags whose field has another name, and those that repeat.

@@ -16,10 +16,10 @@ from infra.settings import ConfigError, Settings
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.gpus import left_out
 from optimizer.catalog.select import Filter, select
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import InstanceType, Precision
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import InstanceType, Precision
+from optimizer.contract.plan import FleetPlan
 from optimizer.performance import calibration
-from optimizer.plan import FleetPlan
 from optimizer.search.plan_builder import describe_node
 from tests.plans import sample_plan
 

@@ -10,7 +10,7 @@ import pytest
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.clouds.offers import CloudOffers, check, load_offers
 from optimizer.clouds.tables import SHIPPED
-from optimizer.hardware import Offer
+from optimizer.contract.hardware import Offer
 
 TODAY = date(2026, 11, 21)
 

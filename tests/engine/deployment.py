@@ -23,7 +23,7 @@ from infra.images import WITH_TORCH, WITHOUT_TORCH, eks_name
 from infra.refusals.lustre import WITH_CLIENT
 from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.engine import pulumi_cli
 from tests.engine.emulated_aws import dlami_name, emulated_aws
 from tests.engine.inventory import Client, clients

@@ -16,7 +16,7 @@ from pulumi._types import resource_types
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.start_reservation import FIRST
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
 from tests.engine.plugin.terraform import TerraformProvider

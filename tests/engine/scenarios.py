@@ -16,7 +16,7 @@ import pytest
 
 from infra.refusals.lustre import WITH_CLIENT
 from optimizer.aws import control
-from optimizer.plan import FleetPlan, read_plan, read_plan_text
+from optimizer.contract.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
 from tests.engine.deployment import REGION, Deployment, Tools, deployment, write_project
 from tests.engine.faults import refuse_next

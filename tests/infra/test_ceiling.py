@@ -14,10 +14,10 @@ from bootstrap.controller.decide import decide
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 from infra.offline.preview import resources
 from optimizer.catalog.snapshot import load
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.plan import FleetPlan
 from optimizer.recommend import recommend
-from optimizer.request import request_from_dict
 from tests.infra.deployed import Deployed
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

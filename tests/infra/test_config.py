@@ -16,7 +16,7 @@ from infra.offline.preview import Answers, stand_in
 from infra.project import project_file
 from infra.settings import ConfigError, Settings
 from infra.wheels import Wanted
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.infra.deployed import (
     CONTAINER,
     EXISTING_VPC,

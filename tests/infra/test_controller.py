@@ -23,7 +23,7 @@ from infra.control_settings import job_id, node_prices
 from infra.naming import Names
 from infra.settings import ConfigError
 from optimizer import catalog
-from optimizer.plan import PurchaseOption
+from optimizer.contract.plan import PurchaseOption
 from optimizer.search import plan_builder
 from tests.infra.deployed import (
     CONTAINER,

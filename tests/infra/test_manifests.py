@@ -23,7 +23,7 @@ from infra.kubernetes.container_images import default_image, efa_plugin_image
 from infra.kubernetes.manifests import Kind, manifests
 from infra.kubernetes.pod import FETCH, GAVE_UP, LEFT
 from infra.user_data import environment
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.infra.deployed import LONE_NODE
 from tests.infra.test_user_data import FACTS, NAMES, settings_of
 from tests.plans import sample_plan

@@ -9,7 +9,7 @@ import pytest
 from infra.offline.guardrails.declared import as_list
 from infra.offline.preview import Known, resources
 from infra.settings import ConfigError
-from optimizer.plan import INTERFACE_ENDPOINTS
+from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
     ALARM,
     EKS,

@@ -13,7 +13,7 @@ from bootstrap.contract.report import instance_of
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
 from infra.policies.roles import eks_policy, node_policy
-from optimizer.plan import INTERFACE_ENDPOINTS
+from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import ALARM, CONTAINER, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")

@@ -21,7 +21,7 @@ from bootstrap.contract.node_env import NodeEnvironment
 from infra.naming import Names
 from infra.settings import Settings
 from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.infra.deployed import WORKERS, deploy, reserved
 from tests.plans import sample_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.contract.ledger import read_lines, summarize
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.plans import merged, sample_plan
 
 DEMO = Path(__file__).with_name("demo")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import date
 from typing import NamedTuple, Protocol, TypeVar
 
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 
 class Skipped(NamedTuple):

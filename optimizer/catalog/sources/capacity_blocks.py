@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optimizer.catalog.sources import Skipped, parse_csv, parse_price
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 # No "prices": no plan is priced by a rate, so its age is no warning of every command.
 NAME = "Capacity Block rates"

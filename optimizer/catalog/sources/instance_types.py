@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from optimizer.catalog.gpus import find_gpu, has_gpudirect, interconnects, why_left_out
 from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.hardware import CpuArchitecture, InstanceType, Interconnect
+from optimizer.contract.hardware import CpuArchitecture, InstanceType, Interconnect
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv, parse_price
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 NAME = "on-demand and reserved prices"
 ORIGIN = "AWS public price list"

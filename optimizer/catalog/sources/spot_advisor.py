@@ -12,7 +12,7 @@ from datetime import date
 
 from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv
 from optimizer.catalog.tables import InterruptionBand
-from optimizer.hardware import DERIVED_SPOT, HourlyPrice
+from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice
 
 NAME = "interruption bands"
 ORIGIN = "AWS Spot Advisor"

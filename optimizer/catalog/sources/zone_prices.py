@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from optimizer.catalog.sources import Skipped, UnusableRowError, parse_csv, parse_price
 from optimizer.catalog.sources.offerings import zone_prefix
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 NAME = "prices by zone"
 # catalogs/v9/aws/vms.csv of https://github.com/skypilot-org/skypilot-catalog, commit 3e9a175, Apache-2.0.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.output import say
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 _FILES = Path(__file__).parent / "files"
 

@@ -14,11 +14,11 @@ from optimizer.commands.options import config_option, plan_arguments, read_plan_
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
 from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
 from optimizer.commands.progress import patience
-from optimizer.errors import InvalidInputError
-from optimizer.hardware import DERIVED_SPOT
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import DERIVED_SPOT
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.training_code import describe_demands
-from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
     from infra.offline.preview import Known, Resource

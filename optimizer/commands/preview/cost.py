@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bootstrap.contract.words import counted
 from infra.offline.resource_types import TYPES, Bill
+from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
-from optimizer.errors import DataMissingError, InvalidInputError
-from optimizer.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
-from optimizer.units import HOURS_PER_MONTH
 
 if TYPE_CHECKING:
     from infra.offline.preview import Resource

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from optimizer.commands.stack.file import read_stack_file
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan, PlanError, read_plan
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan, PlanError, read_plan
 
 if TYPE_CHECKING:
     from infra.offline.exported import Export

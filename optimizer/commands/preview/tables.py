@@ -10,8 +10,8 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.commands.output import output_width, write_table, write_text
-from optimizer.plan import FleetPlan
-from optimizer.units import HOURS_PER_MONTH, short
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.units import HOURS_PER_MONTH, short
 
 if TYPE_CHECKING:
     from infra.offline.preview import Resource

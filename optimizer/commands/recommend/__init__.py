@@ -32,9 +32,9 @@ from optimizer.commands.recommend.tables import (
     print_brief,
     print_explanation,
 )
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
 from optimizer.recommend import Recommendation, recommend, trainer_notes
-from optimizer.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
 
 AMOUNTS = ("tokens", "samples", "steps")
 

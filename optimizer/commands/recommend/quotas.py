@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.commands.output import write_notes
 from optimizer.commands.progress import steps
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from optimizer.recommend import Recommendation
 from optimizer.search.room import QuotaRoom, Rooms
 

@@ -11,8 +11,8 @@ from optimizer.catalog import Catalog, load
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import say, write_notes
 from optimizer.commands.progress import steps
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 from optimizer.recommend import Recommendation
 
 # Binding constraints that another price could loosen.

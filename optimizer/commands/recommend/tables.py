@@ -15,15 +15,15 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import stale_lines
 from optimizer.commands.output import format_number, say, wrap_line, wrap_note, write_table, write_text
-from optimizer.hardware import DERIVED_SPOT
-from optimizer.plan import Alternate, FleetPlan, Parallelism
+from optimizer.contract.hardware import DERIVED_SPOT
+from optimizer.contract.plan import Alternate, FleetPlan, Parallelism
+from optimizer.contract.units import short, usd_text
 from optimizer.recommend import Recommendation
 from optimizer.search.advice import no_run
 from optimizer.search.nearest import NearestPlan
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.training_code import TRAINER, other_code
-from optimizer.units import short, usd_text
 
 # Columns of --format csv; additions come last.
 CSV_COLUMNS = (

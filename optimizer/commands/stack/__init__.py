@@ -25,8 +25,8 @@ from optimizer.commands.stack.file import (
     write_stack_file,
 )
 from optimizer.commands.stack_paths import stack_path
-from optimizer.errors import DataStaleError, InvalidInputError
-from optimizer.plan import FleetPlan, PolicyOutlook
+from optimizer.contract.errors import DataStaleError, InvalidInputError
+from optimizer.contract.plan import FleetPlan, PolicyOutlook
 from optimizer.training_code import describe_demands
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
-from optimizer.errors import DataMissingError, GpufleetError
+from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
     from pulumi import automation

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.commands.output import replace_file
 from optimizer.commands.stack_paths import list_stacks, stack_path
-from optimizer.errors import GpufleetError, InvalidInputError, unreadable
-from optimizer.plan import FleetPlan, PlanError, plan_from_dict
+from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
+from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
 if TYPE_CHECKING:
     from infra.naming import Names

@@ -21,7 +21,7 @@ from optimizer.commands.status.forecast import Forecast, current_progress, forec
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
 from optimizer.commands.status.reading import Reading, read_file
-from optimizer.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState

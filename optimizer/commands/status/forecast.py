@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
 from bootstrap.contract.words import counted
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.rest import forecast_rest
-from optimizer.plan import FleetPlan
 
 if TYPE_CHECKING:
     from optimizer.aws.progress import TrainingProgress

@@ -17,7 +17,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import gpu_notices, gpu_summary
 from optimizer.commands.status.reading import Reading
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

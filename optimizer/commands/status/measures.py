@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
     from bootstrap.contract.measured import MeasuredRow

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.commands.stack.file import read_stack, resolve_names
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 
 if TYPE_CHECKING:
     from infra.naming import Names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Floats
 
 # Quantile of the restart that a deadline margin covers, in standard deviations: one launch in 300,000 is slower.

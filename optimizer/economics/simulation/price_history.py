@@ -17,8 +17,8 @@ import numpy as np
 
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.catalog.sources.spot_history import Entry, parse_entry
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.traces import Trace
-from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Floats
 
 # Tick of pools that have no trace: that of the published traces of 2022.

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from bootstrap.contract.words import counted
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound_together
 from optimizer.economics.simulation.replay import OMNISCIENT, Result, summarise
 from optimizer.economics.simulation.traces import Trace, draw_places
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.economics.simulation.zones import Launching, simulate_together
-from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Floats, Ints
 
 NAMES = (*ZONE_POLICIES, OMNISCIENT)

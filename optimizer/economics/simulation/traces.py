@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Bools, Ints
 
 _FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value is the number of nodes available'

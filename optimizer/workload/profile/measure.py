@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import as_on_cuda
 from optimizer.workload.profile.passes import PassKey, TracedBatch, trace_batch
 from optimizer.workload.profile.records import BatchLine, Blocks, ModuleProfile, OperatorFlops, ParameterCount, Pass

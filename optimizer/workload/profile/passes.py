@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import fake_tensors
 from optimizer.workload.profile.records import ArithmeticWidth, ProfiledCheckpointing
 from optimizer.workload.profile.trace import Counts, Trace

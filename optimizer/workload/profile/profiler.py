@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from optimizer.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.workload.profile.records import ModuleProfile
 
 INSTALL_TORCH = "pip install 'gpufleet[torch]'"

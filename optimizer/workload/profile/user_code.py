@@ -17,7 +17,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_leaves
 
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 CONTRACT = "a function of a batch size that returns (module, inputs) or (module, inputs, loss)"
 _NEXT = "see docs/profile.md, with examples/profile_me.py to copy from"

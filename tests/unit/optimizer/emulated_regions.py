@@ -15,7 +15,7 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
 from infra.control_settings import job_id
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.bootstrap.controller.world import settings

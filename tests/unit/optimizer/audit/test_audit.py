@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from optimizer.audit import audit
 from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import QUOTE, PlanError, plan_from_dict
+from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.plan import QUOTE, PlanError, plan_from_dict
 from optimizer.recommend import recommend
-from optimizer.request import request_from_dict
 
 # Numbers that a person may change without harm, by path. Limits may move as long as the plan keeps them; a higher p95
 # keeps them more strictly; mfu and rows are only shown; memory's limit stays above the peak and within the GPU; parts

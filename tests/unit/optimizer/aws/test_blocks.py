@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnec
 
 from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering
-from optimizer.plan import CapacityBlock
+from optimizer.contract.plan import CapacityBlock
 from tests.unit.optimizer.preflight.account import END, START
 
 

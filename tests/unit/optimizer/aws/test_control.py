@@ -9,7 +9,7 @@ import pytest
 from bootstrap.contract.request import PersonRequest, StackSpend, read_request
 from bootstrap.contract.state import ControllerState, NodeCounts
 from optimizer.aws import control
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.deployed import DeployedStack
 
 NOW = datetime(2026, 11, 21, 16, tzinfo=UTC)

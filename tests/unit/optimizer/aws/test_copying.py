@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.checkpoint import compact_json
 from optimizer.aws import copying
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 OLD, NEW = "gpufleet-dev-old", "gpufleet-dev-new"
 MIB = 2**20

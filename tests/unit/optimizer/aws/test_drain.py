@@ -12,7 +12,7 @@ from bootstrap.contract.codec import from_json
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import ENDING
 from optimizer.aws.drain import CONTROLLER_MAY_TAKE, CONTROLLER_MORE, POLL_S, Drain
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.deployed import Clock, DeployedStack, controller_state
 
 SAVE = timedelta(minutes=5)

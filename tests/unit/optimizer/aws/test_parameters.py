@@ -10,7 +10,7 @@ from infra.naming import Names
 from optimizer.aws import clients
 from optimizer.aws.parameters import Parameter, write_parameters
 from optimizer.commands.handover import _carry_parameters
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 OLD, NEW = (
     Names(stack=stack, account_id="111122223333", region=region, partition="aws")

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.hardware import Gpu, HourlyPrice
+from optimizer.contract.hardware import Gpu, HourlyPrice
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 
 
 @pytest.fixture(scope="module")

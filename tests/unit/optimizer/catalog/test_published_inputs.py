@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from optimizer.catalog.sources import published_prices, spot_advisor, unit_prices, zone_prices
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 PRICES = "instance_type,region,on_demand_usd_per_hour,reserved_1yr_no_upfront_usd_per_hour,as_of,reserved_as_of"
 ADVISOR = "instance_type,region,savings_over_on_demand_pct,interruption_frequency_per_month,as_of"

@@ -21,7 +21,7 @@ from optimizer.catalog.sources import offerings
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
 from optimizer.catalog.tables import OfferRow, Tables
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.catalog.price_documents import UNIT_PRODUCTS, instance_document, unit_document
 
 REGION = "us-west-2"

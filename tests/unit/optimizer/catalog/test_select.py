@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.select import Filter, Range, parse_range, select, sort
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from optimizer.catalog import load, snapshot
 from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot, write_snapshot
 from optimizer.catalog.tables import TABLES, Tables
-from optimizer.errors import DataMissingError
+from optimizer.contract.errors import DataMissingError
 
 MADE_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 
@@ -209,7 +209,7 @@ def test_offers_need_no_pandas_no_boto3_and_no_plan() -> None:
 
     code = (
         "import sys; from optimizer.commands import offers; from optimizer.catalog import load; load();"
-        "unneeded = ('pandas', 'boto3', 'botocore', 'pulumi', 'torch', 'pydantic', 'optimizer.plan', 'difflib')\n"
+        "unneeded = 'pandas boto3 botocore pulumi torch pydantic optimizer.contract.plan difflib'.split()\n"
         "print([m for m in unneeded if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

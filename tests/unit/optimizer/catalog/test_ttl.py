@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.catalog import Catalog, load, ttl
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.errors import DataStaleError
+from optimizer.contract.errors import DataStaleError
 
 
 @pytest.fixture(scope="module")

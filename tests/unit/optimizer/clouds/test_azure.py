@@ -19,7 +19,7 @@ from optimizer.clouds.providers import azure
 from optimizer.clouds.providers.azure import CLOUD, fetch, parse
 from optimizer.clouds.refresh import refresh_cloud
 from optimizer.clouds.tables import refreshed_directory, refreshed_file, type_names
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet, gpufleet
 
 __all__ = ["gpufleet"]  # a fixture

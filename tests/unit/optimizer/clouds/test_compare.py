@@ -12,10 +12,10 @@ import pytest
 from optimizer.catalog import Catalog, load
 from optimizer.clouds.compare import Comparison, compare_clouds
 from optimizer.clouds.offers import CloudOffer, CloudOffers, load_offers
-from optimizer.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
+from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import request_from_dict
 
 TYPES = ("p4d.24xlarge", "p5.48xlarge")
 

@@ -17,7 +17,7 @@ from optimizer.clouds import tables
 from optimizer.clouds.offers import CloudOffers, build_offers, check, join_catalog, load_offers, price_notes
 from optimizer.clouds.providers import CLOUDS
 from optimizer.clouds.tables import PriceRow, read_newest_prices, refreshed_file, write_prices
-from optimizer.errors import DataMissingError
+from optimizer.contract.errors import DataMissingError
 
 TODAY = date(2026, 11, 21)
 ROW: dict[str, Any] = {

@@ -13,8 +13,8 @@ import yaml
 from botocore.exceptions import NoCredentialsError, ReadTimeoutError
 
 from optimizer.commands import blocks
-from optimizer.plan import CapacityBlock
-from optimizer.request import Constraints
+from optimizer.contract.plan import CapacityBlock
+from optimizer.contract.request import Constraints
 from tests.plans import SPOT_P4D
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import END, NOW, START, Answer, FakeAws, Refusal, aws, offering

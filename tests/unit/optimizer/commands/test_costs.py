@@ -16,7 +16,7 @@ from botocore.stub import ANY, Stubber
 from optimizer.aws import clients
 from optimizer.aws.billing import Billed
 from optimizer.commands.costs import StackBill, compare
-from optimizer.plan import PolicyOutlook, Spread
+from optimizer.contract.plan import PolicyOutlook, Spread
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import DeployedStack, ago

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate import command
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS
 from optimizer.performance.calibration import load
 from optimizer.performance.legality import WITHOUT

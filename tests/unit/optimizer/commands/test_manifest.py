@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.infra.test_manifests import facts
 from tests.plans import SPOT_P4D, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet

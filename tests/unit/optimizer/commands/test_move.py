@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from optimizer.commands import deploying, down, handover, move, stop
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, IDLE, OREGON, Regions, checkpoints, plan_in, save

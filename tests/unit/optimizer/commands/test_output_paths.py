@@ -10,7 +10,7 @@ import click
 import pytest
 
 from optimizer.cli import cli
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 
 FLAGS = ("--out", "--save", "--plot")
 

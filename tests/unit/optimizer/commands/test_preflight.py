@@ -19,7 +19,7 @@ from botocore.compat import HTTPHeaders
 from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
-from optimizer.plan import plan_from_dict
+from optimizer.contract.plan import plan_from_dict
 from optimizer.preflight import run as running
 from optimizer.preflight.model import iam_action
 from optimizer.preflight.policy import preflight_policy

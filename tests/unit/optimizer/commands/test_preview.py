@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from infra.offline.guardrails import exceptions
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 
 pytestmark = pytest.mark.usefixtures("unaudited")

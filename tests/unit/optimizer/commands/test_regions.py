@@ -16,9 +16,9 @@ from bootstrap.contract.state import ControllerState
 from infra.control_settings import NAT_USD_PER_HOUR
 from optimizer.commands import deploying, down, handover, regions, stop, up
 from optimizer.commands.status import follow
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.moving import MoveCost, Rest, choose_region
-from optimizer.errors import GpufleetError
-from optimizer.plan import FleetPlan
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 
 ASKED = ("--work-hours", "6", "--deadline-hours", "9h", "--starts", "20")
 

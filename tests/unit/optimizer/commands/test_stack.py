@@ -13,8 +13,8 @@ from infra.settings import FileSystemSettings
 from optimizer.aws import images
 from optimizer.cli import cli
 from optimizer.commands.stack.file import write_stack_file
-from optimizer.errors import GpufleetError, InvalidInputError
-from optimizer.plan import plan_from_dict
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.preflight.account import (
     ADDRESS,

@@ -20,7 +20,7 @@ from optimizer.aws import clients
 from optimizer.commands import down, stop
 from optimizer.commands.stack import engine
 from optimizer.commands.status import follow
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet

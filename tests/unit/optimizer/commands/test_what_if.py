@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from optimizer.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from tests.unit.optimizer.search.requests import answer
 
 ASKED = "--model gpt2-xl --samples 200k --seq-len 1024 --global-batch 64 --region us-east-1 --region us-west-2"

@@ -10,10 +10,10 @@ import pytest
 
 from bootstrap.contract.pool_policy import Mode
 from optimizer.commands.stack.file import POLICY_KEY, follow_policy
+from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
 from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
 from optimizer.economics.rest import forecast_rest
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
-from optimizer.plan import FleetPlan, NodeItem, read_plan
 from optimizer.search.levers import describe_policies
 from tests.unit.optimizer.search.requests import answer
 

@@ -12,16 +12,16 @@ import pytest
 from bootstrap.contract.staging import CONNECTIONS, LIMIT_S, PART_BYTES, limit_s
 from optimizer.audit import audit
 from optimizer.catalog import load
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import Volumes, plan_from_dict
+from optimizer.contract.request import request_from_dict
 from optimizer.economics import staging
 from optimizer.economics.checkpoint import checkpoints
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, KEPT_NODE_SHARE, RESTART_HOURS, gang_reclaims
 from optimizer.economics.outcome import Fleets, predict_outcome
 from optimizer.economics.staging import node_copy
-from optimizer.errors import InvalidInputError
 from optimizer.performance.calibration import load as load_calibration
-from optimizer.plan import Volumes, plan_from_dict
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import request_from_dict
 
 GIB = 2**30
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import ENGINES, accelerate, launch_config
-from optimizer.plan import FleetPlan
 from tests.plans import sample_plan
 
 LLAMA: dict[str, Any] = {

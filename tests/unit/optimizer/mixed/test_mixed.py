@@ -18,6 +18,8 @@ from bootstrap.contract.shares import RankBatch, parse_shares
 from bootstrap.trainer.config import parse_config
 from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
+from optimizer.contract.plan import PlanError, read_plan
+from optimizer.contract.request import FleetRequest, request_from_dict
 from optimizer.economics.checkpoint import checkpoint_gib, checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.mixed import MAX_FLEETS
@@ -29,9 +31,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware, Recipe
-from optimizer.plan import PlanError, read_plan
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import FleetRequest, request_from_dict
 from optimizer.search.confidence import HOST_MEMORY_ERROR
 from optimizer.search.problem import Problem
 from optimizer.workload.resolve import resolve_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import CALIBRATION, read_calibration
 from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs

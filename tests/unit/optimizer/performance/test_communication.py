@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.hardware import Precision
+from optimizer.contract.hardware import Precision
 from optimizer.performance.collectives import Communicator
 from optimizer.performance.communication import communication, data_communication
 from optimizer.performance.inputs import Inputs

@@ -9,8 +9,8 @@ import pytest
 
 from bootstrap.contract.fine_tuning import FineTuning
 from optimizer.catalog.gpus import gpu_table
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.errors import InvalidInputError
 from optimizer.performance.calibration import load
 from optimizer.performance.compute import compute, model_flops_per_sample
 from optimizer.performance.evaluate import evaluate_inputs

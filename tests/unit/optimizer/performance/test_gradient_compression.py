@@ -10,13 +10,13 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.units import GIB
 from optimizer.performance.cells import Row
 from optimizer.performance.communication import data_communication
 from optimizer.performance.gradient_compression import sent_bytes
 from optimizer.performance.rows import read_row
 from optimizer.performance.types import DDP, Recipe
-from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import inputs_of, of
 from tests.unit.optimizer.search.requests import answer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.cells import Row
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rates import cycle_per_s

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.legality import RULES, check_legal, legal
 from optimizer.performance.types import Grid, Recipe
 from optimizer.workload.resolve import resolve_model

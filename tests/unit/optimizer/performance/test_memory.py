@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.hardware import Precision
+from optimizer.contract.hardware import Precision
+from optimizer.contract.units import GIB
 from optimizer.performance.batch import estimate_rows
 from optimizer.performance.evaluate import reserve_gib
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
-from optimizer.units import GIB
 from optimizer.workload.resolve import resolve_model
 from tests.benchmarks.spot_zones import RESULTS
 from tests.unit.optimizer.performance.fixtures import (

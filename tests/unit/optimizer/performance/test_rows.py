@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.cells import Row
 from optimizer.performance.rows import read_row

@@ -12,7 +12,7 @@ from bootstrap.contract.trainer import span_lengths
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import build
 from bootstrap.trainer.run import open_samples
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.activations import activation_bytes, logits_bytes
 from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.setups import build_recipe

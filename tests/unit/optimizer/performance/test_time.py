@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.performance.evaluate import CHUNK, evaluate
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Recipe
 from optimizer.workload.resolve import resolve_model

@@ -21,7 +21,7 @@ from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from optimizer.preflight.model import Account, Context, Finding, StackIdentity, StackNames, Target, Unknown
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.aws import quotas
-from optimizer.plan import INTERFACE_ENDPOINTS, FleetPlan
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from optimizer.preflight.capacity import (
     check_file_system_quotas,
     check_instance_quotas,

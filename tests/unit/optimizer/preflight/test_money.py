@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan
 from optimizer.preflight.money import check_aws_budgets, check_prices
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document

@@ -11,7 +11,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
 from optimizer.aws.errors import CHECK_CREDENTIALS
-from optimizer.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError
 from optimizer.preflight.hardware import check_hardware
 from optimizer.preflight.identity import check_region, identify
 from optimizer.preflight.model import Account, Unknown

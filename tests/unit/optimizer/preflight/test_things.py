@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import INTERFACE_ENDPOINTS
+from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from optimizer.preflight.access import check_boundary, check_session_logs
 from optimizer.preflight.bucket import check_bucket, check_data_bucket
 from optimizer.preflight.container_image import check_container_image

@@ -13,9 +13,9 @@ import pytest
 
 from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
+from optimizer.contract.plan import PlanError
 from optimizer.economics.checkpoint import Checkpoints
 from optimizer.economics.checkpoint import interval_s as checkpoint_interval_s
-from optimizer.plan import PlanError
 from optimizer.report import charts, facts
 from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
 from optimizer.report.page import age, amount, hours, least, number, price, render, render_no_plan, usd

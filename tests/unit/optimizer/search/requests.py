@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog, load
+from optimizer.contract.request import FleetRequest, request_from_dict
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.types import Recipe
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import FleetRequest, request_from_dict
 from optimizer.search.problem import Amount, Problem
 from optimizer.search.reach import AXES
 from optimizer.workload.model import ModelSpec

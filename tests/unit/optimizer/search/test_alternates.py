@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.audit.arithmetic import check_arithmetic
-from optimizer.plan import Alternate, FleetPlan
+from optimizer.contract.plan import Alternate, FleetPlan
 from optimizer.search.alternates import MAX_ALTERNATES
 from optimizer.search.branch_and_bound import TIE
 from optimizer.search.plan_builder import can_replace, can_stand_in

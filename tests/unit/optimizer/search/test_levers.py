@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import load
+from optimizer.contract.hardware import HourlyPrice
+from optimizer.contract.request import request_from_dict
 from optimizer.economics.interruption import Hazard, spot_hazard
-from optimizer.hardware import HourlyPrice
 from optimizer.recommend import Recommendation, recommend
-from optimizer.request import request_from_dict
 from optimizer.search import purchases
 from optimizer.search.levers import describe_commitments
 from optimizer.search.nearest import near_batch

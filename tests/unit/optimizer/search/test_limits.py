@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.recommend import Recommendation, recommend
 from optimizer.search.rejections import Rejection
 from tests.unit.optimizer.search.requests import TYPES, answer, request

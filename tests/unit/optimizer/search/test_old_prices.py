@@ -13,7 +13,7 @@ import pytest
 from optimizer.catalog import Catalog
 from optimizer.commands.recommend.refresh import old_price_note
 from optimizer.commands.recommend.tables import plan_rows
-from optimizer.hardware import HourlyPrice, Offer
+from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.recommend import Recommendation, recommend
 from tests.unit.optimizer.search.requests import calibration, catalog, request
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizer.contract.request import FleetRequest
 from optimizer.economics.checkpoint import checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
-from optimizer.request import FleetRequest
 from optimizer.search.branch_and_bound import TIE
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import MOST_TIE, pareto_front

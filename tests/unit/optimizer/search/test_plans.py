@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.plan import read_plan
+from optimizer.contract.plan import read_plan
 from optimizer.recommend import Recommendation
 from optimizer.search.advice import describe_capacity
 from optimizer.search.candidates import CandidateTable, find_candidates

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.errors import InvalidInputError
-from optimizer.plan import FleetPlan
 from optimizer.recommend import Recommendation
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.plan_builder import PlanBuilder, can_stand_in

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.request import request_from_dict
+from optimizer.contract.request import request_from_dict
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.search.requests import answer
 

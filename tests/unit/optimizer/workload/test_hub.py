@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from optimizer.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.workload import hub
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.workload.test_resolve import CONFIGS

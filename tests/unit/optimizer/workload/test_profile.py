@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="a profile needs torch: pip install 'gpufleet[torch]'")
 
-from optimizer.errors import InvalidInputError  # noqa: E402
+from optimizer.contract.errors import InvalidInputError  # noqa: E402
 from optimizer.workload.presets import presets  # noqa: E402
 from optimizer.workload.profile import cuda_dispatch  # noqa: E402
 from optimizer.workload.profile.measure import profile_module  # noqa: E402

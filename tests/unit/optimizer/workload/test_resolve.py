@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.architecture import build_architecture
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model

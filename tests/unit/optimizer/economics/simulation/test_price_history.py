@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound_together
 from optimizer.economics.simulation.price_history import assume_capacity, read_histories, usd_by_tick
@@ -17,7 +18,6 @@ from optimizer.economics.simulation.together import replay_together
 from optimizer.economics.simulation.traces import Trace
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
 from optimizer.economics.simulation.zones import Launching, simulate_together
-from optimizer.errors import InvalidInputError
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 

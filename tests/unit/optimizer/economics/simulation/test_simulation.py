@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.contract.adaptive import IDLE, ON_DEMAND, SPOT
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.engine import View, simulate
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.replay import NAMES, replay
 from optimizer.economics.simulation.traces import Trace, Windows, cut_windows, read_trace
-from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Ints
 
 HOUR = Trace(name="one-hour ticks", gap_s=3600, nodes=np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1]))

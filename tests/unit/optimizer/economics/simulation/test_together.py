@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootstrap.contract.pool_policy import Event, Mode
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound_together
 from optimizer.economics.simulation.together import NAMES, TogetherResult, replay_together
 from optimizer.economics.simulation.traces import Trace
 from optimizer.economics.simulation.zone_policies import ZONE_POLICIES, NewPolicy, UniformProgress
 from optimizer.economics.simulation.zones import Launching, ZoneRuns, ZoneView, simulate_together
-from optimizer.errors import InvalidInputError
 from optimizer.performance.types import Bools
 
 TRY = Launching(try_hours=0.1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.units import parse_count, parse_hours, parse_usd, short
+from optimizer.contract.units import parse_count, parse_hours, parse_usd, short
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
-from optimizer.errors import InvalidInputError, unreadable
-from optimizer.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
-from optimizer.spelling import near_names
-from optimizer.units import parse_count, parse_hours, parse_usd
+from optimizer.contract.errors import InvalidInputError, unreadable
+from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
+from optimizer.contract.spelling import near_names
+from optimizer.contract.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
 Axis = Literal["data", "tensor", "pipeline", "context", "expert"]

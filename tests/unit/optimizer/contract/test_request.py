@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import InvalidInputError
-from optimizer.request import SECTIONS, read_request_file, request_from_dict
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.request import SECTIONS, read_request_file, request_from_dict
 from tools.request_reference import REFERENCE, reference
 
 GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_len": 1024}}

@@ -21,8 +21,8 @@ from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
-from optimizer.errors import unreadable
-from optimizer.units import short, usd_text
+from optimizer.contract.errors import unreadable
+from optimizer.contract.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import (
+from optimizer.contract.plan import (
     MARKET_LABELS,
     Market,
     NodeItem,

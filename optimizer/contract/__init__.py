@@ -1,0 +1,1 @@
+"""Ground floor of the optimizer, shared with infra: request, plan, hardware words, errors, units, spelling."""
