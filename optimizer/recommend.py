@@ -25,7 +25,6 @@ from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.contract.request import Constraints, FleetRequest, Reservation, read_request_file, request_from_dict
 from optimizer.contract.units import usd_text
 from optimizer.economics.policy_outlook import price_policies
-from optimizer.mixed import find_mixed
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.frameworks import fp8_note
@@ -86,7 +85,6 @@ class Recommendation:
     problem: Problem
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
-    mixed_fleets: tuple[dict[str, Any], ...]
     nearest: tuple[NearestPlan, ...]
     rejected: tuple[Rejection, ...]
     candidates: Mapping[str, Sequence[Any]]
@@ -107,7 +105,6 @@ class Recommendation:
             "catalog": self.problem.catalog.describe(),
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "pareto": [plan.model_dump(mode="json") for plan in self.pareto],
-            "mixed_fleets": list(self.mixed_fleets),
             "nearest": [nearest.to_dict() for nearest in self.nearest],
             "rejected": [asdict(rejection) for rejection in self.rejected],
             "candidates": self.candidates,
@@ -230,10 +227,6 @@ def recommend(
         problem=problem,
         plans=tuple(plans[position] for position in chosen),
         pareto=pareto,
-        # A mixed fleet is of two quotas or regions, which nothing compares.
-        mixed_fleets=()
-        if rooms is not None
-        else find_mixed(problem, [table.fastest for table in searched], pareto[0] if pareto else None),
         nearest=() if chosen else tuple(find_nearest(problem, searched)),
         rejected=tuple(rejected),
         candidates=list_cheapest(searched, limits),

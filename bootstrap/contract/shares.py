@@ -7,7 +7,7 @@ p4d.24xlarge=1x10:full,p5.48xlarge=3x8    every rank of an instance type: MICRO_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<micro>[1-9]\d*)x(?P<accum>[1-9]\d*)(?::(?P<way>[a-z]+))?")
@@ -48,14 +48,6 @@ def parse_shares(text: str) -> dict[str, RankBatch] | list[RankBatch]:
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"{text[:60]!r} names an instance type twice, or not in each entry; expected {EXPECTED}")
     return dict(entries)
-
-
-def format_shares(by_type: Mapping[str, RankBatch]) -> str:
-    """Write shares by instance type."""
-    return ",".join(
-        f"{name}={batch.micro_batch}x{batch.grad_accum}{batch.checkpointing and ':' + batch.checkpointing}"
-        for name, batch in by_type.items()
-    )
 
 
 def shares_problem(batches: Sequence[RankBatch], sharding: str) -> str:

@@ -112,11 +112,6 @@ class CandidateTable:
         return np.maximum(hours - self.reserve_hours, 0.0)
 
 
-def keeps_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> Bools:
-    """Mask of the fleets that keep the limits at the 95th percentile; the budget pays the drain too."""
-    return none_broken(broken_limits(outcome, cost, limits))
-
-
 def none_broken(masks: Mapping[Binding, Bools]) -> Bools:
     """Mask of what no mask of a limit has."""
     return np.asarray(~np.any([*masks.values()], axis=0))

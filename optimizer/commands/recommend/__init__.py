@@ -132,9 +132,7 @@ Example:
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
-@click.option(
-    "--all", "show_all", is_flag=True, help="List every plan with its caveats, mixed fleets and grounds of rejection."
-)
+@click.option("--all", "show_all", is_flag=True, help="List every plan with its caveats, and the grounds of rejection.")
 @click.option(
     "--explain", is_flag=True, help="Also list why other layouts and types lose, each type with its own reason."
 )

@@ -147,21 +147,13 @@ def usd_in_table(plan: FleetPlan) -> float | str:
 
 
 def print_all(answer: Recommendation) -> None:
-    """Print every plan with its caveats, mixed fleets and the reasons of rejected types."""
+    """Print every plan with its caveats and the reasons of rejected types."""
     if answer.plans:
         _write_plans(plan_rows(answer), title=f"Plans, best {answer.problem.request.objective} first")
         write_text(TABLE_KEY)
         _print_parallelism(answer)
         _print_caveats(answer)
     _print_nearest(answer)
-    if answer.mixed_fleets:
-        from optimizer.mixed.describe import NOT_PROVISIONED, summarise
-
-        verdict = "Cheaper" if answer.plans else "Within the limits"
-        write_text(f"\n{verdict} as a mixed fleet, two groups of nodes in one job:")
-        for fleet in answer.mixed_fleets:
-            write_text(f"  {summarise(fleet)}", indent="  ")
-        write_text(f"  {NOT_PROVISIONED}; --format json has shares and prices, docs/mixed.md what is assumed.")
     _print_rejections(answer)
     write_text(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
@@ -231,7 +223,6 @@ def print_brief(answer: Recommendation, *, more: bool, notes: Sequence[str]) -> 
 def _describe_hidden(answer: Recommendation, shown: int, more: bool) -> str:
     rest = (
         (len(answer.plans) - 1 - shown, "more plan", ""),
-        (len(answer.mixed_fleets), "cheaper mixed fleet", ""),
         (len(answer.rejected), "type", " without one"),
         (len(stale_lines(answer.problem.catalog)), "kind", " of old data"),
     )

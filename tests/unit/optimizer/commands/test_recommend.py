@@ -78,7 +78,6 @@ def test_flags_give_the_contracts_json() -> None:
     assert set(document) == CONTRACT | {
         "nearest",
         "alternatives",
-        "mixed_fleets",
         "notes",
         "searched",
         "levers",
