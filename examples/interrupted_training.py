@@ -2,7 +2,7 @@
 
     python -m examples.interrupted_training
 
-bootstrap/agent starts torchrun with two CPU workers (gloo), or two GPUs (NCCL); FSDP2 shards parameters, gradients
+bootstrap/agent starts torchrun with two CPU workers (gloo) or GPUs (NCCL); FSDP2 shards parameters, gradients
 and optimizer states of a small model over them. The second run is hit by a spot notice from a local metadata server,
 by SIGKILL of one worker, and by SIGKILL of everything on the node. Exits 0 only if every loss and parameter equals the
 undisturbed run's.
@@ -48,6 +48,7 @@ class Node:
         workers: int = 2,
         gpus: bool = False,
         sharding: str = "fsdp2",
+        model: str = "",
     ) -> None:
         self.workers = range(workers)
         self.run_folder = folder / "run"
@@ -56,6 +57,7 @@ class Node:
         self.log = folder / "log.txt"
         folder.mkdir(parents=True, exist_ok=True)
         command = f"-m examples.tiny_gpt --sharding {sharding} --steps {steps} --out {self.out} --checkpoint-every 20"
+        command += f" {model}"
         command += f" --pace {pace}" if pace else f" --step-delay-s {step_delay_s}"
         self.environment = {
             **os.environ,
@@ -188,21 +190,25 @@ def main() -> int:
     """Run the demonstration; 0 if both runs are equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="steps of each run")
-    parser.add_argument("--gpus", action="store_true", help="two GPUs and NCCL instead of two CPU processes and gloo")
+    parser.add_argument("--gpus", action="store_true", help="GPUs and NCCL instead of CPU processes and gloo")
+    parser.add_argument("--workers", type=int, default=2, help="GPUs or CPU processes")
+    parser.add_argument("--model", default="", help="flags of tiny_gpt; 1e9 parameters: '--width 2048 --layers 20'")
     parser.add_argument("--keep", type=Path, help="keep logs, checkpoints and ledger in this new folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpufleet-demo-") as temporary, LocalImds().running() as imds:
         folder = options.keep or Path(temporary)
         try:
-            where = "two GPUs (torchrun, NCCL" if options.gpus else "two CPU processes (torchrun, gloo"
-            say(f"Undisturbed: {options.steps} steps of a small GPT, sharded by FSDP2, on {where}, dropout on)")
-            undisturbed = Node(folder / "undisturbed", imds, steps=options.steps, gpus=options.gpus)
+            where = "GPUs (torchrun, NCCL" if options.gpus else "CPU processes (torchrun, gloo"
+            shape = {name: getattr(options, name) for name in ("steps", "gpus", "workers", "model")}
+            what = f"{options.steps} steps of a GPT {options.model}".strip()
+            say(f"Undisturbed: {what}, sharded by FSDP2, on {options.workers} {where}, dropout on)")
+            undisturbed = Node(folder / "undisturbed", imds, **shape)
             with undisturbed.running() as process:
                 undisturbed.wait(process)
             say(f"step {undisturbed.steps_done():3}: done")
             say()
             say("Interrupted: the same run, hit three times")
-            disturbed = Node(folder / "interrupted", imds, steps=options.steps, step_delay_s=0.05, gpus=options.gpus)
+            disturbed = Node(folder / "interrupted", imds, step_delay_s=0.05, **shape)
             began = time.time()
             interrupt_three_times(disturbed, imds, options.steps)
             took_s = time.time() - began

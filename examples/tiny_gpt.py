@@ -30,12 +30,13 @@ SEQUENCE = 32
 SAMPLES = 1_000
 GLOBAL_BATCH = 16
 SEED = 7
+WIDTH, LAYERS = 64, 2
 
 
 class TinyGpt(nn.Module):
-    """Decoder of two layers, about 0.1 M parameters."""
+    """Decoder, by default of about 0.1 M parameters."""
 
-    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, dropout: float = 0.1) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = 4, layers: int = LAYERS, dropout: float = 0.1) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(SEQUENCE, width)
@@ -83,6 +84,8 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the model; 2048 with 20 layers: 1e9 parameters")
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--sharding", choices=("fsdp2", "ddp"), default="fsdp2")
     parser.add_argument("--out", type=Path, default=Path("tiny_gpt_out"), help="folder of losses.jsonl and result.json")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="steps; seconds by default")
@@ -110,9 +113,9 @@ def main() -> None:
     process_id.with_suffix(".new").replace(process_id)  # a killed process leaves no empty file
 
     torch.manual_seed(SEED)
-    model = wrap(TinyGpt().to(device), options.sharding)
+    model = wrap(TinyGpt(options.width, layers=options.layers).to(device), options.sharding)
     torch.manual_seed(SEED + 1 + rank)  # each rank drops out other units
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 * WIDTH / options.width)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
 
     def loss_of(indices: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ LLAMAS = {
     "llama-1.3b": (24, 2048, 5632, 16, 16, 32000),
     "llama-3b": (28, 3072, 8192, 24, 8, 128256),
     "llama-8b": (32, 4096, 14336, 32, 8, 128256),
+    "llama-13b": (40, 5120, 13824, 40, 40, 32000),
 }
 LAYOUTS: list[Case] = [
     ("llama-1b", 2048, "--sharding ddp --micro-batch 4"),
@@ -67,6 +68,12 @@ LAYOUTS: list[Case] = [
     ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
     ("llama-1b", 16384, "--sharding zero3 --context-parallel 2 --micro-batch 1 --activation-checkpointing full"),
     ("llama-1b", 2048, "--sharding zero3 --micro-batch 1 --grad-accum 4"),
+]
+FOUR_GPUS: list[Case] = [
+    ("llama-13b", 2048, "--sharding zero3 --micro-batch 1 --activation-checkpointing full"),
+    ("llama-8b", 2048, "--sharding zero1 --tensor-parallel 4 --micro-batch 2 --sequence-parallel"),
+    ("llama-1b", 32768, "--sharding zero3 --context-parallel 4 --micro-batch 1 --activation-checkpointing full"),
+    ("llama-8b", 2048, "--sharding zero3 --micro-batch 2 --grad-accum 4"),
 ]
 SCALING: list[Case] = [
     ("resnet50", 1, "--optimizer sgd --micro-batch 256 --clip-norm 0"),
@@ -99,6 +106,11 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
                 "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128, "vocab_size": 512,
                 "max_source_positions": 32, "max_target_positions": 16, "decoder_start_token_id": 1, "pad_token_id": 0},
 }  # fmt: skip
+
+
+def layouts(world: int) -> list[Case]:
+    """Layouts that ``world`` GPUs can have."""
+    return [*LAYOUTS, *(FOUR_GPUS if world % 4 == 0 else ())]
 
 
 def architecture(name: str, tiny: bool) -> dict[str, Any]:
@@ -432,7 +444,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200-141gb", help="GPU of the rows.")
     options = parser.parse_args()
     if options.rows:
-        cases = ENCODERS if options.parts == ["encoders"] else [*LAYOUTS, *SCALING]
+        cases = ENCODERS if options.parts == ["encoders"] else [*layouts(options.rows), *SCALING]
         write_rows(options.out, cases, options.rows, "encoders" if cases is ENCODERS else "trainer", options.gpu)
         return
     bench = Bench(options)
@@ -457,7 +469,7 @@ def main() -> None:
             if importlib.util.find_spec("torchtitan"):
                 bench.attempt(f"torchtitan {case}", partial(measure_torchtitan, bench, case, turn=turn))
     if "layouts" in options.parts:
-        for number, case in enumerate(LAYOUTS):
+        for number, case in enumerate(layouts(bench.world)):
             measure = partial(measure_trainer, bench, "layouts", case, options.more, row_id=f"trainer-{number:02}")
             bench.attempt(f"{case}", measure)
     if "profiles" in options.parts:
