@@ -3,7 +3,7 @@
     gpufleet profile examples.profile_me:tiny_gpt
     gpufleet profile examples.profile_me:resnet50 --out resnet50.json
 
-torch runs them on fake tensors, without computing, memory or a GPU. docs/profile.md has the rules.
+torch runs them on fake tensors, without computing, memory or a GPU. docs/models.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a model, a budget and a deadline to a FleetPlan: ``from optimizer import recommend`` (docs/python.md)."""
+"""From a model, a budget and a deadline to a FleetPlan: ``from optimizer import recommend`` (docs/quick-start.md)."""
 
 from typing import TYPE_CHECKING
 

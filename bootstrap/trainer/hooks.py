@@ -1,4 +1,4 @@
-"""Gradient compression by DDP's communication hooks, for slow links (docs/gradient-compression.md)."""
+"""Gradient compression by DDP's communication hooks, for slow links (docs/trainer.md)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
         yield "gpufleet:trainCommand has unbalanced quotes"
     if settings.gang:
         for fault in gang_faults(words or []):
-            yield f"gpufleet:trainCommand: {fault} (docs/launchers.md)"
+            yield f"gpufleet:trainCommand: {fault} (docs/engines.md)"
     for secret in secrets_in(settings.train_command):
         yield (
             f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "

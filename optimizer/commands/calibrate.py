@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optimizer.performance.calibration import Calibration
     from optimizer.performance.user_runs import CalibrationReport
 
-# Rows from which a calibration is worth much, from the benchmark in docs/calibration.md.
+# Rows from which a calibration is worth much, from the benchmark in docs/models.md.
 FEW = 5
 
 COLUMNS = {
@@ -301,7 +301,7 @@ def _remarks(report: CalibrationReport, out: Path | None) -> None:
     if len(report.rows) < FEW:
         say(
             f"note: {len(report.rows)} of the {FEW} or more rows from which a calibration is worth much "
-            "(docs/calibration.md); with fewer it stays near the shipped one",
+            "(docs/models.md); with fewer it stays near the shipped one",
             err=True,
         )
     if out is None:

@@ -31,8 +31,8 @@ COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 _NO_STACK = "preflight"
 _STARTED: dict[Start, str] = {
     "torchrun": "once a GPU, under torchrun",
-    "program": "a program that runs once on every node and starts its ranks itself (docs/launchers.md)",
-    "mpi": "with mpirun on the first node (docs/launchers.md)",
+    "program": "a program that runs once on every node and starts its ranks itself (docs/engines.md)",
+    "mpi": "with mpirun on the first node (docs/engines.md)",
 }
 
 
@@ -246,7 +246,7 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
                 "training code",
                 "gpufleet:trainCommand begins with `conda run`, which ends on SIGTERM and does not pass it on",
                 why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
-                next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/launchers.md)",
+                next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/engines.md)",
             )
         text = f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan)
         return passed("training code", text)

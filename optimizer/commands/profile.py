@@ -54,7 +54,7 @@ Example:
 def command(target: str, batch_size: int, out: Path | None, output_format: str) -> None:
     """Count parameters, FLOPs and memory of your own torch module, without a GPU and without its memory.
 
-    FUNCTION takes a batch size and returns (module, inputs) or (module, inputs, loss); docs/profile.md has the rules.
+    FUNCTION takes a batch size and returns (module, inputs) or (module, inputs, loss); docs/models.md has the rules.
     This runs your code; its tensors have shapes and no values, so a model of any size fits. Needs torch
     (pip install 'gpufleet[torch]').
     """

@@ -58,7 +58,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     (without a plan: what each limit excludes, and the nearest feasible ones); - reads standard input. STACK is the name
     of a Pulumi.STACK.yaml: the page adds predicted against actual, steps, speed, loss and interruptions, and each
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
-    works light or dark, on a phone, on paper and with a keyboard (docs/report.md).
+    works light or dark, on a phone, on paper and with a keyboard (docs/plans.md).
     """
     from optimizer.report import facts  # here: other commands do not wait for the templates and the drawing
     from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan

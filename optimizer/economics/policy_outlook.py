@@ -32,7 +32,7 @@ from optimizer.economics.simulation.zones import Launching, ZonePolicy, ZoneRun,
 # Simulated runs of a plan, one for each of as many equally likely errors of the speed.
 RUNS = 40
 # Share by which adaptive may be dearer and is taken all the same: up to 0.3% more on traces with ample capacity, 18%
-# to 56% less where it is short, which a plan's reclaims and waits do not tell (docs/spot-pools.md).
+# to 56% less where it is short, which a plan's reclaims and waits do not tell (docs/spot.md).
 MOST_DEARER = 0.01
 # Longest time between two decisions of a run that pays on-demand, and of one that waits, and that time over the hours
 # since spot was lost or over the slack: the controller decides every minute.

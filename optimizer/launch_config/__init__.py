@@ -26,8 +26,7 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
     if refusals:
         if parts:
             next_step = (
-                "train with the reference trainer, or with a script of your own (docs/fine-tuning.md, "
-                "docs/gradient-compression.md)"
+                "train with the reference trainer, or with a script of your own (docs/models.md, docs/trainer.md)"
             )
         elif able := [one.name for one in ENGINES.values() if not [*one.refusals(plan)]]:
             next_step = f"--engine {' or '.join(able)} can"

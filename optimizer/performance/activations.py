@@ -31,7 +31,7 @@ REPEATED_CASTS = (3.0, 5.0)
 # Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
 # Widened and normalised queries and keys that a norm over heads keeps beside its output: 6.0 bytes in all with it
-# (Qwen 3 against Llama, docs/profile.md, torch 2.11, transformers 5.23, 2026-11-22).
+# (Qwen 3 against Llama, docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
 HEAD_NORM_BYTES = 4.0
 # A turn's 32-bit log-softmax, its probabilities and their product (bootstrap/trainer/loss.py).
 LOSS_TURN_BYTES = 12.0

@@ -1,4 +1,4 @@
-"""Adapt a calibration to user runs: the shipped coefficients are the prior (docs/calibration.md)."""
+"""Adapt a calibration to user runs: the shipped coefficients are the prior (docs/models.md)."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def _narrow_gradient(model: ModelSpec, framework: Framework) -> float:
 
     Its decoders widen the logits (loss/loss_utils.py, ForCausalLMLoss), and their gradient has 32 bits; the others give
     CrossEntropyLoss 16-bit logits: 10.0 and 12.0 bytes a logit alive at the peak (BERT, GPT-2: traced as in
-    docs/profile.md, torch 2.11, transformers 5.23, 2026-11-23).
+    docs/models.md, torch 2.11, transformers 5.23, 2026-11-23).
     """
     at_once = framework.written_out and not framework.loss_turn_elements
     return 2.0 if at_once and model.architecture in ("encoder", "seq2seq", "speech") else 0.0

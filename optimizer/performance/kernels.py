@@ -30,7 +30,7 @@ WRITTEN_NORM = (10.0, 24.0)
 WRITTEN_NORM_16_BIT = (28.0, 56.0)
 COMPILED_NORM = (2.6, 3.5)
 # Mask of a sliding window, bytes a score: made of booleans in each layer, and read (Mistral and Gemma 3 with a window,
-# docs/profile.md, torch 2.11, transformers 5.23, 2026-11-22).
+# docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
 MASK = (20.0, 0.0)
 # Residual sum; backward, of the branches' gradients. A compiler joins it to the next norm.
 RESIDUAL = (3.0, 3.0)
@@ -62,7 +62,7 @@ FUSED_SCORES = (6.5, 9.5)
 WRITTEN_SCORES = (27.0, 30.0)
 WRITTEN_SCORES_32_BIT = (9.5, 9.0)
 # Further bytes a byte of the element, of soft-capped scores or logits (26.0 a score or logit in 16 bits, Gemma 2,
-# docs/profile.md, torch 2.11, transformers 5.23, 2026-11-22); of a sink beside each row of scores: its concatenation,
+# docs/models.md, torch 2.11, transformers 5.23, 2026-11-22); of a sink beside each row of scores: its concatenation,
 # their maximum and their difference, counted (models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
 SOFT_CAP = (6.0, 7.0)
 SINKS = (5.0, 6.0)

@@ -1,4 +1,4 @@
-"""The forty requests of docs/choices.md: the expert's choice, and the answer."""
+"""The forty requests of tests/choices/README.md: the expert's choice, and the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
 
-PAGE = Path(__file__).parents[2] / "docs" / "choices.md"
+PAGE = Path(__file__).with_name("README.md")
 # Flags whose field has another name, and those that repeat.
 FIELDS = {
     "budget": "budget_usd",

@@ -1,4 +1,4 @@
-"""docs/extending.md's steps for a new GPU and a new instance type, followed on a copy of the catalog's data."""
+"""docs/CONTRIBUTING.md's steps for a new GPU and a new instance type, followed on a copy of the catalog's data."""
 
 from __future__ import annotations
 

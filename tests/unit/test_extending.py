@@ -1,4 +1,4 @@
-"""The steps of docs/extending.md, followed in a copy of the code: one file or field is all that a change needs."""
+"""The steps of docs/CONTRIBUTING.md, followed in a copy of the code: one file or field is all that a change needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ OFFLINE = {
 }
 # What makes one of these ask AWS, a registry or another program.
 ASKS = ("--refresh", "--from-stack", "--image", "--file-system", "--respect-quotas", "report demo", "&& pulumi")
-BY_THE_WHEEL = {"quick-start.md", "example-lora.md", "example-spot.md", "example-resnet.md"}
+BY_THE_WHEEL = {"quick-start.md"}
 # One command an engine, each for a plan that this engine carries out: tests/unit/optimizer/launch_config.
 ALTERNATIVES = {"engines.md"}
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, made: Path) -> Path:
         for day in (1, 9)
     ]
     (tmp_path / "history.json").write_text(json.dumps({"SpotPriceHistory": prices}))
-    module = (REPOSITORY / "docs" / "profile.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    module = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     (tmp_path / "my_package").mkdir()
     imports = "import torch\nimport torchvision\nfrom torch.nn import functional as F\n\n\n"
     (tmp_path / "my_package" / "models.py").write_text(imports + module)
@@ -92,4 +92,4 @@ def test_a_pages_commands_run(page: str, folder: Path) -> None:
 
 
 def test_the_pages_are_there() -> None:
-    assert {"README.md", "report.md", "spot.md", "calibration.md", "profile.md"} <= set(PAGES)
+    assert {"README.md", "plans.md", "spot.md", "models.md"} <= set(PAGES)

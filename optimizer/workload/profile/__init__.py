@@ -1,1 +1,1 @@
-"""Profile of a torch module: parameters, FLOPs and memory, counted on fake tensors without a GPU (docs/profile.md)."""
+"""Profile of a torch module: parameters, FLOPs and memory, counted on fake tensors without a GPU (docs/models.md)."""

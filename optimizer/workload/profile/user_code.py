@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 CONTRACT = "a function of a batch size that returns (module, inputs) or (module, inputs, loss)"
-_NEXT = "see docs/profile.md, with examples/profile_me.py to copy from"
+_NEXT = "see docs/models.md, with examples/profile_me.py to copy from"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ def test_conda_run_keeps_sigterm_to_itself() -> None:
 
 
 def test_the_pages_commands_start_a_gang() -> None:
-    page = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
     commands = [split_command(text) or [] for text in re.findall(r"gpufleet:trainCommand '(.*)'\n", page)]
     assert [(words[0], start_of(words)) for words in commands] == [
         ("accelerate", "program"), ("deepspeed", "program"), ("mpirun", "mpi"), ("python", "program"),

@@ -80,7 +80,7 @@ def test_a_16_bit_hook_sends_half_and_holds_the_cast_buckets() -> None:
 
 @pytest.mark.parametrize("run", [RESNET, BERT, LLAMA])
 def test_compression_costs_on_nvlink_and_pays_on_slow_networks(run: dict[str, Any]) -> None:
-    """On four H100, bf16 lost 2.6, 11 and 3% (docs/gradient-compression.md)."""
+    """On four H100, bf16 lost 2.6, 11 and 3% (docs/trainer.md)."""
     loss = 1 - step_s(run, "none") / step_s(run, "bf16")
     assert 0 < loss < 0.12
     slow = {
