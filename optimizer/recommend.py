@@ -76,7 +76,7 @@ class Recommendation:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
         candidates: columns of search/cheapest.py; ``pandas.DataFrame`` takes them.
         searched_plans: ``configurations`` crossed with their purchases.
-        configurations, evaluated: legal configurations of priced types; a lower bound ruled out the rest.
+        configurations: legal configurations of priced types.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
         levers: break-evens of plan 1 between purchase options, and what a later deadline saves.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
@@ -90,7 +90,6 @@ class Recommendation:
     candidates: Mapping[str, Sequence[Any]]
     searched_plans: int
     configurations: int
-    evaluated: int
     alternatives: tuple[dict[str, Any], ...]
     levers: tuple[str, ...]
     notes: tuple[str, ...]
@@ -109,11 +108,7 @@ class Recommendation:
             "rejected": [asdict(rejection) for rejection in self.rejected],
             "candidates": self.candidates,
             "searched_plans": self.searched_plans,
-            "searched": {
-                "configurations": self.configurations,
-                "evaluated": self.evaluated,
-                "ruled_out_by_bound": self.configurations - self.evaluated,
-            },
+            "searched": {"configurations": self.configurations},
             "alternatives": list(self.alternatives),
             "levers": list(self.levers),
             "notes": [*self.notes, *([self.wider] if self.wider else [])],
@@ -232,7 +227,6 @@ def recommend(
         candidates=list_cheapest(searched, limits),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
         configurations=sum(table.fastest.configurations for table in searched),
-        evaluated=sum(table.fastest.evaluated for table in searched),
         alternatives=tuple(alternatives),
         levers=tuple(levers),
         notes=(

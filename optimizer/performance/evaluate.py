@@ -69,12 +69,6 @@ def needed_gib(x: Inputs) -> tuple[Floats, Floats]:
     return np.asarray(to_gib(peak * (1.0 + margin(x)) + streams)), np.asarray(to_gib(nccl), dtype=np.float64)
 
 
-def room_gib(x: Inputs) -> tuple[Floats, Floats]:
-    """Compute ``Estimates.p95_memory_gib`` and ``limit_gib`` alone."""
-    p95_gib, nccl_gib = needed_gib(x)
-    return p95_gib, limit_gib(x.gpu_memory_bytes, nccl_gib)
-
-
 def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
     """Compute ``Estimates.limit_gib`` from the bytes that the driver shows."""
     available_gib = (to_gib(gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)

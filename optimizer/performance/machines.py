@@ -57,11 +57,6 @@ class Machines:
         coefficients = {name: values[machine] for name, values in self.coefficients.items()}
         return with_columns(self.common, {**differing, **columns}, coefficients)
 
-    def inputs_without_gpu(self, gpus_per_node: Floats, columns: Mapping[str, Number]) -> Inputs:
-        """Inputs on an unknown GPU: NaN in every column that depends on it."""
-        unknown = dict.fromkeys(self.differing, np.nan) | {"gpus_per_node": gpus_per_node}
-        return with_columns(self.common, {**unknown, **columns}, dict.fromkeys(self.coefficients, np.nan))
-
 
 def _differing(records: Sequence[Any], names: Collection[str]) -> dict[str, Floats]:
     columns = {name: [getattr(record, name) for record in records] for name in names}

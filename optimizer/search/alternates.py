@@ -16,7 +16,6 @@ import numpy as np
 from optimizer.contract.plan import Alternate, FleetPlan, SpeedSource
 from optimizer.contract.units import rounded
 from optimizer.performance.types import Estimates
-from optimizer.search.branch_and_bound import TIE
 from optimizer.search.candidates import CandidateTable, build_tables
 from optimizer.search.fastest import Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
@@ -32,6 +31,7 @@ from optimizer.search.plan_builder import (
 )
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
+from optimizer.search.search_space import TIE
 
 # Alternates of a plan at most; the plan is read by people, too.
 MAX_ALTERNATES = 6

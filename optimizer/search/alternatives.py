@@ -13,12 +13,11 @@ from optimizer.contract.units import cents, rounded
 from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Bools, Grid, Ints
 from optimizer.search import layouts
-from optimizer.search.branch_and_bound import TIE, Configurations
 from optimizer.search.candidates import build_tables
 from optimizer.search.fastest import build_fastest, estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
-from optimizer.search.search_space import SearchSpace
+from optimizer.search.search_space import TIE, Configurations, SearchSpace
 
 # Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
@@ -35,11 +34,11 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
     """
     instance, nodes = purchase.offer.instance, plan.node_count
     table = layouts.build_layouts(problem, ranks=instance.ranks, nodes=range(nodes, nodes + 1))
-    space = SearchSpace(problem, [instance], [table])
+    space = SearchSpace(problem, [instance], table)
     alternatives = []
     chosen = _choose(space, plan)
     if chosen.row.size:
-        fastest = build_fastest(space, chosen, chosen.row.size, chosen.row.size)
+        fastest = build_fastest(space, 0, instance, chosen)
         (candidates,) = build_tables(problem, [(fastest, [purchase])])
         estimates = estimate_configurations(problem, [(fastest, i) for i in range(chosen.row.size)])
         candidate = {int(configuration): row for row, configuration in enumerate(candidates.configuration)}
@@ -62,36 +61,32 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
 
 
 def _choose(space: SearchSpace, plan: FleetPlan) -> Configurations:
-    settings, table, own = space.evaluate_all(), space.table, plan.parallelism
+    table, own = space.table, plan.parallelism
+    possible = np.nonzero(np.broadcast_to(space.can_shard, space.p95_gib.shape))
+    hours = np.full(space.p95_gib.shape, np.inf)
+    hours[possible] = space.evaluate(0, possible[2], possible[0], possible[1]).hours
     # Fitting settings by hours, then the others by the memory they lack.
-    lack_gib = np.where(np.isfinite(settings.hours), settings.p95_gib - settings.limit_gib, np.inf)
-    key = np.where(lack_gib <= 0, settings.hours, 1e9 + lack_gib)
+    lack_gib = space.p95_gib - space.limit_gib(0)
+    key = np.where(lack_gib <= 0, hours, 1e9 + lack_gib)
     masks: list[Bools] = []
     for splits in range(1 << len(layouts.SPLITS)):
         names = tuple(name for bit, name in enumerate(layouts.SPLITS) if splits >> bit & 1)
         if names != own.beyond_data:
-            masks.append((space.splits == splits)[:, None, None])
+            masks.append(space.splits == splits)
     own_layout = np.logical_and.reduce(
         [getattr(table, name) == getattr(own, name) for name in ("data", *layouts.SPLITS)]
     )
     for sharding in space.shardings:
         if SHARDINGS[sharding] != own.sharding:
-            masks.append(own_layout[:, None, None] & (space.shardings == sharding)[:, None])
+            masks.append(own_layout & (space.shardings == sharding)[:, None, None])
     chosen = []
     for mask in masks:
         masked = np.where(mask, key, np.inf)
         best = np.unravel_index(int(masked.argmin()), masked.shape)
         if np.isfinite(masked[best]):
             chosen.append(best)
-    row, sharding, checkpointing = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
-    return Configurations(
-        machine=np.zeros_like(row),
-        row=row,
-        slot=space.slot(0, row),
-        sharding=space.shardings[sharding],
-        checkpointing=space.checkpointings[checkpointing],
-        hours=settings.hours[row, sharding, checkpointing],
-    )
+    sharding, checkpointing, row = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
+    return space.evaluate(0, row, sharding, checkpointing)
 
 
 def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""The fastest configurations that fit, at every node count of every instance type.
-
-The answer is that of evaluating every configuration: tests compare it with brute force.
-"""
+"""The fastest configurations that fit, at every node count of every instance type: all that fit are evaluated."""
 
 from __future__ import annotations
 
@@ -17,15 +14,12 @@ from optimizer.economics.controller import reserve_hours
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.machines import Machines
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints
-from optimizer.search.branch_and_bound import TIE, Configurations, FastestSearch
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection, reject_batch, reject_memory, reject_precision
-from optimizer.search.search_space import CONFIDENCE_LEVELS, SearchSpace
+from optimizer.search.search_space import Configurations, SearchSpace
 from optimizer.search.tables import take_rows
 
-# Largest block that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
-_LARGE_BYTES = 32 * 2**20 - 2**16
 # Arrays over the configurations beside the layouts.
 _ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
 
@@ -40,7 +34,7 @@ class Fastest:
     Attributes:
         measured: runs on this GPU were measured.
         relative_error: of the estimates, standard deviation of the log.
-        configurations, evaluated: legal configurations, and those not ruled out by the lower bound.
+        configurations: number of legal configurations; all that fit were evaluated.
     """
 
     instance: InstanceType
@@ -51,7 +45,6 @@ class Fastest:
     relative_error: Floats
     train_hours: Floats
     configurations: int
-    evaluated: int
     gradient_compression: str = "none"
 
     def only(self, index: int) -> Fastest:
@@ -92,94 +85,50 @@ class Fastest:
 
 def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
     """Find the fastest configurations that fit of each type, or why there is none."""
-    # Once freed, this block keeps glibc's allocator from returning each large array's pages to the system and faulting
-    # them in again (https://man7.org/linux/man-pages/man3/mallopt.3.html, M_MMAP_THRESHOLD).
-    np.empty(_LARGE_BYTES, dtype=np.uint8)
     recipe, max_nodes = problem.recipe, problem.request.constraints.max_nodes
     results: dict[str, Fastest | Rejection] = {}
-    tables: dict[tuple[int, int], LayoutTable] = {}
-    alike: dict[Any, list[InstanceType]] = {}
+    # Types of one shape (ranks of a node, most nodes) share a table of layouts.
+    by_shape: dict[tuple[int, int], dict[Any, list[InstanceType]]] = {}
     for instance in instances:
         if recipe.precision not in instance.gpu.peak_tflop_per_s:
             results[instance.name] = reject_precision(instance, recipe.precision)
             continue
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
-        if shape not in tables:
-            tables[shape] = build_layouts(problem, ranks=shape[0], nodes=range(1, shape[1] + 1))
-        if not tables[shape].size:
-            results[instance.name] = reject_batch(instance, problem.amount.global_batch)
-            continue
         # Estimates depend on GPU, links and network, not on disks, and on vCPUs only where they prepare samples.
         hardware = Hardware.from_instance_type(instance)
         other = {"gpu"} if recipe.samples_per_vcpu_s else {"gpu", "loader_workers"}
-        facts = (getattr(hardware, field.name) for field in fields(Hardware) if field.name not in other)
-        alike.setdefault((instance.gpu.key, shape, *facts), []).append(instance)
-    if alike:
-        space = SearchSpace(problem, [group[0] for group in alike.values()], [tables[key[1]] for key in alike])
-        tables.clear()  # the space has copies; free their memory for the search
-        for result, group in zip(_search(space), alike.values(), strict=True):
-            for i, instance in enumerate(group):
-                if isinstance(result, Fastest):
-                    evaluated = 0 if i else result.evaluated
-                    results[instance.name] = replace(result, instance=instance, evaluated=evaluated)
+        facts = tuple(getattr(hardware, field.name) for field in fields(Hardware) if field.name not in other)
+        by_shape.setdefault(shape, {}).setdefault((instance.gpu.key, facts), []).append(instance)
+    for (ranks, most), alike in by_shape.items():
+        table = build_layouts(problem, ranks=ranks, nodes=range(1, most + 1))
+        groups = list(alike.values())
+        if not table.size:
+            batch = problem.amount.global_batch
+            results |= {instance.name: reject_batch(instance, batch) for group in groups for instance in group}
+            continue
+        space = SearchSpace(problem, [group[0] for group in groups], table)
+        for machine, group in enumerate(groups):
+            chosen = space.find_fastest(machine)
+            for instance in group:
+                if chosen.row.size:
+                    results[instance.name] = build_fastest(space, machine, instance, chosen)
                 else:
-                    results[instance.name] = replace(result, instance_type=instance.name)
+                    results[instance.name] = reject_memory(space, machine, instance)
     return [results[instance.name] for instance in instances]
 
 
-def _search(space: SearchSpace) -> list[Fastest | Rejection]:
-    search = FastestSearch(space)
-    chosen = _choose_simplest(search, search.run())
-    ends = np.searchsorted(chosen.machine, np.arange(len(space.machine_rows) + 1)).tolist()
-    results: list[Fastest | Rejection] = []
-    for machine, rows in enumerate(space.machine_rows):
-        own = take_rows(chosen, slice(ends[machine], ends[machine + 1]))
-        if own.row.size:
-            configurations = int(space.settings[rows].sum())
-            results.append(build_fastest(space, own, configurations, int(search.evaluated[machine])))
-        else:
-            every = np.arange(rows.start, rows.stop)
-            weighed = np.concatenate([every[:0], *(row[machines == machine] for machines, row in search.weighed)])
-            # No row was weighed where all split the model and the bound of memory refuses each.
-            results.append(reject_memory(space, machine, weighed if weighed.size else every))
-    return results
-
-
-def _choose_simplest(search: FastestSearch, configurations: Configurations) -> Configurations:
-    """Pick the simplest of the fastest configurations per slot; it must beat higher confidence by more than a tie."""
-    space = search.space
-    slot = configurations.slot
-    limit = (1 + TIE) * search.incumbents[slot]
-    surest = slot % CONFIDENCE_LEVELS == 0
-    keep = (configurations.hours <= limit) & (surest | (search.incumbents[slot - 1] > limit))
-    configurations = take_rows(configurations, keep)
-    complexity = (
-        configurations.row,
-        configurations.hours,
-        space.table.grad_accum[configurations.row],
-        configurations.checkpointing,
-        configurations.sharding,
-        space.table.virtual_stages[configurations.row],
-        np.bitwise_count(space.splits[configurations.row]),
-    )
-    order = np.lexsort((*complexity, configurations.slot))
-    first = np.concatenate(([True], np.diff(configurations.slot[order]) > 0))[: order.size]
-    return take_rows(configurations, order[first])
-
-
-def build_fastest(space: SearchSpace, chosen: Configurations, configurations: int, evaluated: int) -> Fastest:
-    """Build the ``Fastest`` of one machine."""
+def build_fastest(space: SearchSpace, machine: int, instance: InstanceType, chosen: Configurations) -> Fastest:
+    """Build the ``Fastest`` of a type from configurations of its machine."""
     return Fastest(
-        instance=space.machines.instances[int(chosen.machine[0])],
+        instance=instance,
         layouts=take_rows(space.table, chosen.row),
         sharding=chosen.sharding,
         checkpointing=chosen.checkpointing,
-        measured=space.measured[int(chosen.machine[0])],
-        relative_error=space.relative_error(chosen.machine, chosen.row),
+        measured=space.measured[machine],
+        relative_error=space.relative_error(machine, chosen.row),
         train_hours=chosen.hours,
-        configurations=configurations,
-        evaluated=evaluated,
+        configurations=space.configurations,
         gradient_compression=space.gradient_compression,
     )
 

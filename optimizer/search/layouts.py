@@ -31,13 +31,8 @@ _SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutTable:
-    """Layouts with their batch splits, sorted by nodes; fields as in Grid.
+    """Layouts with their batch splits, sorted by nodes; fields as in Grid."""
 
-    Rows of one ``layout`` (a number from 0) differ in micro-batch, grad_accum and virtual stages only; its first row
-    has the smallest micro-batch and no virtual stages.
-    """
-
-    layout: Ints
     nodes: Ints
     data: Ints
     tensor: Ints
@@ -62,14 +57,9 @@ class LayoutTable:
             bits |= (getattr(self, name) > 1).astype(np.int64) << i
         return bits
 
-    @property
-    def first_rows(self) -> Ints:
-        """First row of each layout; 0 of a layout that no batch split gives a row."""
-        return first_indices(int(self.layout.max()) + 1, self.layout)
-
 
 # Fields of a row that are fields of Grid.
-GRID_COLUMNS = tuple(field.name for field in fields(LayoutTable) if field.name != "layout")
+GRID_COLUMNS = tuple(field.name for field in fields(LayoutTable))
 
 
 def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
@@ -81,7 +71,7 @@ def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
     accum[accum * data * sizes != batch] = 0
     layout, size = np.nonzero(accum)
     columns = {name: values[layout] for name, values in layouts.items()}
-    columns |= {"layout": layout, "micro_batch": sizes[size], "grad_accum": accum[layout, size]}
+    columns |= {"micro_batch": sizes[size], "grad_accum": accum[layout, size]}
     return _add_virtual_stages(problem.model, columns)
 
 
@@ -154,10 +144,3 @@ def divisors(number: int) -> list[int]:
     """All divisors of ``number``, smallest first."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*low, *(number // d for d in low)})
-
-
-def first_indices(count: int, groups: Ints) -> Ints:
-    """Index of the first element of each of ``count`` groups, given each element's group; 0 of an empty group."""
-    first = np.zeros(count, dtype=np.int64)
-    first[groups[::-1]] = np.arange(groups.size)[::-1]
-    return first

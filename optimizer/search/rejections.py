@@ -14,8 +14,7 @@ from optimizer.contract.request import Constraints
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.outcome import Outcome
 from optimizer.economics.staging import disk_gib
-from optimizer.performance.evaluate import limit_gib
-from optimizer.performance.types import DDP, SHARDINGS, Floats, Ints
+from optimizer.performance.types import DDP, SHARDINGS, Floats
 from optimizer.search.layouts import describe_layout
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
@@ -140,19 +139,18 @@ def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
     return Rejection(instance.name, reason, "quota", needed, room.free)
 
 
-def reject_memory(space: SearchSpace, machine: int, rows: Ints) -> Rejection:
-    """Reject a machine on which none of the weighed rows fits: name the one that comes nearest."""
-    instance, memory = space.machines.instances[machine], space.memory(rows)
-    allowed_gib = limit_gib(space.machines.memory_bytes[machine], memory.nccl_gib)
-    lack_gib = memory.p95_gib - allowed_gib
+def reject_memory(space: SearchSpace, machine: int, instance: InstanceType) -> Rejection:
+    """Reject a type on whose machine nothing fits: name the layout that comes nearest."""
+    allowed_gib = space.limit_gib(machine)
+    lack_gib = space.p95_gib - allowed_gib
     if not np.isfinite(lack_gib).any():
         shardings = ", ".join(SHARDINGS[sharding] for sharding in space.shardings)
         reason = f"one GPU has nothing to shard its state over, and sharding is {shardings}"
         return Rejection(instance.name, reason, "sharding", shardings, SHARDINGS[DDP])
     nearest = int(np.flatnonzero((lack_gib == lack_gib.min()).any(axis=(0, 1)))[-1])
     setting = np.unravel_index(int(lack_gib[:, :, nearest].argmin()), lack_gib.shape[:2])
-    needed, allowed = float(memory.p95_gib[(*setting, nearest)]), float(allowed_gib[nearest])
-    layout = describe_layout(space.table, int(rows[nearest]), SHARDINGS[space.shardings[setting[0]]])
+    needed, allowed = float(space.p95_gib[(*setting, nearest)]), float(allowed_gib[nearest])
+    layout = describe_layout(space.table, nearest, SHARDINGS[space.shardings[setting[0]]])
     reason = (
         f"the smallest step needs {needed:.1f} GiB a GPU at the 95th percentile ({layout}), and {instance.gpu.name} "
         f"leaves {allowed:.1f} GiB"

