@@ -90,7 +90,7 @@ docs: $(VENV)/.core ## Write docs/cli.md from the commands' help, docs/request.m
 
 # Strict: a link, an anchor or a page of the navigation that is not there fails the build.
 site: $(VENV)/.dev ## Build the pages of docs/ as a site into out/site, with every link checked
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file tools/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file tools/site/mkdocs.yml
 
 wheel: $(VENV)/.core ## Build the wheel into dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
