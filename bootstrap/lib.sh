@@ -30,9 +30,8 @@ STATE_DIR=$ROOT/var/lib/gpufleet
 NODE_ENV=$ETC_DIR/node.env
 RUNTIME_ENV=$ETC_DIR/runtime.env
 LOG_FILE=$LOG_DIR/node-init.log
-# Formats: bootstrap/training/notices.py and progress.py.
-DRAIN_FILE=$GPUFLEET_RUN_DIR/drain
-PROGRESS_FILE=$GPUFLEET_RUN_DIR/progress.json
+DRAIN_FILE=$GPUFLEET_RUN_DIR/drain # format: bootstrap/training/notices.py
+TRAIN_LOG=$LOG_DIR/train.log       # of gpufleet-train.service; the CloudWatch agent sends it
 
 # A system service's PATH lacks the programs of the EFA installer and CUDA.
 PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
@@ -159,20 +158,6 @@ skip_where_training_needs_none() {
 # of the needed action: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21).
 FATAL_XIDS='46|48|62|64|74|79|95|109|110|119|120|136|140|143|158'
 NEEDED_ACTIONS='GPU Reset Required|Node Reboot Required'
-
-# start_side_service NAME LOSS: install and start NAME.service, without which a node still trains.
-start_side_service() {
-  if systemctl is-active --quiet "$1.service"; then
-    log "$1.service runs"
-    return 0
-  fi
-  install -D --mode 0644 "$BOOTSTRAP_DIR/$1.service" "$ROOT/etc/systemd/system/$1.service"
-  if systemctl daemon-reload && systemctl enable --now "$1.service"; then
-    log "$1.service started"
-  else
-    log "$1.service did not start: $2; journalctl -u $1"
-  fi
-}
 
 # fatal_xid_error: print the first kernel message of a fatal Xid error; nothing where there is none or dmesg fails.
 fatal_xid_error() {

@@ -89,8 +89,6 @@ export NODE_INIT_TIMEOUT_S=$((NODE_INIT_TIMEOUT_S + ${GPUFLEET_STAGING_LIMIT_S:-
 case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
   CONTINUE)
     log "this node is in service already"
-    run_step start-metrics
-    run_step start-logs
     run_step start-training
     exit 0
     ;;
@@ -111,7 +109,5 @@ if [[ $target == Warmed:* ]]; then
   log "node ready for the warm pool after $SECONDS s: it is stopped, and comes here again when it is wanted"
   exit 0
 fi
-run_step start-metrics
-run_step start-logs
 run_step start-training
 log "node ready after $SECONDS s"

@@ -17,6 +17,7 @@ COLUMNS = 24
 _WIDTH, _HEIGHT, _TEXT_HEIGHT = 8, 6, 4
 # The metrics come once a minute.
 PERIOD_S = 60
+MIB_PER_GIB = 1024
 
 _PREDICTED = "#2ca02c"
 _LIMIT = "#d62728"
@@ -51,13 +52,13 @@ def _graphs(
         _graph(
             region,
             "GPU utilisation (%)",
-            [own("GpuUtilizationPercent", "Minimum", "lowest node"), own("GpuUtilizationPercent")],
+            [own("GpuUtilizationPercent", "Minimum", "lowest GPU"), own("GpuUtilizationPercent")],
             top=100,
         ),
         _graph(
             region,
             "GPU memory, fullest GPU (GiB)",
-            [own("GpuMemoryUsedGiB", "Maximum")],
+            [*_gib(names, "GpuMemoryUsedMiB", "Maximum")],
             _line(f"predicted {memory.peak_gib:.1f}", memory.peak_gib, _PREDICTED),
             _line(f"limit {memory.limit_gib:.1f}", memory.limit_gib, _LIMIT),
         ),
@@ -119,7 +120,7 @@ def _header(plan: FleetPlan, names: Names, planned: FleetPlan | PolicyOutlook) -
         "period": PERIOD_S,
         "metrics": [
             *_share(names, "speed", "TokensPerSecond", "Average", plan.tokens_per_second),
-            *_share(names, "memory", "GpuMemoryUsedGiB", "Maximum", plan.memory.peak_gib),
+            *_share(names, "memory", "GpuMemoryUsedMiB", "Maximum", plan.memory.peak_gib * MIB_PER_GIB),
             *_share(names, "dollars", "SpentUsd", "Maximum", planned.cost_usd.expected),
         ],
     }
@@ -135,6 +136,13 @@ def _share(names: Names, label: str, metric: str, statistic: str, predicted: flo
     return [
         [{"expression": f"100 * {raw} / {predicted:.10g}", "label": label, "id": label}],
         [names.metric_namespace, metric, {"id": raw, "stat": statistic, "visible": False}],
+    ]
+
+
+def _gib(names: Names, metric: str, statistic: str) -> list[list[Any]]:
+    return [
+        [{"expression": f"raw / {MIB_PER_GIB}", "label": "fullest GPU", "id": "gib"}],
+        [names.metric_namespace, metric, {"id": "raw", "stat": statistic, "visible": False}],
     ]
 
 

@@ -15,7 +15,7 @@ from infra import clock
 from infra.component import Component, Stack
 from infra.settings import Queue
 
-# Published by every node, each minute, the mean over its GPUs (bootstrap/metrics).
+# Published by every node, each minute, for each of its GPUs (bootstrap/cloudwatch-agent.json).
 GPU_UTILIZATION = "GpuUtilizationPercent"
 PERIOD_S = 60
 # One look at the queue is not enough: a node more costs a launch of minutes, a node less its work.

@@ -55,7 +55,6 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_CHECKPOINT_PREFIX": names.checkpoint_prefix,
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
         "GPUFLEET_LOG_GROUP": facts.log_group,
-        "GPUFLEET_METRIC_NAMESPACE": names.metric_namespace,
         "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
         "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
         "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),

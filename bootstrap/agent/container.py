@@ -40,7 +40,7 @@ def command(
     """
     passed = {key: value for key, value in environment.items() if key.startswith(PASSED) and key not in OWN}
     words = ["docker", "run", "--rm", *(["--name", name] if name else []), "--pull", "never"]
-    # The agent's journal has the output; by default docker would keep a second copy, without a limit:
+    # The agent's file has the output; by default docker would keep a second copy, without a limit:
     # https://docs.docker.com/engine/logging/configure/
     words += ["--log-driver", "none"]
     # docker's init passes signals on, reaps what torchrun's workers leave, and its end is the end of all processes.
@@ -64,7 +64,6 @@ def command(
             words += ["--mount", f"type=bind,source={file},target={file},readonly"]
         for key, value in (("HOME", user.pw_dir), ("USER", user.pw_name), ("LOGNAME", user.pw_name)):
             words += ["--env", f"{key}={value}"]
-    words += ["--env", "GPUFLEET_RANK_LINES=1"]  # docker's client writes all lines (training/rank_lines.py)
     for key in sorted(passed):
         words += ["--env", key]
     for folder in _folders(settings, passed, user.pw_dir if user else ""):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 
-from bootstrap.agent.commands import file_of, output_of, run_step
+from bootstrap.agent.commands import run_step
 from bootstrap.agent.group import Group
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import Node
@@ -36,7 +35,7 @@ def finish(node: Node, status: int) -> int:
 
 def give_up(node: Node, status: int, reason: str) -> int:
     """End a run whose command cannot be started, or fails again and again."""
-    log(f"{reason}; giving up: journalctl -u gpufleet-train")
+    log(f"{reason}; giving up: {node.settings.log_file} has its output")
     node.reports.tell("gave-up", status)
     _send_log(node, "training gave up")
     return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
@@ -91,10 +90,9 @@ def hold_host(group: Group, settings: Settings, limit_s: float, is_ended_by_grou
 
 
 def _send_log(node: Node, title: str) -> None:
-    """Send the end of this service's journal to the log group, before the node ends."""
-    if not node.settings.log_group or shutil.which("journalctl") is None or not node.group.instance_id():
+    """Send the end of the output to the log group, before the node ends: the image may have no CloudWatch agent."""
+    settings = node.settings
+    if not settings.log_group or not settings.log_file.exists() or not node.group.instance_id():
         return
-    text = output_of(["journalctl", "--unit", "gpufleet-train", "--lines", "200", "--no-pager"], 60.0)
-    with file_of(text or "the journal cannot be read\n", node.settings.run_dir) as file:
-        if run_step("send-log", f"train/{node.group.instance_id()}", title, file) is None:
-            log("the log could not be sent to CloudWatch Logs")
+    if run_step("send-log", f"train/{node.group.instance_id()}", title, str(settings.log_file)) is None:
+        log("the log could not be sent to CloudWatch Logs")

@@ -1,4 +1,4 @@
-"""Lines on stderr, which is the journal, and the error that ends the agent."""
+"""Lines on stderr, which is a file (../gpufleet-train.service), and the error that ends the agent."""
 
 from __future__ import annotations
 

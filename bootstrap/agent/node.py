@@ -14,6 +14,7 @@ from bootstrap.agent.messages import log
 from bootstrap.agent.nsight import Nsight
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
+from bootstrap.agent.telemetry import Telemetry
 from bootstrap.training.notices import Notice, NoticeFiles
 from bootstrap.training.watcher import own_imds
 
@@ -41,6 +42,7 @@ class Node:
         self.credentials = TrainingCredentials(settings, self.group)
         self.reports = Reports(self.group, settings.run_dir / "state", settings.tell_delay_s)
         self.nsight = Nsight(settings)
+        self._telemetry = Telemetry(settings.progress_file, settings.log_file)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0
 
@@ -63,6 +65,7 @@ class Node:
     def tick(self) -> None:
         """Wait half a second, with a watcher of notices."""
         self._keep_watching()
+        self._telemetry.tick()
         time.sleep(POLL_S)
 
     def rest(self, seconds: float) -> None:

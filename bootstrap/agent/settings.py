@@ -176,6 +176,11 @@ class Settings:
         )
 
     @property
+    def log_file(self) -> Path:
+        """File of the agent's and the training's output (../gpufleet-train.service)."""
+        return self.root / "var/log/gpufleet/train.log"
+
+    @property
     def credentials_dir(self) -> Path:
         """Folder of the credentials of a training with a role of its own."""
         return self.run_dir.with_name(f"{self.run_dir.name}-credentials")

@@ -25,8 +25,7 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)
     GPUFLEET_CHECKPOINT_PREFIX: str  # folder in the bucket
     GPUFLEET_KMS_KEY_ARN: str
-    GPUFLEET_LOG_GROUP: str  # empty for none
-    GPUFLEET_METRIC_NAMESPACE: str  # CloudWatch namespace; empty for none
+    GPUFLEET_LOG_GROUP: str  # empty for none; its name without the first slash is the metrics' namespace
     GPUFLEET_NODE_COUNT: str  # 1 in mode workers
     GPUFLEET_GPUS_PER_NODE: str  # a fraction of a GPU counts as 1
     GPUFLEET_EFA_CARDS: str  # EFA interfaces of a node

@@ -16,7 +16,7 @@ venv=$ROOT/opt/gpufleet/venv
 image=$ROOT/opt/pytorch/bin/python3
 own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
 node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
-# This environment serves the copy of data, metrics and logs alone, if training runs in a container (pull-image.sh).
+# This environment serves the copy of data alone, if training runs in a container (pull-image.sh).
 in_image=${GPUFLEET_IMAGE:-}
 copies=$([[ ${GPUFLEET_TRAIN_DATA:-} != s3://* ]] || echo boto3)
 modules=$(imported_modules)
@@ -41,7 +41,7 @@ imports() {
 # use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
   "$1" -c 'import boto3' 2>/dev/null ||
-    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3, metrics and logs (gpufleet wheels --stack NAME packs it)"
+    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3 (gpufleet wheels --stack NAME packs it)"
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }

@@ -23,11 +23,10 @@ if [[ $data == s3://* ]]; then
   load_runtime_env
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
   python() { PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m "$@"; }
-  # The copy's progress goes to the node's log stream too, for `gpufleet status`. Its exit code 78 says that no node
-  # could do better: report-failure.sh ends the run.
+  # The copy's progress goes to the training's log too, for `gpufleet status`. Its exit code 78 says that no node could do
+  # better: report-failure.sh ends the run.
   data=$({
-    python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 |
-      { python bootstrap.logs.relay "$(imds instance-id || true)" || cat; } >&2
+    python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 | { tee -a "$TRAIN_LOG" >&2 || true; }
   } 3>&1)
 elif ((${#linked[@]})) && [[ ! -e $ROOT$data ]]; then
   log "FAIL $data is not on the file system $GPUFLEET_LUSTRE: name a folder that it has in gpufleet:data"

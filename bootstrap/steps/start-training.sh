@@ -11,12 +11,8 @@ if systemctl is-active --quiet gpufleet-train.service; then
 fi
 [[ -f $BOOTSTRAP_DIR/agent/__main__.py ]] || die "$BOOTSTRAP_DIR/agent is missing from the bundle"
 install -D --mode 0644 "$BOOTSTRAP_DIR/gpufleet-train.service" "$ROOT/etc/systemd/system/gpufleet-train.service"
-# journald bounds its files, and hands each line to rsyslog too, whose copy Ubuntu rotates once a week whatever its size:
-# https://manpages.debian.org/bookworm/systemd/journald.conf.5.en.html (ForwardToSyslog=)
-if [[ -d $ROOT/etc/rsyslog.d ]]; then
-  echo ':programname, isequal, "gpufleet-train" stop' >"$ROOT/etc/rsyslog.d/10-gpufleet.conf"
-  systemctl try-restart rsyslog.service || log "rsyslog keeps a copy of the training's output"
-fi
+# Upgrades of packages take processors and disks, and may restart services (needrestart), while the ranks train in step.
+systemctl mask --now --runtime apt-daily.timer apt-daily-upgrade.timer || log "packages may be upgraded while training"
 systemctl daemon-reload
 # Enabled too: it starts again after a reboot.
 systemctl enable --now gpufleet-train.service

@@ -1,4 +1,4 @@
-"""Progress file, from which the metrics publisher takes tokens per second; rank 0 writes it for the whole job.
+"""Progress file, from which the agent takes tokens per second; rank 0 writes it for the whole job.
 
     {"schema_version": 1, "at": 1795276800.5, "step": 1200, "samples": 307200, "tokens": 629145600}
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_FILE_VARIABLE = "GPUFLEET_PROGRESS_FILE"
 SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
-# Between writes; the publisher reads once a minute.
+# Between writes; the agent reads once a minute.
 INTERVAL_S = 1.0
 
 

@@ -1,30 +1,22 @@
-"""Output of a worker with its rank before each line, where the node's journal cannot tell workers apart.
-
-In a container docker's client writes all lines (agent/container.py), so there is no process to know a rank by
-(../logs/ranks.py); in a pod nobody reads a journal.
-"""
+"""Output of a worker with its rank before each line, for the node's log stream and ``gpufleet logs --rank``."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
 
-VARIABLE = "GPUFLEET_RANK_LINES"
 STANDARD_ERROR = 2
-# The journal splits longer lines: LineMax= of journald.conf(5).
+# A progress bar ends its states with a carriage return, and may have no line feed for hours.
+LINE_END = re.compile(rb"\r?\n|\r")
+# Longer lines are split: an event of CloudWatch Logs holds 256 KB.
 LINE_BYTES = 48 * 2**10
 # For the last lines of workers that have ended; what they left behind may hold the pipe for ever.
 LAST_LINES_S = 2.0
 _threads: list[threading.Thread] = []
 # A pipe takes long lines in pieces.
 _writing = threading.Lock()
-
-
-def are_wanted(arguments: Sequence[str]) -> bool:
-    """Tell whether torchrun, with these arguments, marks lines. Ranks of a program are its own launcher's."""
-    return os.environ.get(VARIABLE) == "1" and "bootstrap.launchers" not in arguments
 
 
 class RankLines:
@@ -48,16 +40,24 @@ class RankLines:
         self.end.close()
 
     def _copy(self, read_end: int) -> None:
+        rest = b""
         with os.fdopen(read_end, "rb") as pipe:
-            while line := pipe.readline(LINE_BYTES):
-                mark = f"[rank {self.rank}] " if self.rank else ""
-                _write(mark.encode() + line.removesuffix(b"\n") + b"\n")
+            while data := pipe.read1(LINE_BYTES):
+                *lines, rest = LINE_END.split(rest + data)
+                if len(rest) >= LINE_BYTES:
+                    lines.append(rest[:LINE_BYTES])
+                    rest = rest[LINE_BYTES:]
+                self._write(lines)
+        if rest:
+            self._write([rest])
 
-
-def _write(data: bytes) -> None:
-    with _writing:
-        while data:
-            data = data[os.write(STANDARD_ERROR, data) :]
+    def _write(self, lines: list[bytes]) -> None:
+        mark = f"[rank {self.rank}] ".encode() if self.rank else b""
+        pieces = [line[start : start + LINE_BYTES] for line in lines for start in range(0, len(line) or 1, LINE_BYTES)]
+        data = b"".join(mark + piece + b"\n" for piece in pieces)
+        with _writing:
+            while data:
+                data = data[os.write(STANDARD_ERROR, data) :]
 
 
 def flush() -> None:

@@ -23,6 +23,7 @@ from subprocess import Popen
 
 from bootstrap.contract.fine_tuning import METHODS
 from bootstrap.training.environment import positive_number
+from bootstrap.training.free_memory import available_bytes
 from bootstrap.training.ledger.writer import STARTED_VARIABLE
 from bootstrap.training.rank_lines import RankLines
 
@@ -55,23 +56,23 @@ def modules_to_import(*, is_trainer: bool) -> tuple[str, ...]:
 class _Waiting:
     process: Popen[bytes]
     command: int
-    lines: RankLines | None
+    lines: RankLines
     is_ready: bool = False
 
 
 class Standby:
     """Waiting processes of one torchrun, as many as it has workers."""
 
-    def __init__(self, modules: Sequence[str], *, delay_s: float, marks_lines: bool = False) -> None:
-        self._modules, self._delay_s, self._marks_lines = tuple(modules), delay_s, marks_lines
+    def __init__(self, modules: Sequence[str], *, delay_s: float) -> None:
+        self._modules, self._delay_s = tuple(modules), delay_s
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._wanted, self._not_before, self._is_closed = 0, 0.0, False
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_environment(cls, arguments: Sequence[str], *, marks_lines: bool = False) -> Standby | None:
-        """Processes for a torchrun with these arguments; None where they are off. ``marks_lines``: see rank_lines.py.
+    def from_environment(cls, arguments: Sequence[str]) -> Standby | None:
+        """Processes for a torchrun with these arguments; None where they are off.
 
         The reference trainer has them. A script of one's own asks for them with ``GPUFLEET_STANDBY=1``: a variable that
         it sets before it imports torch would come too late for torch.
@@ -81,7 +82,7 @@ class Standby:
         if asked == "0" or (asked != "1" and not is_trainer):
             return None
         delay_s = positive_number(DELAY_VARIABLE) or DEFAULT_DELAY_S
-        return cls(modules_to_import(is_trainer=is_trainer), delay_s=delay_s, marks_lines=marks_lines)
+        return cls(modules_to_import(is_trainer=is_trainer), delay_s=delay_s)
 
     def take(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> Popen[bytes] | None:
         """Give a command to a waiting process, which becomes that worker; None where none can."""
@@ -91,8 +92,7 @@ class Standby:
         with self._changed:
             for one in [one for one in self._waiting if one.is_ready]:
                 self._waiting.remove(one)
-                if one.lines is not None:
-                    one.lines.rank = environment["RANK"]
+                one.lines.rank = environment["RANK"]
                 with os.fdopen(one.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
@@ -140,9 +140,6 @@ class Standby:
                     self._wanted = 0  # until workers are started again
 
     def _start_one(self) -> bool:
-        # Here: it imports torch, and a standby process imports what it is told.
-        from bootstrap.training.host_buffer import available_bytes
-
         free, where = available_bytes()
         if free < FREE_BYTES:
             logger.warning("no process stands by: %.1f GiB are free (%s)", free / 2**30, where)
@@ -153,12 +150,10 @@ class Standby:
         with self._changed:
             if self._is_closed:
                 return False
-            lines = RankLines() if self._marks_lines else None
-            with lines or contextlib.nullcontext():
-                output = lines.end if lines is not None else None
+            with RankLines() as lines:
                 process = Popen(
                     [*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True,
-                    stdout=output, stderr=output,
+                    stdout=lines.end, stderr=lines.end,
                 )  # fmt: skip
             one = _Waiting(process=process, command=command, lines=lines)
             self._waiting.append(one)

@@ -2,8 +2,7 @@
 
 A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. A node that leaves with
 its state saved joins no further round. Processes that have done the imports already take a failed worker's place
-(standby.py). And the process of each rank is logged, so that the node's log stream tells their lines apart
-(../logs/ranks.py), or, in a container, each line is marked (rank_lines.py): torchrun's own --tee passes the output
+(standby.py). And each line of output is marked with its rank (rank_lines.py): torchrun's own --tee passes the output
 through files, which fill the disk and which no standby process has.
 """
 
@@ -53,27 +52,27 @@ class FleetAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
 
-def worker_handler(standby: Standby | None, *, marks_lines: bool = False) -> type[SubprocessHandler]:
-    """Make the class that starts torchrun's workers, from the processes that stand by where one is ready."""
+def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[SubprocessHandler]:
+    """Make the class that starts torchrun's workers, from the processes that stand by where one is ready.
 
-    class Handler(SubprocessHandler):
+    Without ``has_ranks`` lines are not marked: the worker is a program whose own launcher gives the ranks.
+    """
+
+    class WorkerHandler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
             process, is_redirected = None, self._stdout is not None or self._stderr is not None
             if standby is not None:
                 if not is_redirected:
                     process = standby.take(args, env)
                 standby.started(int(env["LOCAL_WORLD_SIZE"]))
-            if process is None and marks_lines and not is_redirected:
-                with RankLines(env["RANK"]) as lines:
+            if process is None and not is_redirected:
+                with RankLines(env["RANK"] if has_ranks else "") as lines:
                     self._stdout = self._stderr = lines.end
                     process = super()._popen(args, env)
                 self._stdout = self._stderr = None
-            process = process or super()._popen(args, env)
-            if not marks_lines:  # the node has other ids for a container's processes
-                logger.info("rank %s is process %d", env["RANK"], process.pid)
-            return process
+            return process or super()._popen(args, env)
 
-    return Handler
+    return WorkerHandler
 
 
 def main() -> None:
@@ -84,9 +83,8 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
-    marks_lines = rank_lines.are_wanted(sys.argv)
-    standby = Standby.from_environment(sys.argv[1:], marks_lines=marks_lines)
-    handlers.SubprocessHandler = worker_handler(standby, marks_lines=marks_lines)
+    standby = Standby.from_environment(sys.argv[1:])
+    handlers.SubprocessHandler = worker_handler(standby, has_ranks="bootstrap.launchers" not in sys.argv)
     try:
         run.main()
     except ChildFailedError as error:

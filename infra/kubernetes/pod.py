@@ -85,23 +85,6 @@ def build_pod(
                 "securityContext": security,
                 "volumeMounts": [code],
             },
-            {
-                # A failure of the metrics stops nothing: the node trains on.
-                "name": "metrics",
-                "image": image,
-                "restartPolicy": "Always",
-                "command": ["python3", "-m", "bootstrap.metrics"],
-                "workingDir": CODE_DIR,
-                # The metrics read every GPU and request none.
-                "env": [
-                    *environment,
-                    {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-                    {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
-                ],
-                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
-                "securityContext": security,
-                "volumeMounts": [{**code, "readOnly": True}, {"name": "run", "mountPath": RUN_DIR, "readOnly": True}],
-            },
         ],
         "containers": [
             {
@@ -129,7 +112,6 @@ def _environment(plan: FleetPlan, facts: ClusterFacts, peers: str) -> list[Manif
         "GPUFLEET_TERMINATE_HOOK": "",
         "GPUFLEET_RUN_DIR": RUN_DIR,
         "GPUFLEET_PROGRESS_FILE": f"{RUN_DIR}/progress.json",
-        "GPUFLEET_RANK_LINES": "1",
         "GPUFLEET_LEFT_STATUS": str(LEFT),
         # Seconds after SIGTERM, within the pod's grace period.
         "GPUFLEET_DRAIN_LIMIT_S": str(plan.save_limit_s),

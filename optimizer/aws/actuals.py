@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
 
-# Published by nodes every minute (bootstrap/metrics).
-NODE_METRICS = ("GpuUtilizationPercent", "GpuMemoryUsedGiB", "TokensPerSecond")
+# Sent by the nodes' CloudWatch agent every minute (bootstrap/cloudwatch-agent.json): metric, statistic, and the factor
+# of its unit.
+NODE_METRICS = {
+    "GpuUtilizationPercent": ("GpuUtilizationPercent", "Average", 1.0),
+    "GpuMemoryUsedGiB": ("GpuMemoryUsedMiB", "Maximum", 1 / 1024),
+    "TokensPerSecond": ("TokensPerSecond", "Average", 1.0),
+}
 # An older value says nothing of the present.
 METRICS_WINDOW = timedelta(minutes=15)
 METRICS_PERIOD_S = 60
@@ -123,22 +128,24 @@ def read_failures(client: AutoScalingClient, name: str, *, since: datetime) -> t
     return tuple(failures.values())[:FAILURES_SHOWN]
 
 
-def read_metrics(client: Any, namespace: str, names: Sequence[str], now: datetime) -> dict[str, MetricValue]:
-    """Return each metric's newest mean over the nodes.
+def read_metrics(client: Any, namespace: str, now: datetime) -> dict[str, MetricValue]:
+    """Return the newest value of each of ``NODE_METRICS``.
 
     AWS bills 0.01 USD for a thousand metrics (https://aws.amazon.com/cloudwatch/pricing/).
     """
-    by_id = {f"m{number}": name for number, name in enumerate(names)}
-    averaged = {"Period": METRICS_PERIOD_S, "Stat": "Average"}
-    queries = [
-        {"Id": key, "MetricStat": {"Metric": {"Namespace": namespace, "MetricName": name}, **averaged}}
-        for key, name in by_id.items()
-    ]
+    by_id = {f"m{number}": name for number, name in enumerate(NODE_METRICS)}
+    queries = []
+    for key, name in by_id.items():
+        metric, statistic, _ = NODE_METRICS[name]
+        query = {"Metric": {"Namespace": namespace, "MetricName": metric}, "Period": METRICS_PERIOD_S}
+        queries.append({"Id": key, "MetricStat": query | {"Stat": statistic}})
     answer = client.get_metric_data(
         MetricDataQueries=queries, StartTime=now - METRICS_WINDOW, EndTime=now, ScanBy="TimestampDescending"
     )
     return {
-        by_id[result["Id"]]: MetricValue(value=result["Values"][0], at=result["Timestamps"][0])
+        (name := by_id[result["Id"]]): MetricValue(
+            value=result["Values"][0] * NODE_METRICS[name][2], at=result["Timestamps"][0]
+        )
         for result in answer["MetricDataResults"]
         if result["Values"]
     }

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from statistics import fmean
+from typing import Any, Literal
 
-from bootstrap.contract.codec import FormatError
-from bootstrap.contract.gpus import STREAMS, NodeMinute, read_minute
+from bootstrap.contract.gpus import FIELDS, STREAMS, slowed_by
 
-# An older line says nothing of the present; nodes send one a minute.
+# An older line says nothing of the present; nodes send four a minute and GPU.
 WINDOW = timedelta(minutes=5)
+MINUTE_MS = 60_000
+MIB_PER_GIB = 1024
+BYTES_PER_MB = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuMinute:
+    """One GPU; None for a value that it does not report."""
+
+    busy_percent: float | None = None  # mean share of time in which a kernel ran
+    memory_used_gib: float | None = None  # highest
+    memory_total_gib: float | None = None
+    power_w: float | None = None  # mean
+    temperature_celsius: float | None = None  # highest
+    sm_clock_mhz: float | None = None  # mean
+    throttled: dict[str, float] = field(default_factory=dict)  # share of the samples, by a word of THROTTLING
+    ecc_corrected: int | None = None  # errors since the driver was loaded
+    ecc_uncorrected: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeMinute:
+    """A node's GPUs by index, its errors and its EFA traffic."""
+
+    schema_version: Literal[1] = 1
+    at: datetime  # newest sample
+    gpus: dict[str, GpuMinute]
+    xids: dict[str, int] = field(default_factory=dict)  # the kernel's messages by Xid number, since boot
+    efa_rx_mb_per_s: float | None = None  # mean, all cards
+    efa_tx_mb_per_s: float | None = None
+
+
+Line = tuple[int, list[str]]  # time in ms, fields
 
 
 def read_gpus(client: Any, log_group: str, now: datetime) -> Mapping[str, tuple[NodeMinute, ...]]:
@@ -21,15 +57,88 @@ def read_gpus(client: Any, log_group: str, now: datetime) -> Mapping[str, tuple[
     pages = client.get_paginator("filter_log_events").paginate(
         logGroupName=log_group, logStreamNamePrefix=STREAMS, startTime=int((now - WINDOW).timestamp() * 1000)
     )
-    found: dict[str, list[NodeMinute]] = {}
+    lines: dict[str, list[Line]] = {}
     try:
         for event in (event for page in pages for event in page["events"]):
-            stream = event["logStreamName"]
-            try:
-                minute = read_minute(event["message"], stream)
-            except FormatError:
-                continue  # whoever may write the group's streams may write anything
-            found.setdefault(stream.removeprefix(STREAMS), []).append(minute)
+            node = event["logStreamName"].removeprefix(STREAMS)
+            fields = [text.strip() for text in event["message"].split(",")]
+            lines.setdefault(node, []).append((event["timestamp"], fields))
     except client.exceptions.ResourceNotFoundException:
         return {}
-    return {node: tuple(sorted(minutes, key=lambda minute: minute.at)) for node, minutes in found.items()}
+    return {node: minutes for node, own in lines.items() if (minutes := fold_minutes(own))}
+
+
+def fold_minutes(lines: Sequence[Line]) -> tuple[NodeMinute, ...]:
+    """Fold a node's lines into minutes that end with the newest line, the newest minute last."""
+    newest_ms = max(at_ms for at_ms, _ in lines)
+    by_minute: dict[int, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line[0]):
+        by_minute.setdefault((newest_ms - line[0]) // MINUTE_MS, []).append(line)
+    return tuple(_fold(by_minute[ago]) for ago in sorted(by_minute, reverse=True))
+
+
+def _fold(lines: Sequence[Line]) -> NodeMinute:
+    gpus: dict[str, list[dict[str, str]]] = {}
+    xids: dict[str, int] = {}
+    efa: list[tuple[int, float, float]] = []
+    for at_ms, (kind, *values) in lines:
+        if kind == "gpu" and len(values) == len(FIELDS) and values[0].isdecimal():
+            gpus.setdefault(values[0], []).append(dict(zip(FIELDS, values, strict=True)))
+        # Whoever may write the group's streams may write anything.
+        with suppress(ValueError):
+            if kind == "xid":
+                number, count = values
+                xids[number] = int(count)
+            elif kind == "efa":
+                received, sent = values
+                efa.append((at_ms, float(received), float(sent)))
+    rates: list[float | None] = [None, None]
+    if len(efa) > 1 and (seconds := (efa[-1][0] - efa[0][0]) / 1000):
+        grown = [efa[-1][part] - efa[0][part] for part in (1, 2)]
+        # The counters start anew from 0 with the driver.
+        rates = [round(count / seconds / BYTES_PER_MB, 1) if count >= 0 else None for count in grown]
+    return NodeMinute(
+        at=datetime.fromtimestamp(lines[-1][0] / 1000, UTC),
+        gpus={
+            index: gpu
+            for index in sorted(gpus, key=int)
+            if (gpu := _fold_gpu(gpus[index])).busy_percent is not None or gpu.memory_used_gib is not None
+        },
+        xids=xids,
+        efa_rx_mb_per_s=rates[0],
+        efa_tx_mb_per_s=rates[1],
+    )
+
+
+def _fold_gpu(samples: Sequence[dict[str, str]]) -> GpuMinute:
+    def values(name: str, per: float = 1.0) -> list[float]:
+        found = []
+        for sample in samples:
+            with suppress(ValueError):  # "[N/A]", "[GPU is lost]" and the like
+                found.append(float(sample[name]) / per)
+        return found
+
+    def mean(name: str) -> float | None:
+        return round(fmean(numbers), 1) if (numbers := values(name)) else None
+
+    def highest(name: str, per: float = 1.0) -> float | None:
+        return round(max(numbers), 1) if (numbers := values(name, per)) else None
+
+    def last(name: str) -> int | None:
+        return int(numbers[-1]) if (numbers := values(name)) else None
+
+    reasons: Counter[str] = Counter()
+    for sample in samples:
+        with suppress(ValueError):
+            reasons.update(slowed_by(int(sample["clocks_event_reasons.active"], 16)))
+    return GpuMinute(
+        busy_percent=mean("utilization.gpu"),
+        memory_used_gib=highest("memory.used", MIB_PER_GIB),
+        memory_total_gib=highest("memory.total", MIB_PER_GIB),
+        power_w=mean("power.draw"),
+        temperature_celsius=highest("temperature.gpu"),
+        sm_clock_mhz=mean("clocks.sm"),
+        throttled={reason: round(times / len(samples), 2) for reason, times in reasons.items()},
+        ecc_corrected=last("ecc.errors.corrected.volatile.total"),
+        ecc_uncorrected=last("ecc.errors.uncorrected.volatile.total"),
+    )

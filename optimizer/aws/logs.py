@@ -9,7 +9,7 @@ from typing import Any
 
 from bootstrap.contract.staging import copied_gib
 
-# bootstrap/logs writes a stream a node below this.
+# The nodes' CloudWatch agent (bootstrap/cloudwatch-agent.json) writes a stream a node below this.
 STREAMS = "train/"
 # Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
 LATE = timedelta(minutes=1)
@@ -58,7 +58,7 @@ class LogReader:
             late = LATE if self._readings % READINGS else VERY_LATE
             start_ms = max(start_ms, newest_ms - late // timedelta(milliseconds=1))
         self._readings += 1
-        # Prefix that bootstrap/logs/ranks.py writes; the pattern finds it anywhere in a line:
+        # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
         start = "" if self.rank is None else f"[rank {self.rank}] "
         pages = self.client.get_paginator("filter_log_events").paginate(

@@ -29,7 +29,7 @@ FAKES = (
 REAL = (
     "awk", "basename", "bash", "cat", "chmod", "cp", "date", "dirname", "env", "find", "flock", "grep", "gzip", "head",
     "install", "mkdir", "mktemp", "mv", "rm", "sed", "setsid", "sleep", "sort", "tail", "tar", "tee", "timeout",
-    "touch", "tr", "wc",
+    "touch", "tr", "uniq", "wc",
 )  # fmt: skip
 
 

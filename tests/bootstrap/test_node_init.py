@@ -16,6 +16,7 @@ import pytest
 
 from bootstrap.agent.lease import STATE_KEY
 from bootstrap.contract import state
+from bootstrap.contract.gpus import FIELDS
 from bootstrap.contract.requirements import read_pins
 from examples.local_imds import LocalImds
 from tests.bootstrap.node import BOOTSTRAP, HERE, Node, in_order
@@ -95,7 +96,7 @@ def test_a_healthy_node_joins_once_in_order(tmp_path: Path) -> None:
     outcome = node.run("node_init.sh")
     assert outcome.exit_code == 0, outcome.output
     took = re.findall(r"node_init.sh: ([a-z-]+) took \d+ s", outcome.output)
-    assert took == [*STEPS, "complete-launch-hook", "start-metrics", "start-logs", "start-training"]
+    assert took == [*STEPS, "complete-launch-hook", "start-training"]
     assert answers(node) == ["CONTINUE"]
     told = next(i for i, call in enumerate(node.calls) if call.startswith(HOOK))
     started = node.calls.index("systemctl enable --now gpufleet-train.service")
@@ -109,7 +110,7 @@ def test_a_second_run_does_nothing(tmp_path: Path) -> None:
     before = len(node.calls)
     assert node.run("node_init.sh").exit_code == 0
     calls = [call for call in node.calls[before:] if not call.startswith("logger ")]
-    assert calls == [f"systemctl is-active --quiet gpufleet-{unit}.service" for unit in ("metrics", "logs", "train")]
+    assert calls == ["systemctl is-active --quiet gpufleet-train.service"]
 
 
 def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:
@@ -290,19 +291,17 @@ def test_nodes_look_for_the_controllers_state_where_it_writes() -> None:
     assert f"{naming.Names.control_prefix}/{state.FILE}" == STATE_KEY
 
 
-def test_the_metrics_unit_never_hurts_training() -> None:
-    unit = (BOOTSTRAP / "gpufleet-metrics.service").read_text().splitlines()
-    for line in (
-        "Restart=always",
-        "StartLimitIntervalSec=0",
-        "Nice=19",
-        "MemoryMax=512M",
-        "OOMScoreAdjust=1000",
-        "EnvironmentFile=/etc/gpufleet/node.env",
-        "EnvironmentFile=/etc/gpufleet/runtime.env",
-        "ExecStart=/usr/bin/env ${GPUFLEET_PYTHON} -m bootstrap.metrics",
-    ):
+def test_unit_of_the_gpus_never_hurts_training_and_prints_what_is_read() -> None:
+    unit = (BOOTSTRAP / "gpufleet-gpus.service").read_text().splitlines()
+    for line in ("Restart=always", "StartLimitIntervalSec=0", "Nice=19", "MemoryMax=512M", "OOMScoreAdjust=1000"):
         assert line in unit
+    script = (BOOTSTRAP / "steps/print-gpus.sh").read_text()
+    assert "".join(re.findall(r"^fields\+?=(.*)$", script, re.MULTILINE)) == ",".join(FIELDS)
+    config = json.loads((BOOTSTRAP / "cloudwatch-agent.json").read_text())
+    sent = {one["file_path"] for one in config["logs"]["logs_collected"]["files"]["collect_list"]}
+    for name in ("gpus", "train"):
+        text = (BOOTSTRAP / f"gpufleet-{name}.service").read_text()
+        assert f"StandardOutput=append:/var/log/gpufleet/{name}.log" in text and f"LOG_DIR/{name}.log" in sent
 
 
 def test_no_version_is_latest() -> None:

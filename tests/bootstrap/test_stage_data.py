@@ -31,6 +31,7 @@ def make_node(folder: Path, **node_env: str) -> Node:
     python = node.root / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    (node.root / "var/log/gpufleet").mkdir(parents=True)
     (node.root / "etc/gpufleet/runtime.env").write_text("GPUFLEET_PYTHON=/python3\nGPUFLEET_SCRATCH_DIR=/mnt/nvme\n")
     return node
 
@@ -43,9 +44,7 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     client = boto3.client("s3")
     client.put_object(Bucket=BUCKET, Key="corpus/tokens/train.bin", Body=b"tokens")
     settings = {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
-    logs = boto3.client("logs")
-    logs.create_log_group(logGroupName="/gpufleet/dev")
-    node = make_node(tmp_path, GPUFLEET_TRAIN_DATA=f"s3://{BUCKET}/corpus/tokens", GPUFLEET_LOG_GROUP="/gpufleet/dev")
+    node = make_node(tmp_path, GPUFLEET_TRAIN_DATA=f"s3://{BUCKET}/corpus/tokens")
     runtime = node.root / "etc/gpufleet/runtime.env"
 
     first = node.run("steps/stage-data.sh", settings)
@@ -55,10 +54,8 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
     assert folder.startswith("/mnt/nvme/gpufleet-data/tokens-")
     assert (node.root / folder[1:] / "train.bin").read_bytes() == b"tokens"
     # `gpufleet status` and `gpufleet logs` show the progress.
-    (stream,) = logs.describe_log_streams(logGroupName="/gpufleet/dev")["logStreams"]
-    assert stream["logStreamName"].startswith("train/i-")
-    events = logs.get_log_events(logGroupName="/gpufleet/dev", logStreamName=stream["logStreamName"])["events"]
-    assert [copied_gib(event["message"]) for event in events] == [None, 0.0]
+    lines = (node.root / "var/log/gpufleet/train.log").read_text().splitlines()
+    assert [copied_gib(line) for line in lines] == [None, 0.0]
 
     # After a reboot S3 is not asked: its answer would end this step.
     again = node.run("steps/stage-data.sh", settings | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
@@ -66,9 +63,7 @@ def test_data_is_on_the_disk_before_the_node_is_in_service(
 
     shutil.rmtree(node.root / folder[1:])
     client.delete_object(Bucket=BUCKET, Key="corpus/tokens/train.bin")
-    logs.delete_log_group(logGroupName="/gpufleet/dev")  # the step does not need it
     gone = node.run("steps/stage-data.sh", settings)
-    assert "lines are no longer sent" in gone.output
     assert gone.exit_code == 78 and "no object under this prefix" in gone.output
     # No node could do better: the controller ends the run, and the group is not asked for the next node.
     report = node.run("steps/report-failure.sh stage-data 78", settings)

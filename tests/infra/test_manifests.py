@@ -283,7 +283,6 @@ class TestFetch:
     def test_the_bundle_and_the_training_code_are_unpacked(self, run: Any) -> None:
         folder = run()
         assert (folder / "bootstrap/agent/__main__.py").is_file()
-        assert (folder / "bootstrap/metrics/__main__.py").is_file()
         done = subprocess.run([sys.executable, folder / "train/train.py"], capture_output=True, text=True, check=True)
         assert done.stdout == "trained\n"
 

@@ -3,7 +3,7 @@
     launch_cases/NAME/env        NAME=value lines for the agent
     launch_cases/NAME/python     what stands in for python (torchrun); absent: exits 0
     launch_cases/NAME/aws        what stands in for the AWS CLI; absent: fails
-    launch_cases/NAME/TOOL       another fake: dmesg, nvidia-smi, journalctl
+    launch_cases/NAME/TOOL       another fake: dmesg, nvidia-smi
     launch_cases/NAME/during.sh  optional: run while the agent runs, with its process id as $1
     launch_cases/NAME/leave      optional, lines of "TEXT" or "TEXT|PATH|VALUE": when the log holds TEXT, the metadata
                                  service gives the notice (by default the group ends this node)
@@ -36,7 +36,7 @@ REAL_PYTHON = (
     f'[[ $1 != -c && $2 != bootstrap.training.watcher && $2 != bootstrap.launchers ]] || exec {sys.executable} "$@"\n'
 )
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
-TOOLS = (*DEFAULTS, "ip", "nvidia-smi", "journalctl")
+TOOLS = (*DEFAULTS, "ip", "nvidia-smi")
 LIFECYCLE = "autoscaling/target-lifecycle-state"
 
 
@@ -76,7 +76,9 @@ def open_folder() -> Iterator[Path]:
 def test_case(name: str, open_folder: Path) -> None:
     case, tmp_path = CASES / name, open_folder
     install_fakes(case, tmp_path / "bin")
-    calls, log = tmp_path / "calls", tmp_path / "log"
+    # gpufleet-train.service writes what the agent says into this file.
+    calls, log = tmp_path / "calls", tmp_path / "var/log/gpufleet/train.log"
+    log.parent.mkdir(parents=True)
     calls.touch()
     calls.chmod(0o666)
     (tmp_path / "run").mkdir()
@@ -87,7 +89,7 @@ def test_case(name: str, open_folder: Path) -> None:
     with LocalImds().running() as imds, log.open("wb") as output:
         environment = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "CASE": str(tmp_path),
-            "GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_TRAIN_DIR": str(tmp_path),
+            "ROOT": str(tmp_path), "GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_TRAIN_DIR": str(tmp_path),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "HOME": str(tmp_path),
             "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1", "GPUFLEET_IMDS_POLL_S": "0.2",
             "GPUFLEET_TELL_DELAY_S": "1", "GPUFLEET_WORKER_PAUSE_S": "1", "GPUFLEET_GPU_CHECK_S": "1",

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bootstrap.contract.gpus import GpuMinute, NodeMinute
+    from optimizer.aws.gpus import GpuMinute, NodeMinute
     from optimizer.commands.status.reading import Reading
 
 # Share of a minute; a short slowdown costs less than looking at it.

@@ -13,12 +13,12 @@ from optimizer.commands.stack.file import IMAGE_KEY, StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
-    from bootstrap.contract.gpus import NodeMinute
     from bootstrap.contract.measured import MeasuredRow
     from bootstrap.contract.request import PersonRequest
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+    from optimizer.aws.gpus import NodeMinute
     from optimizer.aws.images import ImageAge
     from optimizer.aws.progress import TrainingProgress
 
@@ -119,10 +119,9 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
         reading.failures = reading.attempt(
             "failed launches", lambda: actuals.read_failures(autoscaling, names.group, since=since), ()
         )
+    cloudwatch = clients.cloudwatch(region)
     reading.metrics = reading.attempt(
-        "metrics",
-        lambda: actuals.read_metrics(clients.cloudwatch(region), names.metric_namespace, actuals.NODE_METRICS, now),
-        {},
+        "metrics", lambda: actuals.read_metrics(cloudwatch, names.metric_namespace, now), {}
     )
     logs = clients.logs(region)
     reading.gpus = reading.attempt("GPUs", lambda: read_gpus(logs, names.log_group, now), {})

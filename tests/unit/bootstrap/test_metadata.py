@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import NoCredentialsError
 
 import bootstrap
 from bootstrap.agent.commands import AWS_ENVIRONMENT
 from bootstrap.agent.group import Group
 from bootstrap.agent.settings import Settings
-from bootstrap.service import make_client
 from examples.local_imds import LocalImds
 
 LIB = Path(bootstrap.__path__[0]) / "lib.sh"
@@ -82,13 +80,3 @@ def test_calls_of_aws_wait_for_a_slow_answer(imds: LocalImds) -> None:
     assert in_shell('"$2" -c "$3"').stdout == "True\n"
     command = [sys.executable, "-c", ASK]
     assert subprocess.run(command, env={**os.environ, **AWS_ENVIRONMENT}, capture_output=True).stdout == b"True\n"
-
-
-def test_a_service_without_credentials_starts_again(imds: LocalImds) -> None:
-    """A client made without them never gets any: https://github.com/boto/botocore/issues/2304"""
-    imds.statuses[ROLE] = 503
-    options = {"connect_timeout_s": 1, "read_timeout_s": 1, "attempts": 1}
-    with pytest.raises(NoCredentialsError):
-        make_client("logs", "us-east-1", **options)
-    imds.statuses.clear()
-    make_client("logs", "us-east-1", **options)

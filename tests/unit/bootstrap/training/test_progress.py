@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from bootstrap.metrics.throughput import Throughput, read
+from bootstrap.agent import telemetry as telemetry_module
+from bootstrap.agent.telemetry import Telemetry
 from bootstrap.training import SpotTolerantRun, Watcher
 from bootstrap.training import progress as module
 from bootstrap.training.errors import ConfigurationError
@@ -46,13 +49,38 @@ def test_a_run_writes_what_the_publisher_reads(path: Path, tmp_path: Path) -> No
         "schema_version": 1, "step": 5, "samples": 20, "tokens": 20 * 2048,
     }  # fmt: skip
     assert before <= told["at"] <= time.time()
-    throughput = Throughput(path)
-    assert throughput.tokens_per_second() is None
+    telemetry = Telemetry(path, tmp_path / "train.log")
+    assert telemetry.tokens_per_second() is None
     train(tmp_path, 7)
-    mark = read(path)
-    assert mark is not None and mark.tokens == 28 * 2048
-    speed = throughput.tokens_per_second()
-    assert speed is not None and speed == pytest.approx(8 * 2048 / (mark.at - told["at"]))
+    later = json.loads(path.read_text())
+    assert later["tokens"] == 28 * 2048
+    assert telemetry.tokens_per_second() == pytest.approx(8 * 2048 / (later["at"] - told["at"]))
+    assert telemetry.tokens_per_second() is None, "no new step"
+    path.write_text(json.dumps({"at": later["at"] + 1, "tokens": 9}))
+    assert telemetry.tokens_per_second() is None, "lost steps are no speed"
+
+
+def test_the_cloudwatch_agent_gets_the_speed_and_a_long_log_loses_its_older_part(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_module, "LOG_BYTES", 2**16)
+    log = tmp_path / "train.log"
+    log.write_bytes(b"a" * 2**18 + b"the end")
+    telemetry = Telemetry(path, log)
+    with socket.socket(type=socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10)
+        monkeypatch.setattr(telemetry_module, "STATSD", server.getsockname())
+        telemetry.tick()
+        assert log.stat().st_blocks * 512 >= 2**18, "not before a minute is over"
+        for tokens in (0, 500):
+            path.write_text(json.dumps({"at": 1000 + tokens / 10, "tokens": tokens}))
+            monkeypatch.setattr(telemetry, "_next_at", 0.0)
+            telemetry.tick()
+        assert server.recv(100) == b"TokensPerSecond:10|g"
+    status = log.stat()
+    assert status.st_size == 2**18 + 7 and log.read_bytes().endswith(b"the end")
+    assert status.st_blocks * 512 <= 2**17 or not shutil.which("fallocate")
 
 
 def test_tokens_of_a_sample_can_be_given(path: Path, tmp_path: Path) -> None:
@@ -64,7 +92,7 @@ def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("GPUFLEET_SEQ_LEN")
     ProgressFile(global_batch=4).update(3)
     assert json.loads(path.read_text())["tokens"] is None
-    assert read(path) is None
+    assert Telemetry(path, path).tokens_per_second() is None
     assert read_step(path) == 3
 
 
@@ -72,7 +100,7 @@ def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_of_a_file_that_other_code_writes_wrongly_are_unknown(path: Path, text: str) -> None:
     assert read_step(path) is None
     path.write_text(text)
-    assert read_step(path) is None
+    assert read_step(path) is None and Telemetry(path, path).tokens_per_second() is None
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many"])

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.logs.ranks import Ranks
-from bootstrap.training import rank_lines, standby, torchrun
+from bootstrap.training import standby, torchrun
 
 # Dies without a word at its first start, and finds its settings at fault at its second, as a script of the user's own.
 WORKER = """
@@ -71,11 +70,6 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
         assert row["argv"] == command and row["orig_argv"] == [sys.executable, "-u", *command]
         assert row["name"] == "__main__" and row["path"] == str(tmp_path) and row["rank"] == "0"
         assert row["parent"] == os.getpid() and row["session"]
-        # The log stream's lines get their rank by what torchrun logs, in main()'s format.
-        ranks = Ranks(tmp_path)
-        for message in caplog.messages:
-            ranks.prefixed(f"2026-11-21 16:00:00,123 torchrun {message}", "1")
-        assert ranks.prefixed("step 1", str(row["pid"])) == "[rank 0] step 1"
 
 
 SPEAKER = """
@@ -89,16 +83,19 @@ while not restarts and not (here / "go").exists():
     time.sleep(0.01)
 if not restarts:
     sys.exit(3)
-os.write(1, b"x" * 100_000 + b"\\nthe last line has no end")
+os.write(1, b"\\r 10%\\r 20%")
+while not (here / f"seen-{rank}").exists():
+    time.sleep(0.01)
+os.write(1, b"\\r\\n" + b"x" * 100_000 + b"\\nthe last line has no end")
 """
 
 
-def test_in_a_container_every_line_has_its_rank(tmp_path: Path) -> None:
-    """Two workers and, after a failure, the standby processes in their places; docker's client has one process id."""
+def test_every_line_has_its_rank_and_comes_at_once(tmp_path: Path) -> None:
+    """Two workers and, after a failure, the standby processes in their places; a progress bar has no line feed."""
     (tmp_path / "work.py").write_text(SPEAKER)
     root = Path(torchrun.__file__).parents[2]
     environment = {
-        **os.environ, "PYTHONPATH": str(root), "GPUFLEET_RANK_LINES": "1", "GPUFLEET_STANDBY": "1",
+        **os.environ, "PYTHONPATH": str(root), "GPUFLEET_STANDBY": "1",
         "GPUFLEET_STANDBY_DELAY_S": "0.05", "TORCHELASTIC_ERROR_FILE": "",
     }  # fmt: skip
     arguments = [
@@ -120,26 +117,30 @@ def test_in_a_container_every_line_has_its_rank(tmp_path: Path) -> None:
             lines.append(line.removesuffix("\n"))
             if sum(standby.READY in line for line in lines) == 2:
                 (tmp_path / "go").touch()
+            for rank in "01":
+                if line == f"[rank {rank}]  10%\n":
+                    (tmp_path / f"seen-{rank}").touch()
     assert process.returncode == 0, lines
     assert sum(standby.TAKES in line for line in lines) == 2, lines
-    # A host's process may have the id that one in the container has.
-    assert not any(" is process " in line for line in lines)
     for rank in "01":
         marked = [line.removeprefix(f"[rank {rank}] ") for line in lines if line.startswith(f"[rank {rank}] ")]
         assert marked[:4] == [
             f"start 0 of {rank}", "to standard error", f"start 1 of {rank}", "to standard error",
         ]  # fmt: skip
-        assert [len(part) for part in marked[4:7]] == [49_152, 49_152, 1_696] and "".join(marked[4:7]) == "x" * 100_000
-        assert marked[7:] == ["the last line has no end"]
-        assert Ranks(tmp_path).prefixed(f"[rank {rank}] x", "7") == f"[rank {rank}] x"
+        assert marked[4:7] == ["", " 10%", " 20%"]
+        assert [len(part) for part in marked[7:10]] == [49_152, 49_152, 1_696] and "".join(
+            marked[7:10]
+        ) == "x" * 100_000
+        assert marked[10:] == ["the last line has no end"]
 
 
-def test_ranks_of_a_programs_own_launcher_are_not_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_RANK_LINES", "1")
-    assert rank_lines.are_wanted(["torchrun", "train.py"])
-    assert not rank_lines.are_wanted(["torchrun", "-m", "bootstrap.launchers", "mpirun", "train.py"])
-    monkeypatch.delenv("GPUFLEET_RANK_LINES")
-    assert not rank_lines.are_wanted(["torchrun", "train.py"]), "on a node the journal knows the process"
+def test_lines_of_a_program_have_the_ranks_of_its_own_launcher(tmp_path: Path) -> None:
+    arguments = ["--standalone", "--nproc-per-node", "1", "-m", "bootstrap.launchers", "printf", r"a\rb"]
+    root = Path(torchrun.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "GPUFLEET_DRAIN_FILE": str(tmp_path / "drain")}
+    command = [sys.executable, "-m", "bootstrap.training.torchrun", *arguments]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
+    assert {"a", "b"} <= set(done.stderr.splitlines())
 
 
 def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

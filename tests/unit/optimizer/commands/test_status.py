@@ -55,7 +55,10 @@ def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpuf
     minute_ago = datetime.now(UTC) - timedelta(minutes=1)
     deployed.cloudwatch.put_metric_data(
         Namespace=deployed.names.metric_namespace,
-        MetricData=[{"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": minute_ago}],
+        MetricData=[
+            {"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": minute_ago},
+            {"MetricName": "GpuMemoryUsedMiB", "Values": [1024.0, 2048.0], "Timestamp": minute_ago},
+        ],
     )
     code, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     assert (code, err) == (0, "")
@@ -194,15 +197,14 @@ def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: Depl
     assert "0123456789ab-torn.json is not JSON" in err
 
 
-def write_gpus(deployed: DeployedStack, *minutes: tuple[str, int, dict[str, Any]]) -> None:
-    """Lines of the nodes' streams: node, minutes ago, the line's further fields."""
+def write_gpus(deployed: DeployedStack, *lines: tuple[str, float, str]) -> None:
+    """Lines of the nodes' streams: node, seconds ago, the line."""
     logs, group = boto3.client("logs", region_name="us-east-1"), deployed.names.log_group
     logs.create_log_group(logGroupName=group)
-    for node in dict.fromkeys(node for node, _, _ in minutes):
+    for node in dict.fromkeys(node for node, _, _ in lines):
         logs.create_log_stream(logGroupName=group, logStreamName=f"gpus/{node}")
-    for node, back, fields in minutes:
-        text = json.dumps({"schema_version": 1, "at": ago(minutes=back), **fields})
-        at_ms = int((time.time() - 60 * back) * 1000)
+    for node, ago_s, text in lines:
+        at_ms = int((time.time() - ago_s) * 1000)
         logs.put_log_events(
             logGroupName=group, logStreamName=f"gpus/{node}", logEvents=[{"timestamp": at_ms, "message": text}]
         )
@@ -211,27 +213,38 @@ def write_gpus(deployed: DeployedStack, *minutes: tuple[str, int, dict[str, Any]
 def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     deployed.write_state()
     first, second = (node.instance_id for node in deployed.group.nodes)
-    hot = {"busy_percent": 96.0, "memory_used_gib": 61.25, "throttled": {"hardware thermal": 0.75}, "sm_clock_mhz": 900}
-    briefly = {"busy_percent": 98.0, "memory_used_gib": 60.0, "throttled": {"power brake": 0.08}, "ecc_uncorrected": 2}
-    idle = {"gpus": {"0": {"busy_percent": 0.0, "memory_used_gib": 3.0}}}
-    write_gpus(
-        deployed,
-        (first, 1, {"gpus": {"0": hot, "1": briefly}, "xids": {"94": 3}, "of_a_newer_version": 1}),
-        *((second, back, idle) for back in (3, 2, 1)),
-        (second, 6, {"gpus": {"0": {"busy_percent": 90.0}}}),
-        ("i-gone", 2, idle),
-    )
+    # As an H100 answers; 0x40 is a thermal slowdown of the hardware, 0x80 the power brake.
+    hot = [
+        f"gpu, 0, {busy}, 62720, 81559, 650.5, 91, 900, 0x000000000000004{bit}, 0, 0"
+        for busy, bit in ((96, 0), (96, 1))
+    ]
+    cool = ["gpu, 0, 96, 61000, 81559, 649.5, 90, 900, 0x0000000000000001, [N/A], [N/A]"] * 2
+    briefly = [f"gpu, 1, 98, 61440, 81559, 600, 60, 1980, 0x{bits}, 0, 2" for bits in ("80", "0", "0", "0")]
+    idle = "gpu, 0, 0, 3072, 81559, 70, 30, 345, 0x1, 0, 0"
+    rows = [*zip([first] * 4, (50, 35, 20, 5), [*hot, *cool], strict=True)]
+    rows += [*zip([first] * 4, (50, 35, 20, 5), briefly, strict=True)]
+    rows += [(first, 5, "xid, 94, 3"), (first, 35, "efa, 3000000000, 0"), (first, 5, "efa, 6000000000, 500")]
+    rows += [(first, 5, "gpu, 2, [GPU is lost], [GPU is lost]"), (first, 5, "Unable to determine the device handle")]
+    rows += [(second, ago_s, idle) for ago_s in (185, 125, 65)]
+    rows += [(second, 360, "gpu, 0, 90, 1, 1, 1, 1, 1, 0x0, 0, 0"), ("i-gone", 120, idle)]
+    write_gpus(deployed, *rows)
     _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     answer = json.loads(out)
-    assert err == "" and answer["gpus"][first]["gpus"]["0"]["busy_percent"] == 96
+    newest = answer["gpus"][first]
+    assert err == "" and list(newest["gpus"]) == ["0", "1"] and newest["efa_rx_mb_per_s"] == 100
+    assert newest["gpus"]["0"] == {
+        "busy_percent": 96, "memory_used_gib": 61.2, "memory_total_gib": 79.6, "power_w": 650.0,
+        "temperature_celsius": 91, "sm_clock_mhz": 900, "throttled": {"hardware thermal": 0.5}, "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+    }  # fmt: skip
     throttled, errors, waste = answer["notices"]
-    assert throttled.startswith(f"THROTTLED: {first} GPU 0 by hardware thermal 75% of the time (900 MHz)")
+    assert throttled.startswith(f"THROTTLED: {first} GPU 0 by hardware thermal 50% of the time (91 °C, 650 W, 900 MHz)")
     assert "GPU 1" not in throttled
     assert errors.startswith(f"GPU ERRORS: {first} Xid 94 x 3, 2 uncorrected ECC on GPU 1")
     assert waste.startswith(f"IDLE: the GPUs of {second} were below 5% for 3 minutes")
     _, out, _ = gpufleet("status", *deployed.arguments)
     row = next(line for line in out.splitlines() if line.startswith(first))
-    assert "97" in row and "61.25" in row and "Xid 94 x 3" in row
+    assert "97" in row and "61.2" in row and "Xid 94 x 3" in row
     page_text = " ".join(live_page(deployed, 120).replace("│", " ").split())
     assert "48% busy, least busy node 0%, 1 throttled, errors on 1 of 2 nodes" in page_text
     # Before training and after it, nobody wants the GPUs busy.

@@ -1,1 +1,0 @@
-"""Streams the training's output to CloudWatch Logs as it is written."""

@@ -1,1 +1,0 @@
-"""Metrics that a node publishes to CloudWatch; ``python -m bootstrap.metrics`` is gpufleet-metrics.service."""

@@ -1,0 +1,2 @@
+# shellcheck shell=bash
+if [[ $* == *gpufleet-gpus* || $* == set-property* ]]; then exit 1; fi
