@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pulumi
 import pulumi_aws as aws
 
@@ -12,8 +10,6 @@ from infra.component import Stack
 from infra.configuration import load
 from infra.controller import Controller, ControllerArgs
 from infra.fleet import Fleet, FleetArgs
-from infra.kubernetes.cluster import Cluster, ClusterArgs
-from infra.kubernetes.cluster_facts import plan_digest
 from infra.lustre import Lustre, LustreArgs
 from infra.naming import Names, tags
 from infra.network import Network
@@ -72,24 +68,8 @@ def main(*, starts_nodes: bool = True) -> None:
             pulumi.ResourceOptions(depends_on=[security]),
         )
         mounted = lustre.address
-    cluster = None
-    if settings.platform == "eks":
-        cluster = Cluster(
-            stack,
-            ClusterArgs(
-                key_arn=security.key_arn,
-                system_subnet_ids=network.system_subnet_ids,
-                control_plane_subnet_ids=network.control_plane_subnet_ids,
-                node_group_id=security.node_group_id,
-                bucket=storage.bucket,
-            ),
-            # The cluster's nodes pull their images through the endpoints.
-            pulumi.ResourceOptions(depends_on=[network, storage]),
-        )
-    profile_arn = cluster.instance_profile_arn if cluster else security.instance_profile_arn
-    assert profile_arn is not None
     fleet = Fleet(
-        replace(stack, tags=stack.tags | cluster.node_tags) if cluster else stack,
+        stack,
         FleetArgs(
             image=image,
             bundle_sha256=archive.sha256,
@@ -99,16 +79,15 @@ def main(*, starts_nodes: bool = True) -> None:
             log_group=observability.log_group,
             key_arn=security.key_arn,
             service_role_arn=security.service_role_arn,
-            instance_profile_arn=profile_arn,
+            instance_profile_arn=security.instance_profile_arn,
             node_group_id=security.node_group_id,
             subnet_ids=network.subnet_ids,
             zone_name=network.zone_name,
             placement_group=network.placement_group,
-            node_config=cluster.node_config if cluster else "",
             lustre=mounted,
         ),
         # A node needs its endpoints, permissions and files from its start to its end.
-        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *filter(None, [cluster, lustre])]),
+        pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *filter(None, [lustre])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
         Scaling(stack, fleet.group_name)
@@ -149,16 +128,6 @@ def main(*, starts_nodes: bool = True) -> None:
             "p95_cost_usd": settings.planned.cost_usd.p95,
         },
     }
-    if cluster:
-        # infra.kubernetes.cluster_facts.ClusterFacts, for `gpufleet manifest`.
-        exports["kubernetes"] = {
-            "cluster": cluster.name,
-            "environment": fleet.environment,
-            "bundle_key": storage.bundle_key,
-            "bundle_sha256": archive.sha256,
-            "registry": settings.eks.registry,
-            "plan_sha256": plan_digest(plan),
-        }
     for name, value in exports.items():
         pulumi.export(name, value)
 

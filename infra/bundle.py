@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENTRY_POINT = "bootstrap/node_init.sh"
-KUBERNETES_ENTRY_POINT = "bootstrap/kubernetes/node_init.sh"
 CONTROLLER_HANDLER = "bootstrap.controller.handler.handler"
 SOURCE = Path(__file__).resolve().parents[1] / "bootstrap"
 

@@ -15,8 +15,6 @@ from infra.policies.statements import Policy
 from infra.settings import Settings
 
 RuleKind = type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule]
-# An attribute of an attribute, as of EKS's cluster, is optional in the provider's types.
-Id = pulumi.Input[str] | pulumi.Output[str | None]
 
 LOG_RETENTION_DAYS = 30
 # A token is required, and answers travel one hop: a container or a forged request cannot read the role's credentials.
@@ -104,13 +102,13 @@ class Component(pulumi.ComponentResource):
         self,
         kind: RuleKind,
         name: str,
-        group_id: Id,
+        group_id: pulumi.Input[str],
         description: str,
         *,
         protocol: str = "tcp",
         port: int | None = 443,
         last_port: int | None = None,
-        **peer: Id,
+        **peer: pulumi.Input[str],
     ) -> None:
         """A rule of a security group for ports ``port`` to ``last_port``, by default that one.
 

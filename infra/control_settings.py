@@ -11,7 +11,6 @@ from bootstrap.contract import one_group
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
-from infra.kubernetes.constants import SYSTEM_NODES, SYSTEM_VOLUME_GIB
 from infra.naming import Names
 from infra.places import alternates, places, reserves_starts
 from infra.settings import ConfigError, Settings
@@ -20,13 +19,9 @@ from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
 # (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted.
 NAT_USD_PER_HOUR = 0.093 + 0.005
-# Interface endpoint beyond those of the plan's cost (ECR, SQS, EKS's Pod Identity), metered likewise: the dearest
-# region of the catalog (the same file, 0.010 to 0.014).
+# Interface endpoint beyond those of the plan's cost (ECR, SQS), metered likewise: the dearest region of the catalog
+# (the same file, 0.010 to 0.014).
 ENDPOINT_USD_PER_HOUR = 0.014
-# Kubernetes cluster without its endpoints, metered likewise: control plane 0.10, two t4g.small at 0.0184 with 20 GiB of
-# gp3 at 0.088 a month each; the dearer of us-east-1 and eu-west-1 in the catalog (the same file). GPU nodes outweigh it
-# a hundredfold.
-CLUSTER_USD_PER_HOUR = 0.10 + SYSTEM_NODES * (0.0184 + SYSTEM_VOLUME_GIB * 0.088 / 730)
 
 # Bytes of a function's environment variables, names and values:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
@@ -128,9 +123,7 @@ def control_settings(
         min_nodes=settings.min_nodes,
         prices=prices,
         volume_usd_per_node_hour=_rate(plan.cost_usd.breakdown.volumes, plan.hours.expected * plan.node_count),
-        fixed_usd_per_hour=fixed_usd_per_hour(
-            plan, eks=settings.platform == "eks", nat=settings.nat, endpoints=len(settings.own_endpoints)
-        ),
+        fixed_usd_per_hour=fixed_usd_per_hour(plan, nat=settings.nat, endpoints=len(settings.own_endpoints)),
         reserved_nodes=plan.node_count if makes_reservation else 0,
         ceiling_usd=settings.ceiling_usd,
         gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
@@ -172,12 +165,12 @@ def variable_text(control: ControllerSettings) -> str:
     return json.dumps(to_json(control), separators=(",", ":"))
 
 
-def fixed_usd_per_hour(plan: FleetPlan, *, eks: bool, nat: bool, endpoints: int) -> float:
+def fixed_usd_per_hour(plan: FleetPlan, *, nat: bool, endpoints: int) -> float:
     """Return what the stack costs without a node, USD an hour; ``endpoints``: those of its own VPC."""
     cost = plan.cost_usd.breakdown
     stack = _rate(cost.storage + cost.transfer + cost.head_node, plan.hours.expected)
     beyond = max(0, endpoints - len(INTERFACE_ENDPOINTS)) * ENDPOINT_USD_PER_HOUR
-    return stack + beyond + (CLUSTER_USD_PER_HOUR if eks else 0.0) + (NAT_USD_PER_HOUR if nat else 0.0)
+    return stack + beyond + (NAT_USD_PER_HOUR if nat else 0.0)
 
 
 def _rate(usd: float, hours: float) -> float:

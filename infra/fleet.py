@@ -13,7 +13,7 @@ from bootstrap.contract.start_reservation import FIRST
 from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
 from infra.places import alternates, reserves_starts
-from infra.user_data import NodeFacts, environment, user_data
+from infra.user_data import NodeFacts, user_data
 from optimizer.contract.plan import Node
 
 # Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
@@ -41,7 +41,6 @@ class FleetArgs:
     subnet_ids: list[pulumi.Input[str]]
     zone_name: str
     placement_group: aws.ec2.PlacementGroup | None
-    node_config: pulumi.Input[str] = ""
     lustre: pulumi.Input[str] = ""
 
 
@@ -74,9 +73,8 @@ class Fleet(Component):
         self.capacity_reservation_id = self._reservation()
         settings, names = stack.settings, stack.names
 
-        def encoded(known: list[Any]) -> str:
-            known_facts, node_config = known
-            return base64.b64encode(user_data(settings, names, known_facts, node_config).encode()).decode()
+        def encoded(known: NodeFacts) -> str:
+            return base64.b64encode(user_data(settings, names, known).encode()).decode()
 
         node_facts: pulumi.Output[NodeFacts] = pulumi.Output.all(
             bucket=args.bucket,
@@ -86,8 +84,7 @@ class Fleet(Component):
             log_group=args.log_group,
             lustre=args.lustre,
         ).apply(lambda known: NodeFacts(ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, **known))
-        self.environment = node_facts.apply(lambda known: environment(settings, names, known))
-        template = self._template(pulumi.Output.all(node_facts, args.node_config).apply(encoded))
+        template = self._template(node_facts.apply(encoded))
         self.group_name = self._group(template).name
         self.launch_template_id = template.id
         self.register_outputs({"group_name": self.group_name})

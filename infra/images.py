@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import pulumi_aws as aws
 
-from infra.kubernetes.constants import EKS_RELEASE_VERSION, KUBERNETES_VERSION
 from infra.places import fitting
 from infra.settings import ConfigError, Settings
 from optimizer.contract.plan import FleetPlan
 
-ImageKind = Literal["dlami", "custom", "eks"]
+ImageKind = Literal["dlami", "custom"]
 # Images that boot the steps: Ubuntu with the AWS CLI and NVIDIA's driver, which Deep Learning AMIs bring.
 DLAMI_NAME = "Deep Learning "
 # Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
@@ -68,12 +67,6 @@ class Image:
     root_device: str
 
 
-def eks_name(plan: FleetPlan) -> str:
-    """Name of EKS's image of the cluster's version."""
-    date = EKS_RELEASE_VERSION.rpartition("-")[2]
-    return f"amazon-eks-node-al2023-{plan.node.cpu_architecture}-nvidia-{KUBERNETES_VERSION}-v{date}"
-
-
 def dlami_of(plan: FleetPlan) -> Dlami:
     """Deep Learning AMI for ``plan`` when neither amiId nor amiName is set.
 
@@ -104,7 +97,7 @@ def dlami_of(plan: FleetPlan) -> Dlami:
 
 def brings_torch(settings: Settings) -> bool:
     """True if the training's image has torch; amiId is taken for a child of AWS's image for the type."""
-    if settings.platform == "eks" or settings.image:
+    if settings.image:
         return True  # the container does
     if settings.ami_name:
         return "PyTorch" in settings.ami_name
@@ -140,9 +133,8 @@ def look_up(settings: Settings) -> Image:
                 f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
                 f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
             )
-    kind: ImageKind = "eks" if settings.platform == "eks" else "custom" if settings.ami_id else "dlami"
-    if kind != "eks":
-        _refuse_stock(ami)
+    _refuse_stock(ami)
+    kind: ImageKind = "custom" if settings.ami_id else "dlami"
     return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)
 
 
@@ -152,8 +144,6 @@ def _wanted(settings: Settings) -> tuple[str, str]:
         return "image-id", settings.ami_id
     if settings.ami_name:
         return "name", settings.ami_name
-    if settings.platform == "eks":
-        return "name", eks_name(settings.plan)
     plan, pinned = settings.plan, settings.dlami
     parameter = dlami_of(plan).parameter
     if pinned is None:

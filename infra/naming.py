@@ -94,9 +94,6 @@ class Names:
     controller = _Name("{prefix}-controller")  # 64
     controller_role = _Name("{prefix}-{region}-control")  # 64
     controller_log_group = _Name("/aws/lambda/{prefix}-controller")
-    # Kubernetes; EKS names the log group.
-    cluster = _Name("{prefix}")  # 100
-    cluster_log_group = _Name("/aws/eks/{prefix}/cluster")
 
     account_root_arn = _Name("arn:{partition}:iam::{account}:root")
     bucket_arn = _Name("arn:{partition}:s3:::{prefix}-{account}-{region}")

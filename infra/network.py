@@ -12,16 +12,10 @@ import pulumi_aws as aws
 
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
-from infra.kubernetes import constants as kubernetes
 from infra.places import alternates
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
 from infra.settings import ConfigError, Settings
-
-# EKS puts a control plane into two zones, and into none of the zones below:
-# https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
-CONTROL_PLANE_ZONES = 2
-NOT_FOR_CONTROL_PLANES = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,38 +45,6 @@ def choose_zones(settings: Settings) -> list[Zone]:
     return chosen[:1] if settings.one_zone else chosen
 
 
-def control_plane_zones() -> list[Zone]:
-    """Zones of a Kubernetes control plane: the first that EKS takes, wherever the nodes are.
-
-    A cluster keeps its zones, and the nodes of a later plan may be in another:
-    https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
-    """
-    account = sorted(_account_zones().values(), key=lambda zone: zone.id)
-    zones = [zone for zone in account if zone.id not in NOT_FOR_CONTROL_PLANES][:CONTROL_PLANE_ZONES]
-    if len(zones) < CONTROL_PLANE_ZONES:
-        raise ConfigError(
-            f"gpufleet:platform eks needs {CONTROL_PLANE_ZONES} zones for the cluster's control plane, and of this "
-            f"account's EKS takes {', '.join(zone.id for zone in zones) or 'none'} in this region: use platform ec2, "
-            "or choose another plan"
-        )
-    return zones
-
-
-def system_zones(nodes: list[str], region: str) -> list[Zone]:
-    """Zones of a cluster's system nodes: those of the GPU ``nodes`` that offer their type, else the first that does.
-
-    us-east-1's use1-az3 has P5, and no T4g.
-    """
-    account, kind = _account_zones(), kubernetes.SYSTEM_INSTANCE_TYPE
-    zones = [account[zone_id] for zone_id in _offering_zones(kind) if zone_id in account]
-    if not zones:
-        raise ConfigError(
-            f"no zone of {region} in this account offers {kind}, which the system nodes of gpufleet:platform eks are: "
-            "use platform ec2, or choose a plan for another region"
-        )
-    return [zone for zone in zones if zone.id in nodes] or zones[:1]
-
-
 def _offering_zones(instance_type: str) -> tuple[str, ...]:
     offers = aws.ec2.get_instance_type_offerings(
         location_type="availability-zone-id",
@@ -107,7 +69,6 @@ class Network(Component):
 
     Attributes:
         vpc_id, subnet_ids: place of the nodes.
-        control_plane_subnet_ids, system_subnet_ids: places of a Kubernetes cluster's control plane and system nodes.
         own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
         own_zones: zone ids of ``subnet_ids``, the plan's own place.
         subnets: subnet by zone id, those of the plan's alternates too.
@@ -123,21 +84,16 @@ class Network(Component):
         self.own_vpc_id: pulumi.Output[str] | None = None
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
-        self.control_plane_subnet_ids: list[pulumi.Input[str]] = []
-        self.system_subnet_ids: list[pulumi.Input[str]] = []
         self.own_zones: list[str] = []
         self.subnets: dict[str, pulumi.Input[str]] = {}
         self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             self.subnet_ids = list(settings.subnet_ids)
-            self.control_plane_subnet_ids = list(settings.eks.subnet_ids)
             known = [aws.ec2.get_subnet(id=subnet) for subnet in settings.subnet_ids]
             self.zone_name = known[0].availability_zone
             self.own_zones = [subnet.availability_zone_id for subnet in known]
             self.subnets = dict(zip(self.own_zones, self.subnet_ids, strict=True))
-            if settings.platform == "eks":
-                self.system_subnet_ids = self._given_system_subnets()
         else:
             zones = choose_zones(settings)
             self.zone_name = zones[0].name
@@ -147,16 +103,12 @@ class Network(Component):
 
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
-        plan, eks = settings.plan, settings.platform == "eks"
         endpoints = settings.own_endpoints
         # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
         # endpoint has one, in the first subnet.
-        nodes = 2 * plan.node_count
-        addresses = (nodes + kubernetes.SYSTEM_NODES) * kubernetes.NODE_ADDRESSES if eks else nodes
-        ranges = subnet_ranges(settings.vpc_cidr, ZONES, addresses + len(endpoints))
-        # Always set aside, so that a later gateway or control plane changes no other subnet's range.
-        services = service_ranges(settings.vpc_cidr, ZONES, 2 * ZONES)
-        nat_ranges, control_plane_ranges = services[:ZONES], services[ZONES:]
+        ranges = subnet_ranges(settings.vpc_cidr, ZONES, 2 * settings.plan.node_count + len(endpoints))
+        # Always set aside, so that a later gateway changes no other subnet's range.
+        nat_ranges = service_ranges(settings.vpc_cidr, ZONES, ZONES)
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
             cidr_block=str(settings.vpc_cidr),
@@ -178,32 +130,10 @@ class Network(Component):
             self.subnets[zone.id] = self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
         self.own_zones = [zone.id for zone in zones]
         self.subnet_ids = [self.subnets[zone_id] for zone_id in self.own_zones]
-        if eks:
-            self.control_plane_subnet_ids = [
-                self._subnet(f"control-plane-{zone.id}", zone, control_plane_ranges[zone_slot(zone.id)], routes)
-                for zone in control_plane_zones()
-            ]
-            self.system_subnet_ids = [
-                self.subnets[zone.id]
-                if zone.id in self.subnets
-                else self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
-                for zone in system_zones(self.own_zones, settings.plan.region)
-            ]
         if settings.nat:
             self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints, zones, routes)
-
-    def _given_system_subnets(self) -> list[pulumi.Input[str]]:
-        zones = system_zones(self.own_zones, self._settings.plan.region)
-        found = [self.subnets[zone.id] for zone in zones if zone.id in self.subnets]
-        if not found:
-            raise ConfigError(
-                f"gpufleet:subnetIds is in {', '.join(self.own_zones)}, which offers no "
-                f"{kubernetes.SYSTEM_INSTANCE_TYPE}, and the system nodes of gpufleet:platform eks are of that type: "
-                "name a subnet in another zone, or use platform ec2"
-            )
-        return found
 
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
@@ -268,9 +198,7 @@ class Network(Component):
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = self._endpoint(
             "s3",
-            s3_endpoint_policy(
-                self._names, image_layers=settings.platform == "eks" or bool(settings.image), internet=settings.nat
-            ),
+            s3_endpoint_policy(self._names, image_layers=bool(settings.image), internet=settings.nat),
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
         )
@@ -326,7 +254,7 @@ class Network(Component):
         if zone in zones:
             return self.subnet_ids[zones.index(zone)]
         if zone.id not in self._endpoint_subnets:
-            # Below the ranges of gateways and control planes, which stay where they are.
+            # Below the ranges of gateways; the step between was another service's, and addresses of stacks stay.
             addresses = service_ranges(self._settings.vpc_cidr, ZONES, 3 * ZONES)[zone_slot(zone.id)]
             self._endpoint_subnets[zone.id] = self._subnet(f"endpoints-{zone.id}", zone, addresses, routes)
         return self._endpoint_subnets[zone.id]

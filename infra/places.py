@@ -10,11 +10,8 @@ from optimizer.contract.plan import Alternate, FleetPlan
 
 
 def alternates(settings: Settings) -> tuple[Alternate, ...]:
-    """Alternates of the plan that the stack carries out; none for workers, Kubernetes and reservations.
-
-    A Kubernetes job's manifest names the plan's own type, and the zones of its cluster are fixed.
-    """
-    gang = settings.mode == "training" and settings.platform == "ec2"
+    """Alternates of the plan that the stack carries out; none for workers and reservations."""
+    gang = settings.mode == "training"
     return fitting(settings.plan) if gang and settings.plan.purchase.option in ("on-demand", "spot") else ()
 
 

@@ -29,8 +29,6 @@ class SecurityArgs:
 class Security(Component):
     """KMS key, instance role and profile, Auto Scaling's service-linked role, security group of the nodes.
 
-    On platform eks the nodes have another instance profile, and ``instance_profile_arn`` is None.
-
     Attributes:
         claim: comes before every resource that AWS would silently share with a stack of the same name in the account
             (naming.py has the list); a second such stack fails at it, with nothing of the first touched.
@@ -42,7 +40,7 @@ class Security(Component):
         self.service_role_arn = self.claim.arn
         key = self._key()
         self.key_arn = key.arn
-        self.instance_profile_arn = self._instance_profile(args.vpc_id) if self._settings.platform == "ec2" else None
+        self.instance_profile_arn = self._instance_profile(args.vpc_id)
         self.node_group_id = self._node_group(args)
         if self._settings.file_system:
             self._file_system_traffic(self._settings.file_system.security_group)
@@ -99,7 +97,7 @@ class Security(Component):
         return self._role_policy(name, role, policy)
 
     def _instance_profile(self, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
-        names, name, isolated = self._names, f"{self._prefix}-node", self._settings.has_training_role
+        names, name, isolated = self._names, f"{self._prefix}-node", self._settings.isolate_training
         description = f"Nodes of gpufleet stack {names.stack}"
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(

@@ -27,22 +27,19 @@ NO_COMMAND = "none"
 LUSTRE_FOLDER = "/mnt/lustre"
 
 Mode = Literal["training", "workers"]
-Platform = Literal["ec2", "eks"]
 
 
 class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
-def interface_endpoints(*, eks: bool, image: str, queue: bool, vpc_id: str = "") -> tuple[str, ...]:
+def interface_endpoints(*, image: str, queue: bool, vpc_id: str = "") -> tuple[str, ...]:
     """Services that a VPC of the stack's own has interface endpoints for; none in an existing VPC (``vpc_id``)."""
     if vpc_id:
         return ()
-    # Nodes pull from ECR; pods have their role by Pod Identity:
-    # https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-    images, pods = ecr.ENDPOINTS if eks or image else (), ("eks-auth",) if eks else ()
+    images = ecr.ENDPOINTS if image else ()
     # Workers read their queue. AWS refuses their role by way of a NAT gateway: it works from the VPC alone.
-    return (*INTERFACE_ENDPOINTS, *images, *pods, *(("sqs",) if queue else ()))
+    return (*INTERFACE_ENDPOINTS, *images, *(("sqs",) if queue else ()))
 
 
 def _from_project(path: Path) -> Path:
@@ -108,19 +105,6 @@ class ScalingSettings(_Model):
     schedules: tuple[Schedule, ...] = ()
 
 
-class EksSettings(_Model):
-    """Value of gpufleet:eks."""
-
-    public_access_cidrs: tuple[IPv4Network, ...] = ()
-    """Addresses outside the VPC that reach the cluster's API; none by default."""
-    registry: str = ""
-    """Registry that mirrors the cluster's images; empty needs gpufleet:nat."""
-    admin_arns: tuple[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+$")], ...] = ()
-    """IAM roles and users who administer the cluster; nobody else can."""
-    subnet_ids: tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")], ...] = ()
-    """Subnets of an existing VPC, in two zones at least, for the cluster's control plane."""
-
-
 class DlamiSettings(_Model):
     """Value of gpufleet:dlami."""
 
@@ -174,8 +158,7 @@ class Settings(_Model):
     image: str = ""
     """Container image that the training runs in on every node, in place of the node's own Python: a private ECR
     registry's, in the stack's region, by digest (`gpufleet stack set --image URI` resolves a tag). A VPC of the stack's
-    own gets two endpoints for ECR, billed by the hour beside the plan's cost; an existing one must reach ECR. Platform
-    eks takes the image of `gpufleet manifest` instead."""
+    own gets two endpoints for ECR, billed by the hour beside the plan's cost; an existing one must reach ECR."""
     train_dir: LocalPath | None = None
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed
     for an image that has the code."""
@@ -189,7 +172,7 @@ class Settings(_Model):
     gpufleet's own trainer has them in any case."""
     nsight: Boolean = False
     """Let `gpufleet trace --nsight` capture the training with Nsight Systems, on nodes where nsys is installed
-    (docs/operations.md). Platform ec2, without an image."""
+    (docs/operations.md); not with an image."""
     data: str = ""
     """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read (a
     plan with a Lustre file system links that instead), or a folder on the nodes. The command finds it in
@@ -197,8 +180,8 @@ class Settings(_Model):
     or under another key must grant it too."""
     file_system: FileSystemSettings | None = None
     """Existing FSx for Lustre file system that every node mounts at /mnt/lustre, {address, securityGroup}: `gpufleet
-    stack set --file-system fs-...` asks AWS for both. data is then a folder of it. It is in vpcId, platform ec2 only,
-    and neither plan nor meter counts its cost."""
+    stack set --file-system fs-...` asks AWS for both. data is then a folder of it. It is in vpcId, and
+    neither plan nor meter counts its cost."""
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
@@ -224,7 +207,7 @@ class Settings(_Model):
     isolate_training: Boolean = True
     """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
     alone, in place of the node's, and keep its user off the metadata service; false gives it the node's role. An
-    existing VPC must reach STS. On platform eks the training container has its own role in any case."""
+    existing VPC must reach STS."""
     upload_mbit_per_s: int = Field(default=0, ge=0)
     """Bound, Mbit/s, of what each node sends outside its VPC (checkpoints to S3), so that gradients between nodes keep
     the rest of the network card; at least what the plan counts on for the last checkpoint. Off by default
@@ -237,8 +220,6 @@ class Settings(_Model):
     mode: Mode = "training"
     """training, one job over all nodes of the plan; or workers, every node runs the command for itself and the group
     may scale."""
-    platform: Platform = "ec2"
-    """ec2, nodes that boot gpufleet's own set-up; or eks, the same plan as a Kubernetes cluster."""
     nat: Boolean = False
     """Give the private subnets a NAT gateway to the internet, billed by the hour and GB. AWS's own services need
     none."""
@@ -259,9 +240,6 @@ class Settings(_Model):
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
     warm_pool: int = 0
     """Stopped nodes kept ready for a group of workers that is bought on demand; their volumes are billed."""
-    eks: EksSettings = EksSettings()
-    """Further settings of platform eks, like {adminArns [arn:aws:iam::111122223333:role/ml], publicAccessCidrs
-    [203.0.113.0/24], registry mirror.example.com, subnetIds [subnet-...]}."""
 
     @field_validator("ceiling_usd")
     @classmethod
@@ -278,11 +256,6 @@ class Settings(_Model):
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
 
     @property
-    def has_training_role(self) -> bool:
-        """The agent hands the training a role of its own; on eks, Pod Identity does."""
-        return self.isolate_training and self.platform == "ec2"
-
-    @property
     def queue(self) -> str:
         """Name of the queue that the workers work on, or ""."""
         return self.scaling.queue.name if self.scaling and self.scaling.queue else ""
@@ -290,8 +263,7 @@ class Settings(_Model):
     @property
     def own_endpoints(self) -> tuple[str, ...]:
         """Services that the stack makes an interface endpoint for, in a VPC of its own."""
-        eks = self.platform == "eks"
-        return interface_endpoints(eks=eks, image=self.image, queue=bool(self.queue), vpc_id=self.vpc_id)
+        return interface_endpoints(image=self.image, queue=bool(self.queue), vpc_id=self.vpc_id)
 
     @property
     def read_prefixes(self) -> dict[str, str]:
@@ -300,8 +272,8 @@ class Settings(_Model):
 
     @property
     def stages_data(self) -> bool:
-        """The nodes' set-up copies data from S3, or waits for its file system; in a pod, gpufleet's trainer copies."""
-        return self.platform == "ec2" and self.data.startswith("s3://")
+        """The nodes' set-up copies data from S3, or waits for its file system."""
+        return self.data.startswith("s3://")
 
     @property
     def staging_limit_s(self) -> int:

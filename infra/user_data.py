@@ -5,18 +5,16 @@ Every process on the node, and everyone who may describe the launch template, ca
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.message import Message
 
 from bootstrap.contract import report
-from bootstrap.contract.codec import to_json
 from bootstrap.contract.node_env import NodeEnvironment
-from infra.bundle import ENTRY_POINT, KUBERNETES_ENTRY_POINT
+from infra.bundle import ENTRY_POINT
 from infra.naming import Names
 from infra.settings import Settings
+from optimizer.contract.plan_variables import plan_variables
 
 # Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 LIMIT_BYTES = 16 * 1024
@@ -38,8 +36,7 @@ class NodeFacts:
 
 def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvironment:
     """Variables of /etc/gpufleet/node.env."""
-    plan, split = settings.plan, settings.plan.parallelism
-    budget, deadline = plan.job.budget_usd, plan.job.deadline_hours
+    plan = settings.plan
     # A worker trains alone: its job has the node's share of the plan's ranks and price.
     jobs = plan.node_count if settings.mode == "workers" else 1
     return {
@@ -55,55 +52,14 @@ def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvir
         "GPUFLEET_CHECKPOINT_PREFIX": names.checkpoint_prefix,
         "GPUFLEET_KMS_KEY_ARN": facts.key_arn,
         "GPUFLEET_LOG_GROUP": facts.log_group,
-        "GPUFLEET_NODE_COUNT": str(plan.node_count // jobs),
-        "GPUFLEET_GPUS_PER_NODE": str(plan.node.ranks),
-        "GPUFLEET_EFA_CARDS": str(plan.node.efa_cards),
-        "GPUFLEET_GPUDIRECT": str(int(plan.node.needs_efa)),
-        "GPUFLEET_INSTANCE_TYPE": plan.instance_type,
-        "GPUFLEET_GPU": plan.node.gpu,
-        "GPUFLEET_ARCHITECTURE": _compact_json(plan.job.architecture) if plan.job.architecture else "",
-        "GPUFLEET_PRECISION": plan.job.precision,
-        "GPUFLEET_OPTIMIZER": plan.job.optimizer,
-        "GPUFLEET_METHOD": plan.job.tuning.method,
-        "GPUFLEET_LORA_RANK": str(plan.job.tuning.lora_rank),
-        "GPUFLEET_LORA_ALPHA": str(plan.job.tuning.lora_alpha),
-        "GPUFLEET_LORA_TARGETS": plan.job.tuning.lora_targets,
-        "GPUFLEET_FROZEN": plan.job.tuning.frozen,
-        "GPUFLEET_COMPILED": str(int(plan.job.compiled)),
-        "GPUFLEET_GLOBAL_BATCH": str(plan.job.global_batch // jobs),
-        "GPUFLEET_STEPS": str(plan.job.steps),
-        "GPUFLEET_DATA_PARALLEL": str(split.data // jobs),
-        "GPUFLEET_SHARDING": split.sharding,
-        "GPUFLEET_TENSOR_PARALLEL": str(split.tensor),
-        "GPUFLEET_PIPELINE_PARALLEL": str(split.pipeline),
-        "GPUFLEET_CONTEXT_PARALLEL": str(split.context),
-        "GPUFLEET_EXPERT_PARALLEL": str(split.expert),
-        "GPUFLEET_SEQUENCE_PARALLEL": str(int(split.sequence_parallel)),
-        "GPUFLEET_VIRTUAL_STAGES": str(split.virtual_stages),
-        "GPUFLEET_SEQ_LEN": str(plan.job.seq_len),
-        "GPUFLEET_TARGET_LEN": str(plan.job.target_len or ""),
-        "GPUFLEET_MICRO_BATCH": str(split.micro_batch),
-        "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
-        "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
-        "GPUFLEET_GRADIENT_COMPRESSION": split.gradient_compression,
-        "GPUFLEET_SHARES": "",  # a stack's nodes have one type of GPU
-        "GPUFLEET_STEP_TIME_S": _number(plan.step_time_s),
-        "GPUFLEET_STEP_TIME_P95_S": _number(plan.step_time_p95_s),
-        "GPUFLEET_TOKENS_PER_SECOND": _number(plan.tokens_per_second / jobs),
-        "GPUFLEET_EXPECTED": _compact_json(to_json(plan.expected)) if plan.expected else "",
-        "GPUFLEET_PEAK_MEMORY_GIB": _number(plan.memory.peak_gib),
-        "GPUFLEET_CHECKPOINT_INTERVAL_S": _number(plan.interruption.checkpoint_interval_s),
-        "GPUFLEET_SCALE_IN_LIMIT_S": str(plan.save_limit_s),
-        "GPUFLEET_DEADLINE_HOURS": "" if deadline is None else _number(deadline),
-        "GPUFLEET_BUDGET_USD": "" if budget is None else _number(budget),
-        "GPUFLEET_PRICE_USD_PER_HOUR": _number(plan.compute_usd_per_hour / jobs),
+        **plan_variables(plan, jobs=jobs),
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.command,
         "GPUFLEET_IMAGE": settings.image,
         "GPUFLEET_NSIGHT": "1" if settings.nsight else "",
         "GPUFLEET_BAD_HOST_HOLD_S": "0" if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
-        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.has_training_role else "",
+        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
         "GPUFLEET_UPLOAD_MBIT_PER_S": str(settings.upload_mbit_per_s or ""),
         "GPUFLEET_TRAIN_DATA": settings.data,
         "GPUFLEET_LUSTRE": facts.lustre,
@@ -138,8 +94,8 @@ def environment_file(variables: Mapping[str, object]) -> str:
     return "".join(f"{name}={shlex.quote(text)}\n" for name, text in texts.items())
 
 
-def user_data(settings: Settings, names: Names, facts: NodeFacts, node_config: str = "") -> str:
-    """Script of a node's first boot, at most 16 KiB (else ValueError); on eks with ``node_config`` for nodeadm."""
+def user_data(settings: Settings, names: Names, facts: NodeFacts) -> str:
+    """Script of a node's first boot, at most 16 KiB (else ValueError)."""
     quote = shlex.quote
     text = f"""#!/bin/bash
 # Written by gpufleet; a change takes effect on nodes launched afterwards. Log: /var/log/cloud-init-output.log
@@ -170,39 +126,11 @@ tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
 {_AT_EVERY_BOOT if settings.warm_pool else ""}
 trap - ERR
-exec /opt/gpufleet/{KUBERNETES_ENTRY_POINT if node_config else ENTRY_POINT}
+exec /opt/gpufleet/{ENTRY_POINT}
 """
-    if node_config:
-        text = _multipart({"application/node.eks.aws": node_config, 'text/x-shellscript; charset="utf-8"': text})
     size = len(text.encode())
     if size > LIMIT_BYTES:
         raise ValueError(
             f"user data is {size} bytes, the limit is {LIMIT_BYTES}: put a long gpufleet:trainCommand into a script"
         )
     return text
-
-
-def _multipart(parts: Mapping[str, str]) -> str:
-    """Join contents by content type; cloud-init and nodeadm take each its part.
-
-    https://cloudinit.readthedocs.io/en/latest/explanation/format.html#mime-multi-part-archive
-    """
-    whole = Message()
-    whole["MIME-Version"] = "1.0"
-    # Fixed, so that the same plan gives the same launch template.
-    whole["Content-Type"] = 'multipart/mixed; boundary="=====gpufleet====="'
-    for content_type, content in parts.items():
-        part = Message()
-        part["Content-Type"] = content_type
-        part.set_payload(content)
-        whole.attach(part)
-    return whole.as_string()
-
-
-def _compact_json(value: Mapping[str, object]) -> str:
-    # ASCII without single quotes, which every reader of node.env takes alike within single quotes.
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).replace("'", "\\u0027")
-
-
-def _number(value: float) -> str:
-    return format(value, ".10g")

@@ -66,8 +66,6 @@ class Wanted:
 
 def wheels_needed(settings: Settings, *, image_torch: bool) -> bool:
     """True if the nodes would lack a package without the archive."""
-    if settings.platform == "eks":
-        return False  # pods run in a container image
     needs_boto3 = (settings.command == TRAINER_COMMAND and not settings.image) or settings.stages_data
     return settings.requirements is not None or needs_boto3 or not image_torch
 

@@ -76,8 +76,7 @@ class Node:
             time.sleep(min(POLL_S, left))
 
     def _keep_watching(self) -> None:
-        # A process of its own: a fault in it cannot reach the training. In a pod the metadata service does not answer;
-        # the node's service writes the notice.
+        # A process of its own: a fault in it cannot reach the training.
         if own_imds() is None or (self._watcher is not None and self._watcher.poll() is None):
             return
         if time.monotonic() < self._watch_again_at:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Set
 from dataclasses import dataclass
 
-from bootstrap.agent.commands import output_of
 from bootstrap.agent.group import Instance
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import Node
@@ -26,22 +25,19 @@ class Rendezvous:
     host_ip: str
     own_ip: str
     is_host: bool
-    own_id: str = ""  # of the instance; pods have none, as in the next
+    own_id: str = ""  # of the instance
     members: frozenset[str] = frozenset()  # ids of all
 
 
 def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
     """Wait until all nodes are there, ``without`` those of bad hosts; None where a notice ended this one."""
-    by_peers = bool(node.settings.peers)
-    if not by_peers and not node.group.instance_id():
+    if not node.group.instance_id():
         raise AgentError("without its instance id this node cannot find itself among the others")
     deadline = time.monotonic() + node.settings.join_limit_s
     silent = 0
     while True:
         found = None
-        if by_peers:
-            found = _among_peers(node)
-        elif (instances := node.group.in_service(node.settings.node_count)) is None:
+        if (instances := node.group.in_service(node.settings.node_count)) is None:
             silent = min(silent + 1, MOST_DOUBLINGS)
             log(f"cannot list the nodes of {node.settings.group_name}; trying again")
         else:
@@ -49,8 +45,7 @@ def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:
-            noun = "gang" if by_peers else "fleet"
-            raise AgentError(f"the {noun} was not complete within {node.settings.join_limit_s:g} s")
+            raise AgentError(f"the fleet was not complete within {node.settings.join_limit_s:g} s")
         node.rest(node.settings.join_poll_s * 2**silent * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
 
@@ -73,29 +68,6 @@ def _in_group(node: Node, instances: list[Instance], without: Set[str]) -> Rende
         host_ip=instances[0].private_ip, own_ip=own_ip, is_host=instances[0].id == own_id, own_id=own_id,
         members=frozenset(one.id for one in instances),
     )  # fmt: skip
-
-
-def _among_peers(node: Node) -> Rendezvous | None:
-    """Pick rank 0 of the pods, each of which has an address while it runs.
-
-    The others wait until it listens: the name of a pod whose node died stays for minutes, and a torchrun without its
-    host would count as failed.
-    """
-    settings = node.settings
-    addresses = [_address(settings.peers.replace("%d", str(rank))) for rank in range(settings.node_count)]
-    if not all(addresses):
-        log(f"{sum(map(bool, addresses))} of {len(addresses)} pods have an address; waiting for the rest")
-        return None
-    host_ip, is_host = addresses[0], settings.node_rank == 0
-    if not is_host and not listens(host_ip, settings.rendezvous_port):
-        log("the first pod does not listen yet; waiting for it")
-        return None
-    return Rendezvous(host_ip=host_ip, own_ip=addresses[settings.node_rank], is_host=is_host)
-
-
-def _address(name: str) -> str:
-    """IPv4 address of a host name; empty for none."""
-    return ((output_of(["getent", "ahostsv4", name], 60.0) or "").split() or [""])[0]
 
 
 def listens(host: str, port: int) -> bool:

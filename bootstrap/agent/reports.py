@@ -33,7 +33,6 @@ class Reports:
 
     def tell(self, name: str, exit_status: int, step: str = "", *, done_steps: int | None = None) -> None:
         """Have the controller told; returns at once."""
-        # A Kubernetes node's own service reports what it reads here (kubernetes/serve.sh).
         new = self._state_file.with_name("state.new")
         new.write_text(f"{name} {exit_status}{step and ' '}{step}\n", encoding="utf-8")
         new.replace(self._state_file)

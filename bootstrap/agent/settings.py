@@ -33,11 +33,8 @@ class Settings:
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
         nsight: Nsight Systems may trace the training, where nsys is installed.
-        train_user: user that torchrun runs as; empty: the agent's own, as in a pod.
+        train_user: user that torchrun runs as; empty: the agent's own.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
-        peers: in a pod, which has no group to ask: host names of the gang's pods, with %d for the rank.
-        node_rank: this pod's rank.
-        left_status: exit status of a node that left the run; Kubernetes counts a pod with 0 as done.
         max_restarts: restarts of the workers by one torchrun, which take seconds; the loss of another node uses one.
         max_launches: failed torchruns in a row until the agent gives up; one whose workers, torchrun's own restarts
             counted in, lived ``healthy_s`` seconds each starts the count again.
@@ -81,10 +78,7 @@ class Settings:
     train_user: str
     train_role_arn: str
     checkpoint_prefix: str
-    peers: str
-    node_rank: int
     rendezvous_port: int
-    left_status: int
     max_restarts: int
     max_launches: int
     healthy_s: float
@@ -106,7 +100,7 @@ class Settings:
         root = Path(read.text("ROOT", "/"))
         run_dir = Path(read.text("GPUFLEET_RUN_DIR", str(root / "run/gpufleet")))
         region, group_name = read.text("GPUFLEET_REGION"), read.text("GPUFLEET_ASG_NAME")
-        mode, peers = read.text("GPUFLEET_MODE", MODES[0]), read.text("GPUFLEET_PEERS")
+        mode = read.text("GPUFLEET_MODE", MODES[0])
         if mode not in MODES:
             read.problems.append(f"GPUFLEET_MODE is '{mode}'; expected training or workers in {read.file}")
         node_count = read.count("GPUFLEET_NODE_COUNT", 1)
@@ -124,7 +118,7 @@ class Settings:
             read.problems.append(
                 f"GPUFLEET_TRAIN_USER is {train_user}, and there is no such user: run steps/create-training-user.sh"
             )
-        if mode == MODES[0] and node_count > 1 and not peers and not (group_name and region):
+        if mode == MODES[0] and node_count > 1 and not (group_name and region):
             read.problems.append(
                 f"GPUFLEET_NODE_COUNT is {node_count}: set GPUFLEET_ASG_NAME and GPUFLEET_REGION, to find the others"
             )
@@ -155,10 +149,7 @@ class Settings:
             train_user=train_user,
             train_role_arn=read.text("GPUFLEET_TRAIN_ROLE_ARN"),
             checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
-            peers=peers,
-            node_rank=read.count("GPUFLEET_NODE_RANK", 0, least=0),
             rendezvous_port=read.count("GPUFLEET_RENDEZVOUS_PORT", 29400),
-            left_status=read.count("GPUFLEET_LEFT_STATUS", 0, least=0),
             max_restarts=read.count("GPUFLEET_MAX_RESTARTS", 10, least=0),
             max_launches=read.count("GPUFLEET_MAX_LAUNCHES", 5),
             healthy_s=read.seconds("GPUFLEET_HEALTHY_S", 300.0),

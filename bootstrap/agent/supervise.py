@@ -90,7 +90,7 @@ def _train(node: Node) -> int:
                 status, fault = _run_once(node, torchrun)
         if node.leaving() is not None:
             leave(node)
-            return settings.left_status
+            return 0
         if settings.in_group and (fault := fault or (_broken_gpu() if status else "")):
             return be_replaced(node, fault, "check-xid-errors" if "Xid" in fault else "check-gpus")
         if status == 0:
@@ -134,7 +134,7 @@ class _Gang:
     def prove(self, node: Node, rendezvous: Rendezvous) -> Proof:
         """Test a gang that has not passed yet with these members."""
         settings = node.settings
-        # In a pod nothing would replace the bad host.
+        # Without a group nothing would replace the bad host.
         wanted = settings.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
         if not wanted or node.leaving() is not None:
             return Proof()

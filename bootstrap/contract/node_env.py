@@ -11,21 +11,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 
-class NodeEnvironment(TypedDict):
-    """All variables, as text."""
+class PlanEnvironment(TypedDict):
+    """Variables of the plan, which every training of it has (optimizer/contract/plan_variables.py)."""
 
-    GPUFLEET_STACK: str
-    GPUFLEET_RUN: str  # 12 hex digits; a new plan, command or training code is a new run
-    GPUFLEET_MODE: str  # "training": one gang; "workers": each node runs the command by itself
-    GPUFLEET_REGION: str
-    GPUFLEET_ASG_NAME: str
-    GPUFLEET_LAUNCH_HOOK: str  # empty for none, as in the next ones
-    GPUFLEET_TERMINATE_HOOK: str
-    GPUFLEET_BUCKET: str
-    GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)
-    GPUFLEET_CHECKPOINT_PREFIX: str  # folder in the bucket
-    GPUFLEET_KMS_KEY_ARN: str
-    GPUFLEET_LOG_GROUP: str  # empty for none; its name without the first slash is the metrics' namespace
     GPUFLEET_NODE_COUNT: str  # 1 in mode workers
     GPUFLEET_GPUS_PER_NODE: str  # a fraction of a GPU counts as 1
     GPUFLEET_EFA_CARDS: str  # EFA interfaces of a node
@@ -68,6 +56,23 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_DEADLINE_HOURS: str  # empty for none
     GPUFLEET_BUDGET_USD: str  # the run's ceiling; empty for none
     GPUFLEET_PRICE_USD_PER_HOUR: str  # expected compute price of the nodes that train together
+
+
+class NodeEnvironment(PlanEnvironment):
+    """All variables, as text."""
+
+    GPUFLEET_STACK: str
+    GPUFLEET_RUN: str  # 12 hex digits; a new plan, command or training code is a new run
+    GPUFLEET_MODE: str  # "training": one gang; "workers": each node runs the command by itself
+    GPUFLEET_REGION: str
+    GPUFLEET_ASG_NAME: str
+    GPUFLEET_LAUNCH_HOOK: str  # empty for none, as in the next ones
+    GPUFLEET_TERMINATE_HOOK: str
+    GPUFLEET_BUCKET: str
+    GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)
+    GPUFLEET_CHECKPOINT_PREFIX: str  # folder in the bucket
+    GPUFLEET_KMS_KEY_ARN: str
+    GPUFLEET_LOG_GROUP: str  # empty for none; its name without the first slash is the metrics' namespace
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
     GPUFLEET_IMAGE: str  # container image that the training runs in, by digest; empty: the node's own environment
@@ -80,4 +85,4 @@ class NodeEnvironment(TypedDict):
     GPUFLEET_LUSTRE: str  # file system of the data, DNS-NAME@tcp:/MOUNT-NAME; empty for none
     GPUFLEET_STAGING_LIMIT_S: str  # time that the set-up may take longer for the data, s; 0 without data in S3
     GPUFLEET_BASE_WEIGHTS: str  # s3:// URI or path on the node; empty for random weights
-    GPUFLEET_AMI_KIND: str  # dlami, custom; eks on a Kubernetes node, where nothing is installed
+    GPUFLEET_AMI_KIND: str  # dlami or custom

@@ -27,7 +27,6 @@ def program_environment(
         "MASTER_ADDR": host, "MASTER_PORT": str(port),
     }  # fmt: skip
     if rank is None:
-        made.pop("GPUFLEET_NODE_RANK", None)  # a pod's own
         return made
     made["GPUFLEET_NODE_RANK"] = str(rank)
     if len(addresses) > 1:
@@ -68,7 +67,7 @@ def write_files(environ: Mapping[str, str], addresses: Sequence[str]) -> dict[st
         # By default the address of the host's name, which another node may not resolve.
         made |= {"HYDRA_IFACE": interface, "I_MPI_HYDRA_IFACE": interface}
     if os.geteuid() == 0:
-        # In a container of platform eks.
+        # In a container.
         made |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {name: value for name, value in made.items() if name not in environ}
 

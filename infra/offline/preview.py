@@ -81,13 +81,6 @@ class Answers(mocks.Mocks):
             "prefixListId": "pl-00000000",
             "name": args.name,
         }
-        if args.typ == "aws:eks/cluster:Cluster":
-            made_up |= {
-                "vpcConfig": {"clusterSecurityGroupId": f"{args.name}-group"},
-                "certificateAuthority": {"data": "Q0E="},
-                "endpoint": f"https://{args.name}",
-                "kubernetesNetworkConfig": {"serviceIpv4Cidr": "172.20.0.0/16"},
-            }
         known = self._known.attributes.get((args.typ, args.name), {})
         return known.get("id", f"{args.name}-id"), _laid_over(_laid_over(made_up, known), args.inputs)
 
@@ -105,7 +98,7 @@ class Answers(mocks.Mocks):
             case "getPartition":
                 return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
             case "getAvailabilityZones":
-                # A cluster's control plane may be in zones that do not offer the plan's type.
+                # An alternate or an endpoint may be in a zone that does not offer the plan's type.
                 prefix = zone_ids[0].rpartition("-az")[0] + "-az"
                 alternates = (alternate.zone_id for alternate in plan.alternates)
                 others = [*self._known.zones, *alternates, *(f"{prefix}{number}" for number in (1, 2, 3))]
@@ -120,8 +113,6 @@ class Answers(mocks.Mocks):
                 return {"locations": zone_ids}
             case "getSubnet":
                 return {"availabilityZone": f"{plan.region}a", "availabilityZoneId": zone_ids[0]}
-            case "getAddonVersion":
-                return {"version": "v0.0.0-eksbuild.0"}
             case "getParameter":
                 return {"value": self._known.image}
             case "getAmi":

@@ -24,7 +24,6 @@ _IAM = "https://aws.amazon.com/iam/"
 _AUTO_SCALING = "https://aws.amazon.com/autoscaling/pricing/"  # "no additional fees"
 _EVENTS = "https://aws.amazon.com/eventbridge/pricing/"  # rules on events of AWS services, and schedules of rules
 _BUDGETS = "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/"  # budgets without actions
-_EKS = "https://aws.amazon.com/eks/pricing/"  # add-ons of AWS
 _PART = "part of a resource that is billed itself"
 
 
@@ -106,13 +105,6 @@ def _budget(given: Inputs) -> str:
     return f"{given['limitAmount']} {given['limitUnit']} {given['timeUnit'].lower()}, alerts at {alerts}"
 
 
-def _cluster(given: Inputs) -> str:
-    vpc, reach = given["vpcConfig"], "inside the VPC only"
-    if vpc.get("endpointPublicAccess"):
-        reach = f"also from {', '.join(vpc.get('publicAccessCidrs', ['anywhere']))}"
-    return f"Kubernetes {given['version']}, API {reach}"
-
-
 def _object(given: Inputs) -> str:
     key = str(given["key"])
     # A digest is cut short.
@@ -170,7 +162,6 @@ TYPES: dict[str, ResourceType] = {
         NO_DATA, _IAM, replacing="name path", words=lambda given: given.get("description") or given.get("name", "")
     ),
     "RolePolicy": ResourceType(NO_DATA, _IAM, replacing="role name"),
-    "RolePolicyAttachment": ResourceType(NO_DATA, _IAM, replacing="policyArn role"),
     "InstanceProfile": ResourceType(NO_DATA, _IAM),
     "ServiceLinkedRole": ResourceType(NO_DATA, _IAM, replacing="awsServiceName customSuffix"),
     "Parameter": ResourceType(OWN_RULE),
@@ -247,25 +238,4 @@ TYPES: dict[str, ResourceType] = {
         NO_DATA, _PART, replacing="endpoint protocol topic", words=_values("protocol", "endpoint")
     ),
     "Budget": ResourceType(NO_DATA, _BUDGETS, replacing="name", words=_budget),
-    # Kubernetes
-    "Cluster": ResourceType(
-        OWN_RULE,
-        bills=(Bill("Kubernetes control plane", "eks-cluster", "hour"),),
-        replacing="name roleArn encryptionConfig bootstrapSelfManagedAddons",
-        words=_cluster,
-    ),
-    "NodeGroup": ResourceType(
-        NO_DATA,
-        replacing="amiType capacityType clusterName diskSize instanceTypes nodeRoleArn subnetIds",
-        words=lambda given: (
-            f"{given['scalingConfig']['desiredSize']:g} x {', '.join(given['instanceTypes'])}, {given['capacityType']}"
-        ),
-    ),
-    "Addon": ResourceType(NO_DATA, _EKS, replacing="addonName clusterName", words=_values("addonName", "addonVersion")),
-    "AccessEntry": ResourceType(
-        NO_DATA, _EKS, replacing="clusterName principalArn type", words=_values("type", "principalArn")
-    ),
-    "AccessPolicyAssociation": ResourceType(NO_DATA, _EKS),
-    "PodIdentityAssociation": ResourceType(NO_DATA, _EKS, words=_values("namespace", "serviceAccount")),
-    "OpenIdConnectProvider": ResourceType(NO_DATA),
 }

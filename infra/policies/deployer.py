@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 
 from infra.naming import PROJECT, Names
-from infra.policies.roles import CLUSTER_ADMIN, EKS_MANAGED
 from infra.policies.statements import Policy, Statement, allow, document
 
 _TAG = f"{PROJECT}:stack"
@@ -99,15 +98,6 @@ _FILE_SYSTEM = (
     "UpdateFileSystem"
 )
 _BUDGET = "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget"
-# Making a part of a cluster is asked of the cluster, the rest of the part; each has the cluster's name in its ARN:
-# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelastickubernetesservice.html
-_CLUSTER = (
-    "CreateAccessEntry CreateAddon CreateNodegroup CreatePodIdentityAssociation DeleteAccessEntry DeleteAddon "
-    "DeleteCluster DeleteNodegroup DeletePodIdentityAssociation DescribeAccessEntry DescribeAddon DescribeCluster "
-    "DescribeNodegroup DescribePodIdentityAssociation DescribeUpdate ListAssociatedAccessPolicies TagResource "
-    "UntagResource UpdateAddon UpdateClusterConfig UpdateClusterVersion UpdateNodegroupConfig UpdateNodegroupVersion "
-    "UpdatePodIdentityAssociation"
-)
 _GROUP_RULES = (
     "AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress RevokeSecurityGroupEgress RevokeSecurityGroupIngress"
 )
@@ -115,19 +105,17 @@ _GROUP_RULES = (
 # Actions that no recorded call names, by the reason for them.
 _REASONS = {
     "the call that makes a resource with tags asks for it too": "autoscaling:CreateOrUpdateTags budgets:TagResource "
-    "cloudwatch:TagResource eks:TagResource events:TagResource fsx:TagResource iam:TagInstanceProfile kms:TagResource "
+    "cloudwatch:TagResource events:TagResource fsx:TagResource iam:TagInstanceProfile kms:TagResource "
     "lambda:TagResource logs:TagResource sns:TagResource s3:PutObjectTagging sqs:TagQueue",
     "CreateAutoScalingGroup asks for it where the group has a launch template": "ec2:RunInstances",
     "S3 and Lambda encrypt uploads and the function's variables with the caller's permission": "kms:CreateGrant "
     "kms:Decrypt kms:Encrypt kms:GenerateDataKey",
     "a tag that gpufleet:tags no longer has": "autoscaling:DeleteTags budgets:UntagResource cloudwatch:UntagResource "
-    "ec2:DeleteTags eks:UntagResource events:UntagResource fsx:UntagResource iam:UntagInstanceProfile iam:UntagRole "
+    "ec2:DeleteTags events:UntagResource fsx:UntagResource iam:UntagInstanceProfile iam:UntagRole "
     "kms:UntagResource lambda:UntagResource logs:UntagResource sns:UntagResource sqs:UntagQueue",
     "a newer gpufleet, or a changed plan, changes the resource in place": "autoscaling:DisableMetricsCollection "
-    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation ec2:ModifySecurityGroupRules eks:UpdateAddon "
-    "eks:UpdateClusterVersion eks:UpdateNodegroupConfig eks:UpdateNodegroupVersion "
-    "eks:UpdatePodIdentityAssociation fsx:UpdateFileSystem iam:UpdateAssumeRolePolicy "
-    "iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
+    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation ec2:ModifySecurityGroupRules fsx:UpdateFileSystem "
+    "iam:UpdateAssumeRolePolicy iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
     "EC2 asks for it where an interface endpoint has private names": "route53:AssociateVPCWithHostedZone",
     "the request names an association, or the task of a deletion": "ec2:DisassociateAddress "
     "ec2:DisassociateRouteTable iam:GetServiceLinkedRoleDeletionStatus",
@@ -171,12 +159,10 @@ def deployer_policy(
     vpc_id: str = "",
     lustre: bool = False,
     file_system_group: str = "",
-    eks: bool = False,
 ) -> Policy:
     """Policy of the deployer of one stack; ``iam_path``, ``boundary`` and ``vpc_id`` as the stack's keys have them.
 
-    ``lustre``: its plan has a file system. ``file_system_group``: security group of an existing one. ``eks``:
-    its platform.
+    ``lustre``: its plan has a file system. ``file_system_group``: security group of an existing one.
 
     Names that Pulumi makes up begin with the stack's prefix, so those of a stack "dev-2" also fit "dev-*". Whoever may
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
@@ -190,7 +176,7 @@ def deployer_policy(
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
     bounded = "CreateRole PutRolePolicy"
-    services = ["autoscaling", "ec2", "lambda", "vpc-flow-logs", *(["eks", "pods.eks"] if eks else [])]
+    services = ["autoscaling", "ec2", "lambda", "vpc-flow-logs"]
     log_groups = [names.log_group, names.flow_log_group, names.controller_log_group]
     statements = [
         allow("Read", [one for service, words in _READS.items() for one in _actions(service, words)], "*"),
@@ -238,7 +224,6 @@ def deployer_policy(
             if file_system_group
             else []
         ),
-        *(_cluster(names, requested, roles, boundary) if eks else []),
         allow("MakeKey", _actions("kms", "CreateKey TagResource"), "*", condition=requested),
         allow("Key", _actions("kms", _KEY), here("kms", "key/*"), condition=tagged),
         allow("Alias", _actions("kms", "CreateAlias DeleteAlias"), here("kms", names.key_alias)),
@@ -252,11 +237,7 @@ def deployer_policy(
         allow(
             "Logs",
             _actions("logs", _LOGS),
-            [
-                f"{here('logs', f'log-group:{group}')}{streams}"
-                for group in [*log_groups, *([names.cluster_log_group] if eks else [])]
-                for streams in ("", ":*")
-            ],
+            [f"{here('logs', f'log-group:{group}')}{streams}" for group in log_groups for streams in ("", ":*")],
         ),
         allow("Function", _actions("lambda", _FUNCTION), here("lambda", f"function:{names.controller}")),
         allow("Rules", _actions("events", _RULES), here("events", f"rule/{own}")),
@@ -325,52 +306,6 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
             f"{roles}/s3.data-source.lustre.fsx.amazonaws.com/*",
         ),
         allow("FsxRole", "iam:CreateServiceLinkedRole", f"{roles}/fsx.amazonaws.com/*"),
-    ]
-
-
-def _cluster(names: Names, requested: Statement, roles: str, boundary: str) -> list[Statement]:
-    """Statements for a cluster, its parts, and what EKS asks of whoever makes them.
-
-    EKS makes its own roles with the first cluster and node group of an account. With the caller's permission it also
-    passes roles, grants itself the key, and tries the node group's launch template (the permissions of AWS::EKS::* in
-    CloudFormation's schemas); those statements are platform ec2's too:
-    https://docs.aws.amazon.com/eks/latest/userguide/using-service-linked-roles.html
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_eks.html
-    https://docs.aws.amazon.com/cloudformation-cli/latest/userguide/resource-type-schema.html
-    """
-    here, cluster = names.arn, names.cluster
-    parts = [f"{kind}/{cluster}/*" for kind in ("access-entry", "addon", "nodegroup", "podidentityassociation")]
-    managed = sorted(
-        {f"arn:{names.partition}:iam::aws:policy/{name}" for given in EKS_MANAGED.values() for name in given}
-    )
-    given: Statement = {"ArnEquals": {"iam:PolicyARN": managed}}
-    bounded: Statement = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary else {}
-    admin = f"arn:{names.partition}:eks::aws:cluster-access-policy/{CLUSTER_ADMIN}"
-    linked = f"arn:{names.partition}:iam::{names.account_id}:role/aws-service-role"
-    return [
-        allow("ReadAddons", "eks:DescribeAddonVersions", "*"),
-        allow("MakeCluster", "eks:CreateCluster", "*", condition=requested),
-        allow("Cluster", _actions("eks", _CLUSTER), [here("eks", part) for part in (f"cluster/{cluster}", *parts)]),
-        allow(
-            "ClusterAdmins",
-            _actions("eks", "AssociateAccessPolicy DisassociateAccessPolicy"),
-            here("eks", f"access-entry/{cluster}/*"),
-            condition={"ArnEquals": {"eks:policyArn": admin}},
-        ),
-        # EKS makes this group, with this tag: https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
-        allow(
-            "ClusterGroup",
-            _actions("ec2", _GROUP_RULES),
-            here("ec2", "security-group/*"),
-            condition={"StringEquals": {"aws:ResourceTag/aws:eks:cluster-name": cluster}},
-        ),
-        allow("GiveRoles", "iam:AttachRolePolicy", roles, condition=given | bounded),
-        allow("TakeFromRoles", "iam:DetachRolePolicy", roles, condition=given),
-        allow(
-            "EksRoles",
-            _actions("iam", "CreateServiceLinkedRole GetRole"),
-            [f"{linked}/{service}.amazonaws.com/*" for service in ("eks", "eks-nodegroup")],
-        ),
     ]
 
 

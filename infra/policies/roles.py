@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any
 
 from bootstrap.contract import report
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
@@ -15,25 +14,7 @@ from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
 
-# Statements of node_policy that each role of platform eks has; the training container alone reaches the checkpoints.
-EKS_STATEMENTS = {
-    "gpu-node": "ReadBootstrap ReportRun SeeController UseKeyThroughServices ActInOwnGroup WriteLogs "
-    "PublishMetrics SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
-    "training": "ReadBootstrap KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData "
-    "ReadBaseWeights ListBaseWeights UseKeyThroughServices WriteLogs PublishMetrics ReadParameters",
-    "system-node": "SessionManagerChannels SessionManagerRegisters LogSessions FindSessionStreams FindSessionGroup",
-}
-# AWS's policies that EKS requires of its roles: https://docs.aws.amazon.com/eks/latest/userguide/create-node-role.html
-_NODE = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
-EKS_MANAGED = {
-    "cluster": ["AmazonEKSClusterPolicy"],
-    "cni": ["AmazonEKS_CNI_Policy"],
-    "gpu-node": _NODE,
-    "system-node": _NODE,
-}
-CLUSTER_ADMIN = "AmazonEKSClusterAdminPolicy"
-
-# Statements of node_policy that the training's own role has on platform ec2, where agent and services have the node's.
+# Statements of node_policy that the training's own role has; agent and services have the node's.
 TRAINING_STATEMENTS = (
     "KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights "
     "UseKeyThroughServices ReadParameters TakeMessages DecryptMessages"
@@ -47,21 +28,6 @@ def assume_role(service: str, condition: Statement | None = None, actions: Value
     """
     trust: Statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": actions}
     return document({**trust, "Condition": condition} if condition else trust)
-
-
-def pod_identity_trust(names: Names, namespace: str, service_account: str) -> Policy:
-    """Trust policy of a role for one service account of this stack's cluster.
-
-    https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html
-    https://docs.aws.amazon.com/eks/latest/userguide/pod-id-abac.html
-    """
-    tags = {
-        "eks-cluster-arn": names.arn("eks", f"cluster/{names.cluster}"),
-        "kubernetes-namespace": namespace,
-        "kubernetes-service-account": service_account,
-    }
-    condition = {"StringEquals": {f"aws:RequestTag/{tag}": value for tag, value in tags.items()}}
-    return assume_role("pods.eks.amazonaws.com", condition, ["sts:AssumeRole", "sts:TagSession"])
 
 
 def flow_log_trust(names: Names) -> Policy:
@@ -184,13 +150,6 @@ def node_policy(
         *([allow("TakeTrainingRole", "sts:AssumeRole", training_role_arn)] if training_role_arn else []),
         *(_only_on_own_node(names) if own_vpc else []),
     )
-
-
-def eks_policy(names: Names, *, role: str, **options: Any) -> Policy:
-    """Policy of a role of ``EKS_STATEMENTS``: its statements of ``node_policy`` with the same ``options``."""
-    policy = node_policy(names, **options)
-    statements = {statement["Sid"]: statement for statement in policy["Statement"]}
-    return document(*(statements[sid] for sid in EKS_STATEMENTS[role].split() if sid in statements))
 
 
 def training_trust(node_role_arn: str) -> Policy:

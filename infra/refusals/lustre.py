@@ -17,8 +17,6 @@ def lustre_refusals(settings: Settings) -> Iterator[str]:
     gib = settings.plan.lustre.storage_gib if settings.plan.lustre else 0
     file_system = f"the plan has an FSx for Lustre file system of {gib} GiB (workload.lustre_gib)"
     without = "or make the plan without workload.lustre_gib: each node copies the data"
-    if settings.platform != "ec2":
-        yield f"{file_system}, and gpufleet:platform eks mounts none in its pods: use platform ec2, {without}"
     if read_s3_prefix(settings.data) is None:
         yield (
             f"{file_system}, and gpufleet:data is {settings.data or 'not set'}: it would be paid for and empty; "
@@ -35,8 +33,6 @@ def file_system_refusals(settings: Settings) -> Iterator[str]:
             f"{existing}, and the plan has a file system of its own for the same folder: make the plan without "
             f"workload.lustre_gib, {without}"
         )
-    if settings.platform != "ec2":
-        yield f"{existing}, and gpufleet:platform eks mounts none in its pods: use platform ec2, {without}"
     if not settings.vpc_id:
         yield (
             f"{existing}, and a VPC of the stack's own does not reach it: set gpufleet:vpcId to its VPC and "

@@ -16,7 +16,6 @@ from infra.control_settings import node_prices
 from infra.images import brings_torch
 from infra.naming import slug
 from infra.refusals.files import prefix_refusals, train_dir_refusals, wheels_refusals
-from infra.refusals.kubernetes import eks_refusals
 from infra.refusals.lustre import file_system_refusals, lustre_refusals
 from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
@@ -94,8 +93,6 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
     if settings.spot_policy == "adaptive":
         yield from _adaptive_refusals(settings)
     yield from scaling_refusals(settings)
-    if settings.platform == "eks":
-        yield from eks_refusals(settings)
     if plan.lustre:
         yield from lustre_refusals(settings)
     if settings.file_system:
@@ -104,13 +101,12 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
 
 def start_refusals(settings: Settings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
-    ec2 = settings.platform == "ec2"
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
     image_torch = brings_torch(settings)
     reaches_index = settings.vpc_id or settings.nat
     # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.
     covered = settings.wheels or reaches_index or (settings.ami_id and not settings.requirements)
-    if ec2 and not covered and wheels_needed(settings, image_torch=image_torch):
+    if not covered and wheels_needed(settings, image_torch=image_torch):
         lacks = "the trainer's libraries" if image_torch else "torch"
         lacks = "the packages of gpufleet:requirements" if settings.requirements else lacks
         yield (
@@ -126,7 +122,7 @@ def start_refusals(settings: Settings) -> Iterator[str]:
             f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
             "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
         )
-    if ec2 and not settings.command and settings.ceiling_usd is None:
+    if not settings.command and settings.ceiling_usd is None:
         yield (
             f"{_idle_reason(settings)} and nothing limits the spend: the nodes would idle at full price until somebody "
             "stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
@@ -143,11 +139,8 @@ def _idle_reason(settings: Settings) -> str:
 
 def _adaptive_refusals(settings: Settings) -> Iterator[str]:
     plan, back = settings.plan, "`pulumi config rm gpufleet:spotPolicy` takes the default"
-    if settings.mode != "training" or settings.platform != "ec2":
-        yield (
-            f"gpufleet:spotPolicy adaptive is for a gang on EC2, and the stack has mode {settings.mode} on platform "
-            f"{settings.platform}: {back}"
-        )
+    if settings.mode != "training":
+        yield f"gpufleet:spotPolicy adaptive is for a gang, and the stack has mode {settings.mode}: {back}"
     if plan.purchase.option != "spot" or plan.purchase.fallback != "on-demand":
         yield (
             f"gpufleet:spotPolicy adaptive moves between spot and on-demand nodes, and the plan buys "
@@ -172,11 +165,6 @@ def _container_refusals(settings: Settings) -> Iterator[str]:
         yield (
             f"gpufleet:image is in {image.region} and the plan for {settings.plan.region}, whose nodes reach their own "
             f"region's registry alone: push or replicate it there, then {pin}"
-        )
-    if settings.platform == "eks":
-        yield (
-            "gpufleet:image is for gpufleet:platform ec2: on eks `gpufleet manifest --image URI` takes it; "
-            "`pulumi config rm gpufleet:image`"
         )
     if settings.requirements:
         yield "gpufleet:image and gpufleet:requirements are both set: install the packages into the image, and drop one"

@@ -61,33 +61,9 @@ def _end(file: StackFile, directory: Path, *, save: bool) -> None:
     if save:
         _save(file)
     moved_to = _follow_moves(file, directory)
-    _write_left(_take_down(file, directory), file.stack)
+    _write_left(_destroy(file, directory), file.stack)
     if moved_to is not None:
         _end_spend(file.stack, moved_to)
-
-
-def _take_down(file: StackFile, directory: Path) -> list[Resource]:
-    left = _destroy(file, directory)
-    if file.config.get("gpufleet:platform") == "eks":
-        _end_cluster_log(resolve_names(file)[0])
-    return left
-
-
-def _end_cluster_log(names: Names) -> None:
-    """Delete the log group that EKS makes anew for the last lines of a deleted cluster, without key and retention.
-
-    The next `up` would stop at it: https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2763
-    """
-    from optimizer.aws import clients, errors
-
-    group = names.cluster_log_group
-    try:
-        clients.logs(names.region).delete_log_group(logGroupName=group)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        if not errors.is_not_found(error):
-            say(f"note: log group {group} may be left: {errors.reason(error)}", err=True)
 
 
 def _destroy(file: StackFile, directory: Path) -> list[Resource]:

@@ -35,7 +35,7 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
     Each line has its node's rank, or the id of a node that is not in service any more, the time (UTC), and the rank of
     the process that wrote it; without one it is torchrun's or the node's agent's. Lines come about ten seconds late,
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
-    group. On platform eks, kubectl logs has the output.
+    group.
     """
     from optimizer.aws import clients, errors
     from optimizer.aws.logs import LogReader

@@ -154,14 +154,13 @@ def _check_movable(source: StackFile, region: str) -> None:
     load().check_region(region)
     if region == source.plan.region:
         raise InvalidInputError(f"stack {source.stack} is in {region} already", next_step="name another region")
-    for key, only in (("gpufleet:platform", "ec2"), ("gpufleet:mode", "training")):
-        if (value := source.config.get(key, only)) != only:
-            raise InvalidInputError(
-                f"{key} of stack {source.stack} is {value}",
-                limit=only,
-                why="the checkpoint of one training run is moved, and its nodes start without a person's help",
-                next_step="deploy a second stack: gpufleet up PLAN --stack NAME",
-            )
+    if (mode := source.config.get("gpufleet:mode", "training")) != "training":
+        raise InvalidInputError(
+            f"gpufleet:mode of stack {source.stack} is {mode}",
+            limit="training",
+            why="the checkpoint of one training run is moved",
+            next_step="deploy a second stack: gpufleet up PLAN --stack NAME",
+        )
 
 
 def _again(region: str, stack: str, directory: Path, to: str | None) -> str:

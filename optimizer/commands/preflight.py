@@ -159,8 +159,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
-    from infra.images import dlami_of, eks_name
-    from infra.kubernetes.constants import SYSTEM_INSTANCE_TYPE, SYSTEM_NODES
+    from infra.images import dlami_of
     from infra.s3_uri import read_s3_prefix
     from infra.settings import ConfigError, interface_endpoints, keys
     from optimizer.preflight.model import Target
@@ -170,13 +169,10 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     def text(key: str, default: str = "") -> str:
         return str(config.get(f"gpufleet:{key}") or default)
 
-    eks = text("platform") == "eks"
     ami_id, ami_name, ami_parameter, ami_problem = text("amiId"), text("amiName"), "", ""
     own_image = bool(ami_id)
     pinned = config.get("gpufleet:dlami")
-    if eks:
-        ami_name = ami_name or ("" if ami_id else eks_name(plan))
-    elif not (ami_id or ami_name):
+    if not (ami_id or ami_name):
         try:
             ami_parameter = dlami_of(plan).parameter
         except ConfigError as error:
@@ -198,16 +194,14 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=interface_endpoints(eks=eks, image=text("image"), queue=queue),
+        endpoints=interface_endpoints(image=text("image"), queue=queue),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
         file_system=file.file_system if file else None,
-        system_nodes={SYSTEM_INSTANCE_TYPE: SYSTEM_NODES} if eks else {},
         ami_id=ami_id,
         ami_name=ami_name,
         ami_parameter=ami_parameter,
         ami_problem=ami_problem,
-        steps_boot=not eks,
         own_image=own_image,
         ceiling_usd=ceiling_usd,
         permissions_boundary=text("permissionsBoundary"),

@@ -309,10 +309,10 @@ def choose_plans(
     sides = []
     for region, plan in plans.items():
         settings = {**(kept[region].config if region in kept else {}), **config}
-        nat, eks = str(settings.get("gpufleet:nat")).lower() == "true", settings.get("gpufleet:platform") == "eks"
+        nat = str(settings.get("gpufleet:nat")).lower() == "true"
         image, vpc_id = (str(settings.get(f"gpufleet:{key}") or "") for key in ("image", "vpcId"))
-        endpoints = interface_endpoints(eks=eks, image=image, queue=False, vpc_id=vpc_id)
-        idle = fixed_usd_per_hour(plan, eks=eks, nat=nat, endpoints=len(endpoints))
+        endpoints = interface_endpoints(image=image, queue=False, vpc_id=vpc_id)
+        idle = fixed_usd_per_hour(plan, nat=nat, endpoints=len(endpoints))
         own = follow_policy(plan, settings)
         sides.append(Side(stack=f"{base}-{region}", plan=plan, own=own, idle_usd_per_hour=idle))
     return sorted(sides, key=lambda side: side.planned.cost_usd.expected)

@@ -181,8 +181,6 @@ def _resume_stopped(stack: str, directory: Path) -> None:
     from optimizer.commands.resume import command as resume
 
     file = read_stack(stack, directory)
-    if file.config.get("gpufleet:platform") == "eks":
-        return  # the program itself asks to stop: nodes wait for `gpufleet manifest` (docs/kubernetes.md)
     names, _ = resolve_names(file)
     with errors.explained(
         "the bucket's control/request.json cannot be read",

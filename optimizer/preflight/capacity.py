@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,11 +40,7 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
     reserved = ask(partial(quotas.reserved, ec2, context.account.id if context.account else None))
     buys_spot = target.spot_nodes or any(alternate.purchase == "spot" for alternate in plan.alternates)
     requested = ask(partial(quotas.requested_spot, ec2)) if buys_spot else []
-    system_vcpus = ask(partial(quotas.vcpus, ec2, target.system_nodes))
-    if isinstance(system_vcpus, Unknown):
-        yield system_vcpus.finding("quota of what is beside the nodes", about=", ".join(target.system_nodes))
-        system_vcpus = {}
-    needs = [*_node_needs(context), *_system_needs(context, system_vcpus)]
+    needs = list(_node_needs(context))
     for need in (*needs, *_alternate_needs(context, needs)):
         yield compare(context, need, _used(context, need.quota, running, reserved, requested))
 
@@ -233,13 +229,6 @@ def _alternate_needs(context: Context, needs: Iterable[Need]) -> Iterator[Need]:
             covered[quota] = plan.node_count * vcpus
             purpose = f"alternates, {plan.node_count} x {alternate.instance_type} {alternate.purchase}"
             yield Need(quota=quota, amount=covered[quota], purpose=purpose, short="warning")
-
-
-def _system_needs(context: Context, vcpus: Mapping[str, int]) -> Iterator[Need]:
-    for name, node_vcpus in vcpus.items():
-        quota, count = quotas.on_demand(name), context.target.system_nodes[name]
-        if quota:
-            yield Need(quota=quota, amount=node_vcpus * count, purpose=f"{count} x {name} beside the nodes")
 
 
 def _used(

@@ -126,8 +126,7 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             limit="available",
             why="no instance can be launched from it",
         )
-    if context.target.steps_boot:
-        yield from _origin_problems(context, image)
+    yield from _origin_problems(context, image)
     volumes = image.get("BlockDeviceMappings", ())
     roots = [volume for volume in volumes if volume.get("DeviceName") == image.get("RootDeviceName")]
     needed_gib = max((int(volume.get("Ebs", {}).get("VolumeSize", 0)) for volume in roots), default=0)

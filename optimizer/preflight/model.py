@@ -94,7 +94,6 @@ class Target:
         zone_id: the configured zone; empty for the plan's own.
         vpc_id, subnet_ids: an existing network; empty for the stack's own, with ``vpc_cidr`` and ``nat`` gateway.
         endpoints: services ("ec2") that nodes reach by an interface endpoint.
-        system_nodes: number of a cluster's on-demand system nodes, by type.
         ami_id, ami_name, ami_parameter: the image, by the first that is set; the last is an SSM parameter.
             ``ami_problem`` says why there is none.
         own_image: the user's; else AWS's.
@@ -103,7 +102,6 @@ class Target:
         container_image: URI of the image that the training runs in; empty for none.
         data_bucket: bucket of the training data; empty for none.
         file_system: address and security group of an existing file system.
-        steps_boot: nodes boot gpufleet's own set-up, not a cluster's.
     """
 
     plan: FleetPlan
@@ -115,13 +113,11 @@ class Target:
     vpc_cidr: str
     nat: bool
     endpoints: tuple[str, ...]
-    system_nodes: Mapping[str, int]
     ami_id: str
     ami_name: str
     ami_parameter: str
     ami_problem: str
     own_image: bool
-    steps_boot: bool
     ceiling_usd: float | None
     permissions_boundary: str
     session_log_group: str

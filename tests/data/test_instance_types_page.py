@@ -11,8 +11,7 @@ from typing import get_args
 import pytest
 
 from infra.images import dlami_of
-from infra.refusals.kubernetes import eks_refusals
-from infra.settings import ConfigError, Settings
+from infra.settings import ConfigError
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.gpus import left_out
 from optimizer.catalog.select import Filter, select
@@ -118,21 +117,9 @@ def test_a_refused_type_is_refused_with_its_reason(catalog: Catalog, name: str, 
 def test_what_the_page_says_of_fractions_and_of_volta(
     families: dict[str, list[InstanceType]], catalog: Catalog
 ) -> None:
-    on_eks = {
-        family: any(
-            "platform ec2" in text and "Kubernetes" in text for text in eks_refusals(settings(plan_of(types[0])))
-        )
-        for family, types in families.items()
-    }
-    assert {family for family, refused in on_eks.items() if refused} == {"g6f", "gr6f", "p3", "p3dn"}
-    assert "Platform eks takes neither fractions nor p3." in PAGE
     for fraction, words in (("g6f", "GRID"), ("p3", "V100")):
         with pytest.raises(ConfigError, match=words):
             dlami_of(plan_of(families[fraction][0]))
     zoneless = {offer.instance.name.partition(".")[0] for offer in catalog.offers if not offer.zone_ids}
     zoneless -= {offer.instance.name.partition(".")[0] for offer in catalog.offers if offer.zone_ids}
     assert zoneless == {"p3"} and re.search(r"No zone offers\s+p3 any more", PAGE)
-
-
-def settings(plan: FleetPlan) -> Settings:
-    return Settings.model_validate({"stack": "dev", "plan": plan, "platform": "eks"})

@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from bootstrap.contract.requirements import read_pins
-from infra.images import WITH_TORCH, WITHOUT_TORCH, eks_name
+from infra.images import WITH_TORCH, WITHOUT_TORCH
 from infra.refusals.lustre import WITH_CLIENT
 from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
@@ -28,12 +28,10 @@ from tests.engine import pulumi_cli
 from tests.engine.emulated_aws import dlami_name, emulated_aws
 from tests.engine.inventory import Client, clients
 from tests.engine.pulumi_cli import REPOSITORY, Stack
-from tests.plans import sample_plan
 
 REGION = "us-east-1"
 IMAGES = {
     **{dlami_name(one.parameter): one.architecture for one in (*WITH_TORCH.values(), *WITHOUT_TORCH.values())},
-    **{eks_name(sample_plan(node={"cpu_architecture": name})): name for name in WITH_TORCH},
     WITH_CLIENT: "x86_64",
 }
 """Machine images that are published: CPU architecture by name."""

@@ -26,7 +26,6 @@ ACCOUNT = "123456789012"  # moto's
 # Arguments of terraform-provider-aws 5.x that 6.x, and so pulumi-aws 7, no longer has; the program uses none of them.
 GONE_IN_6 = {
     "aws_eip": {"vpc"},
-    "aws_eks_addon": {"resolveConflicts"},
     "aws_flow_log": {"logGroupName"},
     "aws_launch_template": {"elasticGpuSpecifications", "elasticInferenceAccelerator"},
 }

@@ -80,8 +80,6 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     iam = client("iam")
     yield "role", [item["Arn"] for item in iam.list_roles()["Roles"]]
     yield "instance profile", [item["Arn"] for item in iam.list_instance_profiles()["InstanceProfiles"]]
-    providers = iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
-    yield "identity provider", [item["Arn"] for item in providers]
     yield "policy", [item["Arn"] for item in iam.list_policies(Scope="Local")["Policies"]]
     yield "queue", client("sqs").list_queues().get("QueueUrls", [])
     sns = client("sns")
@@ -98,7 +96,6 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "file system", [item["ResourceARN"] for item in fsx.describe_file_systems()["FileSystems"]]
     links = fsx.describe_data_repository_associations()["Associations"]
     yield "data repository association", [item["ResourceARN"] for item in links]
-    yield "cluster", client("eks").list_clusters()["clusters"]
     # moto lists AWS's public parameters, once one is read, as the account's.
     parameters = [item["Name"] for item in client("ssm").describe_parameters()["Parameters"]]
     yield "parameter", [name for name in parameters if not name.startswith("/aws/service/")]

@@ -27,7 +27,6 @@ DEPLOYER = "DEPLOYERDEPLOYER"
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _ACCOUNT, _REGION = "123456789012", "us-east-1"
 _TAG = "gpufleet:stack"
-_CLUSTER_TAG = "aws:eks:cluster-name"
 _ROLE = re.compile(r"arn:aws:iam::\d+:role/[\w+=,.@/-]+")
 # Type of an EC2 resource, by the letters of its id, where they are not its own.
 _EC2_TYPES = {
@@ -72,19 +71,13 @@ _ACTIONS = {
     },
 }
 _STACK_NAMES = ("gpufleet-{}", "/gpufleet/{}", "AutoScaling_{}-")
-_REST = ("s3", "lambda", "eks")
-# Services that an operation passes its roles to (iam:PassedToService):
-# https://docs.aws.amazon.com/service-authorization/latest/reference/list_eks.html
+_REST = ("s3", "lambda")
+# Services that an operation passes its roles to (iam:PassedToService).
 _PASSED_TO = {
     "AddRoleToInstanceProfile": "ec2",
-    "CreateAccessEntry": "ec2",
-    "CreateAddon": "eks pods.eks",
     "CreateAutoScalingGroup": "autoscaling",
-    "CreateCluster": "eks",
     "CreateFlowLogs": "vpc-flow-logs",
     "CreateFunction": "lambda",
-    "CreateNodegroup": "eks ec2",
-    "CreatePodIdentityAssociation": "pods.eks",
 }
 # Operations that look like another's request, or like a deprecated one of the same path.
 _NOT_MEANT = {"AbortMultipartUpload", "CopyObject", "GetBucketLifecycle", "PutBucketLifecycle", "UploadPart"}
@@ -95,7 +88,7 @@ class Question:
     """One question to IAM: an action on a resource; the stack's tag in the request and on the resource, "" for none.
 
     What else a condition asks of the request stands behind the ARN and a "#": the call that tags, the policy, the
-    service. A group that EKS made has EKS's tag, the cluster's name, in place of the stack's.
+    service.
     """
 
     action: str
@@ -133,7 +126,7 @@ class Recording:
                 questions(
                     service=signed[3],
                     method=environ["REQUEST_METHOD"],
-                    # An ARN in a path of EKS has slashes of its own, which are quoted.
+                    # As it was sent, with its quoted characters.
                     path=environ["REQUEST_URI"].partition("?")[0],
                     query=environ.get("QUERY_STRING", ""),
                     target=environ.get("HTTP_X_AMZ_TARGET", ""),
@@ -157,7 +150,7 @@ def tag_of(resource_id: str) -> str:
     if re.fullmatch(r"[0-9a-f-]{36}", resource_id):
         tags = kms_backends[_ACCOUNT][_REGION].list_resource_tags(resource_id)["Tags"]
         return next((str(tag["TagValue"]) for tag in tags if tag["TagKey"] == _TAG), "")
-    filters: Any = {"resource-id": [resource_id], "key": [_TAG, _CLUSTER_TAG]}
+    filters: Any = {"resource-id": [resource_id], "key": [_TAG]}
     return next((str(tag["value"]) for tag in ec2_backends[_ACCOUNT][_REGION].describe_tags(filters=filters)), "")
 
 
@@ -311,8 +304,6 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
             if "CustomSuffix" in given:
                 role = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{given['CustomSuffix']}"
                 return f"arn:aws:iam:{everywhere}:role/aws-service-role/{role}"
-        case "eks":
-            return _arn_of_eks(operation, given)
         case "kms":
             if "AliasName" in given:
                 return f"arn:aws:kms:{here}:{given['AliasName']}"
@@ -347,23 +338,3 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
         case "ssm" if given["Name"].startswith("/"):  # else a document, which preflight reads
             return f"arn:aws:ssm:{_REGION}::parameter{given['Name']}"
     return "*"
-
-
-def _arn_of_eks(operation: str, given: dict[str, str]) -> str:
-    """ARN of what a request to EKS is about: making a part of a cluster is asked of the cluster.
-
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelastickubernetesservice.html
-    """
-    cluster = given.get("clusterName") or given.get("name")
-    if operation == "CreateCluster" or not cluster:
-        return "*"
-    parts = {
-        "addonName": f"addon/{cluster}/{given.get('addonName')}/*",
-        "associationId": f"podidentityassociation/{cluster}/*",
-        "nodegroupName": f"nodegroup/{cluster}/*/*",
-        "principalArn": f"access-entry/{cluster}/*",
-    }
-    part = next((arn for name, arn in parts.items() if name in given), None)
-    if part is None or operation.startswith("Create"):
-        part = f"cluster/{cluster}"
-    return f"arn:aws:eks:{_REGION}:{_ACCOUNT}:{part}"

@@ -56,17 +56,16 @@ def fleet(
         yield deployed, empty
         deployed.stack.destroy()
         assert left_behind(empty, inventory(deployed.aws)) == {}
-        check_calls(deployed, (config or {}).get("platform", "ec2"))
+        check_calls(deployed)
 
 
-def check_calls(deployed: Deployment, platform: str = "ec2") -> None:
+def check_calls(deployed: Deployment) -> None:
     """Check that the deployer's policy allows each call that was made; GPUFLEET_RECORD_CALLS=1 also records them."""
     asked = of_stack_dev(asked_of_iam(deployed.aws), deployed.stack.name)
     if os.environ.get("GPUFLEET_RECORD_CALLS"):
-        known = asked | recorded(platform)
-        rows = [json.dumps(astuple(one)) for one in sorted(known - recorded("ec2") if platform == "eks" else known)]
-        CALLS[platform].write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
-    assert denied(asked, platform) == []
+        rows = [json.dumps(astuple(call)) for call in sorted(asked | recorded())]
+        CALLS.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+    assert denied(asked) == []
 
 
 def assert_settled(deployed: Deployment) -> None:
@@ -363,24 +362,9 @@ def check_workers(deployed: Deployment, empty: Inventory) -> None:
     assert group["WarmPoolConfiguration"]["MinSize"] == group["WarmPoolConfiguration"]["MaxGroupPreparedCapacity"] == 1
 
 
-def kubernetes(tools: Tools, scratch: Path) -> None:
-    """The same plan as an EKS cluster; then its API is opened to one network."""
-    eks = {"adminArns": ["arn:aws:iam::123456789012:role/admin"]}
-    config = {"platform": "eks", "nat": True, "eks": eks}
-    with fleet(tools, scratch, "eks", sample_plan(), config) as (deployed, empty):
-        assert_created(deployed)
-        facts.check_all_stacks(deployed)
-        facts.check_network(deployed)
-        check_tags(deployed, empty)
-        deployed.set_config({"eks": {**eks, "publicAccessCidrs": ["203.0.113.0/24"]}})
-        assert set(deployed.stack.up().changed()) == {"update"}
-        assert_settled(deployed)
-
-
 SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {
     "spot": spot,
     "on-demand": on_demand,
-    "kubernetes": kubernetes,
     "workers": workers,
     "first-fleet": first_fleet,
     "topped-up-elsewhere": topped_up_elsewhere,

@@ -60,12 +60,10 @@ def readers(aws: Client) -> dict[str, Reader]:
         "alarm": _tags_by_call(aws("cloudwatch").list_tags_for_resource, "ResourceARN", "Tags"),
         "bucket": _tags_by_call(aws("s3").get_bucket_tagging, "Bucket", "TagSet"),
         "budget": lambda item: of_budget(f"arn:aws:budgets::{ACCOUNT}:budget/{item}"),
-        "cluster": lambda item: dict(aws("eks").describe_cluster(name=item)["cluster"]["tags"]),
         "data repository association": of_fsx,
         "event rule": _tags_by_call(aws("events").list_tags_for_resource, "ResourceARN", "Tags"),
         "file system": of_fsx,
         "function": _tags_by_call(aws("lambda").list_tags, "Resource", "Tags"),
-        "identity provider": _tags_by_call(iam.list_open_id_connect_provider_tags, "OpenIDConnectProviderArn", "Tags"),
         # moto has no ListInstanceProfileTags.
         "instance profile": by_name(of_profile),
         "key": _tags_by_call(aws("kms").list_resource_tags, "KeyId", "Tags"),
@@ -97,7 +95,7 @@ def check_tags(deployed: Deployment, empty: Inventory) -> None:
     main = ec2.describe_route_tables(Filters=[{"Name": "association.main", "Values": ["true"]}])["RouteTables"]
     groups = ec2.describe_security_groups()["SecurityGroups"]
     by_aws = {item["RouteTableId"] for item in main}
-    by_aws |= {item["GroupId"] for item in groups if item["GroupName"].startswith(("default", "eks-cluster-sg-"))}
+    by_aws |= {item["GroupId"] for item in groups if item["GroupName"].startswith("default")}
     known = readers(deployed.aws)
     for kind, items in made.items():
         if kind in (*UNTAGGABLE, *MADE_BY_AWS):

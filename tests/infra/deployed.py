@@ -61,10 +61,6 @@ def capacity_block(**block: str) -> dict[str, Any]:
 
 
 FULL = {**ALARM, "gpufleet:nat": "true"}
-EKS = {
-    "gpufleet:platform": "eks",
-    "gpufleet:eks": json.dumps({"adminArns": ["arn:aws:iam::000000000000:role/ml"]}),
-}
 LONE_NODE = {"node_count": 1, "parallelism": {"data": 8, "grad_accum": 4}}
 # Workers train alone, so each holds the whole model.
 WORKERS: dict[str, Any] = {**on_demand(), "parallelism": {"sharding": "ddp"}}
@@ -149,7 +145,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
     "queue": (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}})),
-    "eks": (on_demand(), {**EKS, **FULL}),
 }
 
 

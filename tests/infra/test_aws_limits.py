@@ -15,14 +15,13 @@ import pytest
 from botocore.model import ServiceModel
 
 from infra.offline.preview import Resource, resources
-from tests.infra.deployed import ALARM, EKS, FULL, VARIANTS, variant
+from tests.infra.deployed import ALARM, FULL, VARIANTS, variant
 from tests.plans import sample_plan
 
 # Argument of a resource, and where the API's model has it.
 ARGUMENTS = {
     ("Alias", "name"): ("kms", "CreateAlias", "AliasName"),
     ("Budget", "name"): ("budgets", "CreateBudget", "Budget.BudgetName"),
-    ("Cluster", "name"): ("eks", "CreateCluster", "name"),
     ("EventRule", "description"): ("events", "PutRule", "Description"),
     ("EventRule", "eventPattern"): ("events", "PutRule", "EventPattern"),
     ("EventRule", "name"): ("events", "PutRule", "Name"),
@@ -63,7 +62,7 @@ STACK = "Team_A.Llama-" + 87 * "x"
 @cache
 def declared() -> list[Resource]:
     everything = [resource for name in VARIANTS for resource in variant(name)]
-    for config in (FULL, {**EKS, **FULL}, ALARM):
+    for config in (FULL, ALARM):
         everything += resources(sample_plan(**LONG), stack=STACK, config=config)
     return [resource for resource in everything if resource.type.startswith("aws:")]
 

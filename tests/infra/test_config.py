@@ -83,7 +83,6 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),
         ({"gpufleet:image": CONTAINER, "gpufleet:requirements": "r.txt"}, "install the packages into the image"),
         ({"gpufleet:image": CONTAINER, "gpufleet:nsight": "true"}, "nsys traces no container's training"),
-        ({"gpufleet:image": CONTAINER, "gpufleet:platform": "eks"}, "gpufleet manifest --image URI"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
         ({"gpufleet:trainCommand": "train.py --name 'a"}, "unbalanced quotes"),
         ({"gpufleet:trainCommand": "accelerate launch train.py"}, r"accelerate has no option with \$\{MASTER_ADDR\}"),
@@ -104,7 +103,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:tags": '{"team": "x", "Team": "y"}'}, "'team' differs from 'Team' in case alone"),
         ({"gpufleet:ceilingUSD": "500"}, r"gpufleet:ceilingUSD is no key .*\(did you mean gpufleet:ceilingUsd\?\)"),
         ({"gpufleet:nats": "true"}, r"gpufleet:nats is no key .*\(did you mean gpufleet:nat\?\)"),
-        ({"gpufleet:eks.adminArns[0]": "arn"}, r"gpufleet:eks.adminArns\[0\] is no key.*pulumi config set --path"),
+        ({"gpufleet:subnetIds[0]": "subnet"}, r"gpufleet:subnetIds\[0\] is no key.*pulumi config set --path"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
         ({"gpufleet:plan": json.dumps({**SPOT_P4D, "node_count": 3})}, "parallelism covers"),
     ],
@@ -119,7 +118,7 @@ def test_a_wrong_configuration_is_refused_with_its_value(settings: dict[str, str
     [
         ({}, {}, "plan buys spot with fallback none: make the plan with.*--spot-fallback on-demand"),
         (on_demand(), {}, "plan buys on-demand with fallback none"),
-        (FALLBACK, workers(), "is for a gang on EC2, and the stack has mode workers on platform ec2"),
+        (FALLBACK, workers(), "is for a gang, and the stack has mode workers"),
         ({**FALLBACK, "job": {"deadline_hours": None}}, {}, "keeps a deadline, and the plan has none"),
         (
             FALLBACK,

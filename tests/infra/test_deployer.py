@@ -17,18 +17,17 @@ from optimizer.preflight.policy import preflight_policy
 from tests.engine.recording import Question
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
-CALLS = {name: Path(__file__).with_name(f"deployer_calls{end}.json") for name, end in (("ec2", ""), ("eks", "_eks"))}
-"""By platform, eks's without those of ec2. Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1 adds what is new); its
-every run judges the calls of its own."""
+CALLS = Path(__file__).with_name("deployer_calls.json")
+"""Recorded by tests/engine (GPUFLEET_RECORD_CALLS=1 adds what is new), whose every run judges the calls of its own."""
 # Calls whose refusal the provider takes: it then asks STS for the account, and reads an image without its UEFI data.
 MAY_BE_REFUSED = {"iam:GetUser", "ec2:GetInstanceUefiData"}
 # Condition keys whose value a question has behind its ARN.
-BEHIND_THE_ARN = ("ec2:CreateAction", "eks:policyArn", "iam:PassedToService", "iam:PolicyARN")
+BEHIND_THE_ARN = ("ec2:CreateAction", "iam:PassedToService")
 
 
-def recorded(platform: str) -> set[Question]:
-    """Return the calls of a platform that no file before it has."""
-    return {Question(*fields) for fields in json.loads(CALLS[platform].read_text(encoding="utf-8"))}
+def recorded() -> set[Question]:
+    """Return the recorded calls."""
+    return {Question(*fields) for fields in json.loads(CALLS.read_text(encoding="utf-8"))}
 
 
 def allows(policy: dict[str, Any], question: Question) -> bool:
@@ -49,8 +48,6 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
         "aws:RequestedRegion": NAMES.region,
         "aws:RequestTag/gpufleet:stack": question.requested,
         "aws:ResourceTag/gpufleet:stack": question.tagged,
-        # EKS's tag of a group that it made; no stack is named like its cluster.
-        "aws:ResourceTag/aws:eks:cluster-name": question.tagged,
         **dict.fromkeys(BEHIND_THE_ARN, question.resource.partition("#")[2]),
     }
     for operator, keys in condition.items():
@@ -67,29 +64,26 @@ def _holds(condition: dict[str, Any], question: Question) -> bool:
     return True
 
 
-def denied(calls: Iterable[Question], platform: str) -> list[Question]:
+def denied(calls: Iterable[Question]) -> list[Question]:
     """Return the calls of a stack "dev" that the printed documents do not allow, and that must succeed."""
-    policy = deployer_policy(NAMES, lustre=True, eks=platform == "eks")
+    policy = deployer_policy(NAMES, lustre=True)
     read = {action for one in preflight_policy()["Statement"] for action in as_list(one["Action"])}
     return [call for call in sorted(calls) if call.action not in read | MAY_BE_REFUSED and not allows(policy, call)]
 
 
 def test_every_call_is_allowed_and_every_action_is_called() -> None:
-    calls = {"ec2": recorded("ec2"), "eks": recorded("ec2") | recorded("eks")}
-    assert len(recorded("ec2")) > 300 and len(recorded("eks")) > 90
-    uncalled = set()
-    for platform, made in calls.items():
-        assert denied(made, platform) == []
-        policy = deployer_policy(NAMES, lustre=True, eks=platform == "eks")
-        actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
-        uncalled |= actions - {call.action for call in made}
+    calls = recorded()
+    assert len(calls) > 300 and denied(calls) == []
+    policy = deployer_policy(NAMES, lustre=True)
+    actions = {action for statement in policy["Statement"] for action in as_list(statement["Action"])}
+    uncalled = actions - {call.action for call in calls}
     assert uncalled <= WITHOUT_A_CALL.keys()
     assert WITHOUT_A_CALL.keys() - uncalled == {"iam:PutRolePermissionsBoundary"}, "a reason that nothing needs"
 
 
 def test_another_stacks_resources_are_out_of_reach() -> None:
-    policy = deployer_policy(NAMES, lustre=True, eks=True)
-    for call in recorded("ec2") | recorded("eks"):
+    policy = deployer_policy(NAMES, lustre=True)
+    for call in recorded():
         if call.action in policy["Statement"][0]["Action"] or call.resource == "*":
             continue
         other = Question(
@@ -136,8 +130,8 @@ def test_a_bucket_s_tags_are_reached_as_the_newer_provider_asks(action: str) -> 
 
 def test_a_tag_can_go_from_everything_that_got_it() -> None:
     """gpufleet:tags without one of its tags: the service-linked role has them too."""
-    policy = deployer_policy(NAMES, lustre=True, eks=True)
-    tagged = {call.resource for call in recorded("ec2") | recorded("eks") if call.action == "iam:TagRole"}
+    policy = deployer_policy(NAMES, lustre=True)
+    tagged = {call.resource for call in recorded() if call.action == "iam:TagRole"}
     assert any("aws-service-role" in arn for arn in tagged)
     assert [arn for arn in tagged if not allows(policy, Question("iam:UntagRole", arn))] == []
 
@@ -151,10 +145,9 @@ def test_endpoints_may_get_the_private_names_that_ec2_asks_route_53_for() -> Non
 
 def test_a_boundary_is_demanded_of_each_role() -> None:
     boundary = "arn:aws:iam::123456789012:policy/limits"
-    policy = deployer_policy(NAMES, boundary=boundary, iam_path="/ml/", eks=True)
+    policy = deployer_policy(NAMES, boundary=boundary, iam_path="/ml/")
     statements = {one["Sid"]: one for one in policy["Statement"]}
     assert statements["BoundedRoles"]["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-    assert statements["GiveRoles"]["Condition"]["StringEquals"] == {"iam:PermissionsBoundary": boundary}
     assert not {"iam:CreateRole", "iam:PutRolePolicy"} & set(statements["Roles"]["Action"])
     assert statements["Roles"]["Resource"] == "arn:aws:iam::123456789012:role/ml/gpufleet-dev-*"
     assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
@@ -162,17 +155,7 @@ def test_a_boundary_is_demanded_of_each_role() -> None:
 
 def test_a_stack_asks_for_nothing_of_what_it_does_not_have() -> None:
     policy = json.dumps(deployer_policy(NAMES))
-    assert "fsx" not in policy and "eks" not in policy
-
-
-def test_a_cluster_s_roles_get_only_the_policies_that_eks_requires() -> None:
-    policy = deployer_policy(NAMES, eks=True)
-    role = "arn:aws:iam::123456789012:role/gpufleet-dev-cluster-1234567"
-    for action in ("iam:AttachRolePolicy", "iam:DetachRolePolicy"):
-        assert allows(policy, Question(action, f"{role}#arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"))
-        assert not allows(policy, Question(action, f"{role}#arn:aws:iam::aws:policy/AdministratorAccess"))
-    assert allows(policy, Question("iam:PassRole", f"{role}#eks.amazonaws.com"))
-    assert not allows(deployer_policy(NAMES), Question("iam:PassRole", f"{role}#eks.amazonaws.com"))
+    assert "fsx" not in policy
 
 
 def test_rules_are_added_to_the_group_of_the_existing_file_system_alone() -> None:
@@ -196,11 +179,10 @@ def test_an_existing_vpc_is_named() -> None:
 
 
 @pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])
-@pytest.mark.parametrize(("eks", "documents"), [(False, 3), (True, 4)])
-def test_each_part_fits_into_a_managed_policy(boundary: str, eks: bool, documents: int) -> None:
+def test_each_part_fits_into_a_managed_policy(boundary: str) -> None:
     longest = Names(stack="s" * 22, account_id="1" * 12, region="ap-southeast-2", partition="aws-us-gov")
-    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True, eks=eks)
+    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True)
     parts = deployer_documents(policy)
     assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
     assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_LIMIT for part in parts)
-    assert len(parts) <= documents
+    assert len(parts) <= 3

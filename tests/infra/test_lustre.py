@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.settings import ConfigError
-from tests.infra.deployed import EKS, LINKED, LONE_NODE, LUSTRE, MOUNTED, deploy, on_demand, variant
+from tests.infra.deployed import LINKED, LONE_NODE, LUSTRE, MOUNTED, deploy, on_demand, variant
 
 
 def test_the_file_system_is_beside_the_nodes_and_shows_the_data() -> None:
@@ -41,7 +41,6 @@ def test_a_lone_node_stays_in_the_file_systems_zone() -> None:
         ({**LINKED, "gpufleet:data": ""}, "gpufleet:data is not set: it would be paid for and empty"),
         ({**LINKED, "gpufleet:data": "/mnt/nvme/tokens"}, "gpufleet:data is /mnt/nvme/tokens"),
         ({**LINKED, "gpufleet:amiName": ""}, "may have no Lustre client for its kernel"),
-        ({**LINKED, **EKS}, "gpufleet:platform eks mounts none in its pods"),
     ],
 )
 def test_a_stack_whose_nodes_would_not_reach_the_data_is_refused(config: dict[str, Any], reason: str) -> None:
@@ -79,7 +78,6 @@ def test_another_file_system_is_another_run() -> None:
         ({}, {"gpufleet:data": "/mnt/lustre-2"}, "gpufleet:data is /mnt/lustre-2"),
         ({}, {"gpufleet:amiName": ""}, "may have no Lustre client for its kernel"),
         ({}, {"gpufleet:vpcId": "", "gpufleet:subnetIds": "[]"}, "a VPC of the stack's own does not reach it"),
-        ({}, EKS, "gpufleet:platform eks mounts none in its pods"),
         (LUSTRE, {}, "the plan has a file system of its own"),
         ({}, {"gpufleet:fileSystem": '{"address": "fs-1", "securityGroup": "sg-1"}'}, "gpufleet:fileSystem.address"),
     ],

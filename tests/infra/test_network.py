@@ -12,7 +12,7 @@ from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
     ALARM,
-    EKS,
+    CONTAINER,
     EXISTING_VPC,
     LONE_NODE,
     Deployed,
@@ -95,9 +95,9 @@ def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
     assert (small["availabilityZone"], small["cidrBlock"][-3:]) == ("us-east-1c", "/28")
     assert stack.one("RouteTableAssociation", "-endpoints-use1-az1")["routeTableId"] == "gpufleet-dev-private-id"
     assert "gpufleet-dev-endpoints-use1-az1-id" not in stack.one("Group")["vpcZoneIdentifiers"]
-    # A gateway or a control plane would not collide with it, and no other subnet moves.
+    # A gateway would not collide with it, and no other subnet moves.
     ranges = {subnet.name: subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")}
-    everything = deploy(on_demand(), {**EKS, **NAT}).all("Subnet")
+    everything = deploy(on_demand(), NAT).all("Subnet")
     assert_apart([small["cidrBlock"], *(subnet.inputs["cidrBlock"] for subnet in everything)])
     assert {
         subnet.name: subnet.inputs["cidrBlock"] for subnet in deploy(changes).all("Subnet")
@@ -178,7 +178,7 @@ def test_foreign_buckets_are_only_read_and_only_with_a_nat_gateway() -> None:
     assert deploy().policy("VpcEndpoint", "-s3").keys() == {"OwnBuckets"}
     anywhere = deploy(config=NAT).policy("VpcEndpoint", "-s3")["ReadAnywhere"]
     assert anywhere["Action"] == ["s3:GetObject", "s3:ListBucket"]
-    layers = deploy(on_demand(), {**EKS, **NAT}).policy("VpcEndpoint", "-s3")["ImageLayers"]
+    layers = deploy(config={"gpufleet:image": CONTAINER}).policy("VpcEndpoint", "-s3")["ImageLayers"]
     assert layers["Action"] == "s3:GetObject"
     assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
 
@@ -194,26 +194,6 @@ def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:
     actions = [action for statement in allowed for action in as_list(statement["Action"])]
     # S3 and Parameter Store call KMS, and not the node (kms:ViaService).
     assert {action.split(":")[0] for action in actions} - {"kms"} == services
-
-
-def test_a_kubernetes_control_plane_has_small_subnets_in_two_zones() -> None:
-    stack = deploy(on_demand(), {**EKS, **NAT})
-    subnets = [subnet.inputs for subnet in stack.all("Subnet") if "-control-plane-" in subnet.name]
-    # use1-az2 and use1-az1, by the account's names.
-    assert {subnet["availabilityZone"] for subnet in subnets} == {"us-east-1a", "us-east-1c"}
-    assert all(subnet["cidrBlock"].endswith("/28") for subnet in subnets)
-    assert_apart([subnet.inputs["cidrBlock"] for subnet in stack.all("Subnet")])
-    assert not [subnet for subnet in deploy().all("Subnet") if "-control-plane-" in subnet.name]
-
-
-def test_another_zone_of_the_nodes_leaves_the_control_plane_where_it_is() -> None:
-    """EKS takes other subnets of a cluster in the zones of its first ones only, so `up` would stop in the middle."""
-    changes = {**on_demand(), "zone_ids": ["use1-az2", "use1-az4", "use1-az6"]}
-    places = []
-    for zone in changes["zone_ids"]:
-        subnets = deploy(changes, {**EKS, **NAT, "gpufleet:zoneId": zone}).all("Subnet")
-        places.append([subnet.inputs for subnet in subnets if "-control-plane-" in subnet.name])
-    assert places[0] == places[1] == places[2]
 
 
 def test_a_capacity_block_is_in_one_zone() -> None:

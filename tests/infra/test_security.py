@@ -12,9 +12,10 @@ import pytest
 from bootstrap.contract.report import instance_of
 from infra.naming import Names
 from infra.offline.guardrails.declared import as_list
-from infra.policies.roles import eks_policy, node_policy
+from infra.policies import roles
+from infra.policies.roles import node_policy
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import ALARM, CONTAINER, EKS, EXISTING_VPC, FULL, WORKERS, deploy, workers
+from tests.infra.deployed import ALARM, CONTAINER, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
@@ -123,7 +124,7 @@ def test_nodes_read_the_data_that_the_stack_names_and_no_more(uri: str, objects:
 
 
 def training_policy(uri: str) -> dict[str, Any]:
-    return eks_policy(NAMES, key_arn="key", role="training", read_prefixes={"Data": uri})
+    return roles.training_policy(NAMES, key_arn="key", vpc_id="", read_prefixes={"Data": uri})
 
 
 # Actions of boto3's calls in bootstrap.training.stores and the metrics publisher.
@@ -179,20 +180,19 @@ def test_the_deployed_role_has_exactly_the_node_policy() -> None:
     assert stack.one("LaunchTemplate")["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-node"}
 
 
-@pytest.mark.parametrize("platform", [FULL, FULL | EKS])
-def test_a_boundary_and_a_path_hold_for_every_role(platform: dict[str, str]) -> None:
+def test_a_boundary_and_a_path_hold_for_every_role() -> None:
     boundary = "arn:aws:iam::000000000000:policy/limits"
     own = {"gpufleet:permissionsBoundary": boundary, "gpufleet:iamPath": "/teams/ml/"}
     kinds = ("Role", "InstanceProfile")
-    for config, path in ((platform | own, "/teams/ml/"), (platform, "/")):
+    for config, path in ((FULL | own, "/teams/ml/"), (FULL, "/")):
         made = {kind: [one.inputs for one in deploy(config=config).all(kind)] for kind in kinds}
-        assert len(made["Role"]) == (4 if platform == FULL else 7)
+        assert len(made["Role"]) == 4
         assert {one["path"] for kind in kinds for one in made[kind]} == {path}
         assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
 
 
 def test_credentials_work_on_their_own_node_alone() -> None:
-    """An existing VPC may lack endpoints, through which alone a call names its VPC; pods' credentials name no node."""
+    """An existing VPC may lack endpoints, through which alone a call names its VPC."""
     policy = deploy(config=FULL).policy("RolePolicy", "-node")
     for sid, condition in (
         ("OnlyInOwnVpc", {"aws:EC2InstanceSourceVPC": "${aws:SourceVpc}"}),
@@ -240,10 +240,9 @@ def test_the_training_has_a_role_of_its_own() -> None:
     assert granted <= set(profile.after), "no node starts before both"
     existing = deploy(config=own | EXISTING_VPC)
     assert "OnlyInOwnVpc" not in existing.policy("RolePolicy", "-training")
-    plain, pods = deploy(config={"gpufleet:isolateTraining": "false"}), deploy(config={**FULL, **EKS})
+    plain = deploy(config={"gpufleet:isolateTraining": "false"})
     assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 3
-    for one in (plain, pods):
-        assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in one.user_data
+    assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in plain.user_data
 
 
 def test_a_container_image_is_pulled_from_its_own_repository_alone() -> None:

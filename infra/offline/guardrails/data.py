@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 
-from infra.offline.guardrails import exceptions
 from infra.offline.guardrails.declared import Breaches, Declared
 from infra.offline.resource_types import NO_DATA, OWN_RULE, TYPES
 from infra.secret_text import secrets_in
@@ -25,18 +24,13 @@ def encrypted_at_rest(declared: Declared) -> Breaches:
     for template in declared.all("LaunchTemplate"):
         for mapping in template.inputs.get("blockDeviceMappings", []):
             volume = mapping.get("ebs", {})
-            excused = template.name.endswith(tuple(exceptions.VOLUMES_UNDER_ACCOUNT_KEY))
-            if volume.get("encrypted") != "true" or not (volume.get("kmsKeyId") or excused):
+            if volume.get("encrypted") != "true" or not volume.get("kmsKeyId"):
                 yield template, f"does not encrypt volume {mapping.get('deviceName')} under the stack's key"
     for bucket in declared.all("Bucket"):
         settings = declared.referring("BucketServerSideEncryptionConfiguration", "bucket", bucket)
         defaults = [rule["applyServerSideEncryptionByDefault"] for given in settings for rule in given["rules"]]
         if not any(rule["sseAlgorithm"] == "aws:kms" and rule.get("kmsMasterKeyId") for rule in defaults):
             yield bucket, "does not encrypt objects under the stack's key by default"
-    for cluster in declared.all("Cluster"):
-        encryption = cluster.inputs.get("encryptionConfig") or {}
-        if "secrets" not in encryption.get("resources", []) or not encryption.get("provider", {}).get("keyArn"):
-            yield cluster, "does not encrypt Kubernetes secrets under the stack's key"
     for function in declared.all("Function"):
         if function.inputs.get("environment") and not function.inputs.get("kmsKeyArn"):
             yield function, "does not encrypt environment variables under the stack's key"

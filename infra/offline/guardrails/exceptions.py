@@ -26,23 +26,9 @@ BEYOND_THE_STACK = {
     "SessionManagerRegisters": "an instance's id is unknown before it runs; its agent reports for that instance only",
 }
 
-# Name of a policy of AWS that a role may have.
-MANAGED_POLICIES = {
-    "AmazonEKSClusterPolicy": "required of a cluster's role",
-    "AmazonEKSWorkerNodePolicy": "required of a node's role",
-    "AmazonEC2ContainerRegistryPullOnly": "required of a node's role to pull images",
-    "AmazonEKS_CNI_Policy": "required of the VPC CNI's service account",
-}
-
 # Services whose role needs no condition: they name no source, and act only for the account that passed them the role.
 # No role can be passed across accounts: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
-TRUSTED_WITHOUT_SOURCE = frozenset({"ec2.amazonaws.com", "lambda.amazonaws.com", "eks.amazonaws.com"})
-
-# End of the name of a launch template whose volumes are under the account's key for EBS.
-VOLUMES_UNDER_ACCOUNT_KEY = {
-    "-system-node": "EKS launches them by the account's service-linked role, which the stack's key does not know; "
-    "they hold only the image's files",
-}
+TRUSTED_WITHOUT_SOURCE = frozenset({"ec2.amazonaws.com", "lambda.amazonaws.com"})
 
 # Sid of an endpoint's statement that lets every principal through.
 OPEN_ENDPOINT_STATEMENTS = {

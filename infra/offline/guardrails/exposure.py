@@ -27,7 +27,7 @@ def metadata_needs_a_token(declared: Declared) -> Breaches:
 
 
 def nothing_is_public(declared: Declared) -> Breaches:
-    """No public address, no traffic in from outside the VPC, no public bucket, function or cluster; no SSH key."""
+    """No public address, no traffic in from outside the VPC, no public bucket or function; no SSH key."""
     yield from _public_addresses(declared)
     yield from _ingress(declared)
     yield from _egress(declared)
@@ -37,12 +37,6 @@ def nothing_is_public(declared: Declared) -> Breaches:
             yield bucket, "does not block public access by all four switches"
     for url in declared.all("FunctionUrl"):
         yield url, "gives a function an address on the internet"
-    for cluster in declared.all("Cluster"):
-        network = cluster.inputs.get("vpcConfig", {})
-        # EKS's default is a public endpoint, open to every address.
-        allowed = set(network.get("publicAccessCidrs", _EVERYWHERE))
-        if network.get("endpointPublicAccess", True) and allowed & _EVERYWHERE:
-            yield cluster, "opens its API to every address"
 
 
 def _public_addresses(declared: Declared) -> Breaches:

@@ -246,16 +246,6 @@ class _Biller:
             for item, unit, amount in parts:
                 yield self._unit_line(resource, item, unit, count * amount, basis=basis, note=note)
 
-    def _node_group(self, group: Resource) -> Iterator[CostLine]:
-        count = int(group.inputs["scalingConfig"]["desiredSize"])
-        (instance_type,) = group.inputs["instanceTypes"]
-        item = f"{instance_type}, on-demand"
-        if instance_type == "t4g.small":
-            yield self._unit_line(group, item, "system-node", count)
-        else:
-            yield self._line(group, item, "unpriced", None, "node-hour", count)
-        yield from self._volumes(group, self._template(group.inputs["launchTemplate"]), count, "always")
-
     def _reservation(self, reservation: Resource) -> Iterator[CostLine]:
         count, instance_type = int(reservation.inputs["instanceCount"]), str(reservation.inputs["instanceType"])
         note = "billed used or not; reserved instances or a savings plan you own make it cheaper"
@@ -285,8 +275,7 @@ class _Biller:
         # Flow logs are billed as the FlowLog's.
         if any(f":{group.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
             return
-        vended = str(group.inputs["name"]).startswith("/aws/eks/")
-        yield self._unit_line(group, "log data", "vended-log-ingestion" if vended else "log-ingestion")
+        yield self._unit_line(group, "log data", "log-ingestion")
 
     def _alarm(self, alarm: Resource) -> Iterator[CostLine]:
         # An alarm on an expression is billed for each metric in it.
@@ -330,7 +319,6 @@ _BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
     "LogGroup": _Biller._log_group,
     "LustreFileSystem": _Biller._lustre,
     "MetricAlarm": _Biller._alarm,
-    "NodeGroup": _Biller._node_group,
     "VpcEndpoint": _Biller._endpoint,
 }
 

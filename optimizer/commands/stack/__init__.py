@@ -160,8 +160,7 @@ def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook
     """Return what the cheaper spot policy costs; None where the stack has no choice, or made one."""
     from optimizer.economics.policy_outlook import price_policies  # numpy takes a fifth of a second
 
-    alone = before.get("gpufleet:mode") == "workers" or before.get("gpufleet:platform") == "eks"
-    return None if alone or POLICY_KEY in before else price_policies(plan)
+    return None if before.get("gpufleet:mode") == "workers" or POLICY_KEY in before else price_policies(plan)
 
 
 def _refuse_stale_prices(plan: FleetPlan) -> None:
@@ -185,9 +184,9 @@ def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: b
     from optimizer.aws import errors, images
 
     own = next((f"gpufleet:{key}" for key in ("amiId", "amiName") if before.get(f"gpufleet:{key}")), "")
-    if own or before.get("gpufleet:platform") == "eks":
+    if own:
         change_stack_file(path, {IMAGE_KEY: None})
-        return f"image: {before[own]} ({own})" if own else "image: EKS's for the cluster's version"
+        return f"image: {before[own]} ({own})"
     try:
         parameter = dlami_of(plan).parameter
     except ConfigError as error:
@@ -269,7 +268,7 @@ def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
 def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
     covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiId", "vpcId"))
     reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
-    if not (covered or reaches_an_index or config.get("gpufleet:platform") == "eks") and _needs_wheels(plan, config):
+    if not (covered or reaches_an_index) and _needs_wheels(plan, config):
         yield f"gpufleet wheels --stack {stack} packs what the nodes' image lacks"
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):

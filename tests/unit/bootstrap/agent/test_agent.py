@@ -319,22 +319,6 @@ def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, mo
     assert not TrainingCredentials(settings, Group(settings)).take()
 
 
-def test_the_commands_run_in_the_python_of_amazon_linux() -> None:
-    """Amazon Linux 2023, the host of platform eks, has Python 3.9: no dataclass(kw_only=...), no datetime.UTC."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(BOOTSTRAP.parent)!r}); "
-        "import bootstrap.agent.__main__; print(*(m for m in sys.modules if m.startswith('bootstrap')))"
-    )
-    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert {"bootstrap.agent.group", "bootstrap.agent.lease"} < loaded
-    for name in loaded:
-        path = BOOTSTRAP.parent / name.replace(".", "/")
-        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
-        ast.parse(source, feature_version=(3, 9))
-        assert "kw_only" not in source and "slots=" not in source and "datetime import UTC" not in source, name
-
-
 def test_the_agent_is_of_the_standard_library() -> None:
     for path in AGENT.glob("*.py"):
         source = path.read_text()

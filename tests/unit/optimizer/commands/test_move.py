@@ -176,7 +176,6 @@ def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions:
     [
         ({}, [REGION], f"is in {REGION} already"),
         ({}, ["moon-base-1"], "moon-base-1"),
-        ({"gpufleet:platform": "eks"}, [EUROPE], "gpufleet:platform"),
         ({"gpufleet:mode": "workers"}, [EUROPE], "gpufleet:mode"),
         ({"gpufleet:vpcId": "vpc-1"}, [EUROPE, "--plans", "same.json"], "--config vpcId=VALUE"),
         ({"gpufleet:fileSystem": {"address": "fs-1"}}, [EUROPE, "--plans", "same.json"], "--config fileSystem=VALUE"),

@@ -218,20 +218,6 @@ def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws
     assert warnings[0]["next"] == "gpufleet stack set PLAN --stack dev"
 
 
-def test_a_cluster_has_its_own_image_endpoints_and_nodes(
-    gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
-) -> None:
-    write_stack(tmp_path, platform="eks", nat=True)
-    aws.answers["DescribeAddresses"] = {"Addresses": []}
-    aws.answers["DescribeInternetGateways"] = {"InternetGateways": []}
-    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    rows = rows_of(out)
-    assert aws.asked("DescribeImages")[0]["Filters"][0]["Values"][0].startswith("amazon-eks-node-al2023-x86_64-nvidia-")
-    assert rows["quota Interface VPC endpoints per VPC"]["value"] == 10
-    standard = rows["quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"]
-    assert (standard["level"], standard["value"]) == ("ok", 4)
-
-
 def test_a_container_image_is_looked_for_and_needs_two_endpoints(
     gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
 ) -> None:

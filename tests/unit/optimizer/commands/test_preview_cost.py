@@ -18,11 +18,6 @@ from optimizer.economics.controller import controller_usd_per_hour
 from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, topped_up, workers
 from tests.plans import sample_plan
 
-EKS = {
-    "gpufleet:platform": "eks",
-    "gpufleet:nat": "true",
-    "gpufleet:eks": json.dumps({"adminArns": ["arn:aws:iam::111122223333:role/ml"]}),
-}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "spot": ({}, {}),
     "alarms and nat": ({}, {**ALARM, "gpufleet:nat": "true", "gpufleet:trainCommand": "train.py"}),
@@ -36,7 +31,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, warmPool="1", trainCommand="serve.py"),
     ),
     "workers of a queue": (WORKERS, workers(scaling={"minNodes": 0, "queue": {"name": "q", "messagesPerNode": 10}})),
-    "kubernetes": (on_demand(), EKS),
 }
 
 
@@ -115,14 +109,6 @@ def test_a_warm_pool_pays_for_its_volumes(catalog: Catalog) -> None:
         ("gp3 volumes", 200, "always"),
         ("gp3 throughput", 125, "always"),
     ]
-
-
-def test_a_cluster_pays_for_its_control_plane_and_small_nodes(catalog: Catalog) -> None:
-    _, _, lines = bill(catalog, on_demand(), EKS)
-    assert by_item(lines)["Kubernetes control plane"].usd_per_hour == 0.1
-    assert by_item(lines)["t4g.small, on-demand"].usd_per_hour == pytest.approx(2 * 0.0168)
-    (log,) = [line for line in lines if line.name == "gpufleet-dev-control-plane"]
-    assert "VendedLog" in log.source
 
 
 def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -> None:

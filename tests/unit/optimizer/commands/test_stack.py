@@ -132,7 +132,6 @@ LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 
         ("nat: true", False),
         ("nat: 'true'", False),
         ("nat: false", True),
-        ("platform: eks", False),
         ("amiName: x", True),
         ("amiId: ami-0123456789abcdef0", False),
         ("trainCommand: train.py", False),

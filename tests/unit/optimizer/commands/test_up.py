@@ -322,21 +322,3 @@ def test_down_ends_the_reservation_of_a_starting_gang(
     # Any other failure is told as it is.
     monkeypatch.setattr(down, "take_down", Mock(side_effect=GpufleetError("pulumi destroy failed: throttled")))
     assert "throttled" in gpufleet("down", *deployed.arguments, "--yes", "--no-save")[2]
-
-
-def test_down_ends_the_log_group_that_eks_made_anew(
-    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, plan: str
-) -> None:
-    """EKS writes a cluster's last lines after destroy has deleted the group, and the next up would stop at it."""
-    logs, name = boto3.client("logs", region_name=deployed.names.region), deployed.names.cluster_log_group
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    content = yaml.safe_load(file.read_text())
-    for platform, kept in (("ec2", [name]), ("eks", []), ("eks", [])):
-        if kept:
-            logs.create_log_group(logGroupName=name)
-        content["config"]["gpufleet:platform"] = platform
-        file.write_text(yaml.safe_dump(content))
-        code, _, err = gpufleet("down", *deployed.arguments, "--yes", "--no-save")
-        assert code == 0, err
-        groups = logs.describe_log_groups(logGroupNamePrefix=name)["logGroups"]
-        assert [group["logGroupName"] for group in groups] == kept

@@ -314,16 +314,6 @@ def test_the_stacks_network_needs_a_vpc_and_endpoints(aws: FakeAws) -> None:
     ]
 
 
-def test_a_clusters_own_nodes_count_too(aws: FakeAws) -> None:
-    aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [{"InstanceType": "m5.large"}]}]}
-    row = list(check_instance_quotas(context(system_nodes={"t4g.small": 2})))[-1]
-    assert row.level == "error"
-    assert row.text.startswith("4 vCPUs needed for 2 x t4g.small beside the nodes, 3 free: quota 5 (L-1216C47A)")
-    aws.answers["DescribeInstanceTypes"] = DENIED_EC2
-    rows = list(check_instance_quotas(context(system_nodes={"t4g.small": 2})))
-    assert levels(rows)[0] == ("quota of what is beside the nodes", "unknown")
-
-
 def test_a_network_that_is_there_needs_no_quota(aws: FakeAws) -> None:
     assert list(check_network_quotas(context(vpc_id="vpc-1", subnet_ids=("subnet-1",)))) == []
     tags = [{"Key": "gpufleet:stack", "Value": "dev"}]
@@ -343,7 +333,7 @@ def endpoint(service: str, *, kind: str = "Interface", vpc: str = "vpc-1", tags:
 
 
 def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None:
-    """A NAT gateway that was turned on, and the endpoints of another platform."""
+    """A NAT gateway that was turned on, and further endpoints."""
     aws.answers["DescribeVpcs"] = {"Vpcs": [{"VpcId": "vpc-1", "Tags": list(OWN)}, *[{"VpcId": "vpc-2"}] * 4]}
     there = [endpoint(service) for service in INTERFACE_ENDPOINTS]
     theirs = [endpoint("sqs", tags=()), endpoint("eks", vpc="vpc-2", tags=())]
