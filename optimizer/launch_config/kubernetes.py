@@ -271,7 +271,6 @@ def _variables(plan: FleetPlan, options: ManifestOptions, first: str) -> dict[st
         "GPUFLEET_REGION": plan.region,
         "GPUFLEET_CHECKPOINT_URI": options.checkpoints.rstrip("/"),
         "GPUFLEET_DRAIN_FILE": DRAIN_FILE,
-        "GPUFLEET_RANK_LINES": "1",
         "AWS_DEFAULT_REGION": plan.region,
         # For a program with a launcher of its own.
         "MASTER_ADDR": first,
