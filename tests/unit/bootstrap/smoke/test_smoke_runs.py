@@ -134,7 +134,7 @@ def test_two_healthy_ranks_pass_every_test(healthy: dict[str, Any]) -> None:
 
 
 def test_the_report_keeps_its_fields(healthy: dict[str, Any]) -> None:
-    """To change a field: raise SCHEMA_VERSION in report.py, docs/bootstrap.md and this list together."""
+    """To change a field: raise SCHEMA_VERSION in report.py, bootstrap/smoke/README.md and this list together."""
     golden = (HERE / "report_fields.txt").read_text().split()
     assert sorted(key_paths(healthy)) == golden
     assert healthy["schema_version"] == 2
