@@ -1,7 +1,7 @@
 """A plan as manifests for an existing Kubernetes cluster: its training as a JobSet or a Job, its nodes for Karpenter.
 
 Every node of the plan is a pod. The Job replaces a lost pod, and torchrun's c10d rendezvous starts the rest again. The
-image has the training code, torch and gpufleet. docs/kubernetes.md has the use.
+image has the training code, torch and gpufleet. docs/engines.md has the use.
 """
 
 from __future__ import annotations
