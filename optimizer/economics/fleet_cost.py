@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from optimizer.contract.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from optimizer.economics.outcome import Outcome, lognormal_percentiles
 from optimizer.performance.types import Bools, Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bought:
+    """How the nodes of fleets are bought, one an element; ``spot``, ``committed`` and ``fallback`` are 0 or 1.
+
+    Attributes:
+        base: nodes on demand beside spot ones.
+        rented: nodes on demand beside owned ones.
+        usd_per_hour: price of a node that is neither.
+        p95_usd_per_hour: its 95th percentile, above it for an old spot price.
+        on_demand_usd_per_hour: 0 where there is none.
+    """
+
+    nodes: Floats
+    base: Floats
+    rented: Floats
+    spot: Floats
+    committed: Floats
+    fallback: Bools
+    usd_per_hour: Floats
+    p95_usd_per_hour: Floats
+    on_demand_usd_per_hour: Floats
+
+    @property
+    def spot_nodes(self) -> Floats:
+        """Nodes on the spot market."""
+        return self.spot * (self.nodes - self.base)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +58,25 @@ class HourlyRates:
     endpoints_usd_per_hour: Floats
     controller_usd_per_hour: Floats
     reserve_hours: Floats
-    copy_usd: Floats | float = 0.0  # requests of one node's copy of the data
-    carry_usd: Floats | float = 0.0  # for one node's copy out of the data's region
-    checkpoint_usd: Floats | float = 0.0  # of one checkpoint
+    copy_usd: Floats  # requests of one node's copy of the data
+    carry_usd: Floats  # for one node's copy out of the data's region
+    checkpoint_usd: Floats  # of one checkpoint
+
+    @classmethod
+    def of(cls, bought: Bought, **others: Floats) -> Self:
+        """Return the rates of fleets by how their nodes are bought; ``others`` are the other fields."""
+        spot, nodes = bought.spot, bought.nodes
+        # Of topped-up fleets all nodes at their mean price.
+        mean_usd = bought.usd_per_hour + (bought.on_demand_usd_per_hour - bought.usd_per_hour) * bought.rented / nodes
+        return cls(
+            base_nodes=np.where(spot > 0, bought.base, nodes * (1 - bought.committed)),
+            base_usd_per_hour=np.where(spot > 0, bought.on_demand_usd_per_hour, mean_usd),
+            spot_nodes=bought.spot_nodes,
+            spot_usd_per_hour=bought.usd_per_hour,
+            committed_nodes=bought.committed * nodes,
+            committed_usd_per_hour=bought.usd_per_hour,
+            **others,
+        )
 
     @property
     def nodes_usd_per_hour(self) -> Floats:
@@ -58,7 +103,23 @@ class FleetCost:
     reserve: Floats
 
 
-def widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
+def run_cost(outcome: Outcome, rates: HourlyRates, bought: Bought) -> FleetCost:
+    """Cost of runs, with what a fallback and old spot prices add."""
+    on_demand, fallback = bought.on_demand_usd_per_hour, bought.fallback
+    # Spot nodes of fleets that fall back are priced at the mean of spot and on-demand over the run.
+    mean = outcome.spot_share * rates.spot_usd_per_hour + (1 - outcome.spot_share) * on_demand
+    cost = fleet_cost(outcome, replace(rates, spot_usd_per_hour=np.where(fallback, mean, rates.spot_usd_per_hour)))
+    if (bought.p95_usd_per_hour > bought.usd_per_hour).any():
+        cost = _widen(cost, fleet_cost(outcome, replace(rates, spot_usd_per_hour=bought.p95_usd_per_hour)))
+    if fallback.any():
+        # Limits bind a run that gets no spot node.
+        all_on_demand = np.where(fallback, on_demand, bought.usd_per_hour)
+        dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=all_on_demand))
+        cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
+    return cost
+
+
+def _widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
     """Add the spread of old spot prices to the 95th percentile; ``at_p95_price`` has the prices' own 95th percentile.
 
     Price and hours err independently, so the logs of their surcharges add up as squares.
@@ -67,19 +128,6 @@ def widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:
         logs = np.hypot(np.log(cost.p95 / cost.expected), np.log(at_p95_price.expected / cost.expected))
         wider = cost.expected * np.exp(logs)
     return replace(cost, p95=np.where(at_p95_price.expected > cost.expected, wider, cost.p95))
-
-
-def topped_up_usd_per_hour(
-    owned_usd_per_hour: Floats, on_demand_usd_per_hour: Floats, rented_nodes: Floats, nodes: Floats
-) -> Floats:
-    """Mean price of a node of fleets whose ``rented_nodes`` are on demand and whose others are owned."""
-    return owned_usd_per_hour + (on_demand_usd_per_hour - owned_usd_per_hour) * rented_nodes / nodes
-
-
-def with_fallback(rates: HourlyRates, outcome: Outcome, fallback: Bools, on_demand_usd_per_hour: Floats) -> HourlyRates:
-    """Price the spot nodes of fleets that fall back at the mean of spot and on-demand over the run."""
-    mean = outcome.spot_share * rates.spot_usd_per_hour + (1 - outcome.spot_share) * on_demand_usd_per_hour
-    return replace(rates, spot_usd_per_hour=np.where(fallback, mean, rates.spot_usd_per_hour))
 
 
 def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:

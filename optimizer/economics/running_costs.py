@@ -23,9 +23,23 @@ class RunningCosts:
     storage_usd_per_month: float
     endpoints_usd_per_hour: float
     controller_usd_per_hour: float
+    data_usd_per_month: float  # of the data in S3, part of all storage
+    lustre_usd_per_month: float  # of the data's file system, likewise
     read_request_usd: float  # 0 without data
+    data_region: str | None  # None for the same region
     carry_usd: float  # for one copy of the data out of its bucket's region; 0 in the same region
     checkpoint_usd: float  # of one checkpoint that is pruned later
+
+
+# Fields that are fields of HourlyRates too.
+RATES = (
+    "volume_usd_per_month",
+    "storage_usd_per_month",
+    "endpoints_usd_per_hour",
+    "controller_usd_per_hour",
+    "carry_usd",
+    "checkpoint_usd",
+)
 
 
 def running_costs(
@@ -38,6 +52,7 @@ def running_costs(
     data_gib: float = 0.0,
     data_region: str | None = None,
     lustre_gib: int = 0,
+    carry_usd_per_gb: float | None = None,
 ) -> RunningCosts:
     """Look up a region's running costs.
 
@@ -45,17 +60,23 @@ def running_costs(
         kept: checkpoints in S3.
         data_gib: training data in S3, in ``data_region``.
         lustre_gib: storage of a Lustre file system; 0 for none.
+        carry_usd_per_gb: price of bytes out of ``data_region``; the table's by default.
     """
+    s3_usd = catalog.unit_price("s3-standard-storage", region).usd
+    lustre_usd = lustre_gib * catalog.unit_price("lustre-storage", region).usd if lustre_gib else 0.0
     return RunningCosts(
         volume_usd_per_month=volumes.root_gib * catalog.unit_price("gp3-storage", region).usd
         + (volumes.iops - GP3_INCLUDED_IOPS) * catalog.unit_price("gp3-iops", region).usd
         + (volumes.throughput_mib_per_s - GP3_INCLUDED_MIB_PER_S) * catalog.unit_price("gp3-throughput", region).usd,
-        storage_usd_per_month=(checkpoint_gib * kept + data_gib) * catalog.unit_price("s3-standard-storage", region).usd
+        storage_usd_per_month=(checkpoint_gib * kept + data_gib) * s3_usd
         + catalog.unit_price("kms-key", region).usd
-        + (lustre_gib * catalog.unit_price("lustre-storage", region).usd if lustre_gib else 0.0),
+        + lustre_usd,
         endpoints_usd_per_hour=len(INTERFACE_ENDPOINTS) * catalog.unit_price("vpc-endpoint", region).usd,
         controller_usd_per_hour=controller_usd_per_hour(catalog, region),
+        data_usd_per_month=s3_usd * data_gib,
+        lustre_usd_per_month=lustre_usd,
         read_request_usd=catalog.unit_price("s3-read-request", region).usd if data_gib else 0.0,
-        carry_usd=transfer_usd(data_gib, data_region, region),
+        data_region=data_region if data_region != region else None,
+        carry_usd=transfer_usd(data_gib, data_region, region, carry_usd_per_gb),
         checkpoint_usd=checkpoint_usd(catalog, region, checkpoint_gib),
     )

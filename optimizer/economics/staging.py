@@ -47,8 +47,10 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCopy:
-    """One node's copy: its hours, its GET requests, and what bounds it."""
+    """One node's copy of the data: its hours, its GET requests, and what bounds it."""
 
+    data_gib: float
+    files: int | None
     hours: float
     requests: int
     gib_per_s: float
@@ -82,7 +84,15 @@ def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float,
     if files and (for_files := files * S_PER_FILE) > seconds:
         seconds, bound = for_files, "requests"
         source = f"{counted(files, 'file')}, {1 / S_PER_FILE:.0f} a second by one process (staging_202611.md)"
-    return NodeCopy(hours=seconds / 3600, requests=requests, gib_per_s=data_gib / seconds, bound=bound, source=source)
+    return NodeCopy(
+        data_gib=data_gib,
+        files=files,
+        hours=seconds / 3600,
+        requests=requests,
+        gib_per_s=data_gib / seconds,
+        bound=bound,
+        source=source,
+    )
 
 
 def least_pull_s(machine: Machine, volumes: Volumes, *, compressed_gib: float) -> float:

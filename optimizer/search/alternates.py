@@ -20,13 +20,10 @@ from optimizer.search.candidates import CandidateTable, build_tables
 from optimizer.search.fastest import Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
     can_replace,
-    describe_cost,
-    describe_hours,
-    describe_interruption,
     describe_memory,
     describe_node,
+    describe_run,
     describe_speed,
-    describe_staging,
     node_price,
 )
 from optimizer.search.problem import Problem
@@ -193,9 +190,6 @@ def _describe(problem: Problem, place: _Place, estimates: Estimates | None) -> A
         instance_type=instance.name,
         purchase=option,
         price=node_price(option, place.purchase.offer, place.purchase.price),
-        hours=describe_hours(place.table, place.row),
-        cost_usd=describe_cost(place.table, place.row),
-        interruption=describe_interruption(place.table, place.row),
-        staging=describe_staging(problem, place.table, place.row),
+        **describe_run(problem, place.table, place.row),
         **facts,
     )

@@ -16,15 +16,9 @@ from numpy.typing import NDArray
 
 from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import Checkpoints, checkpoints
-from optimizer.economics.fleet_cost import (
-    FleetCost,
-    HourlyRates,
-    fleet_cost,
-    topped_up_usd_per_hour,
-    widen,
-    with_fallback,
-)
+from optimizer.economics.fleet_cost import Bought, FleetCost, HourlyRates, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
+from optimizer.economics.running_costs import RATES
 from optimizer.performance.types import Bools, Floats, Ints
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
@@ -180,31 +174,29 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     keep = ((nodes > owned) == topped_up) & ((base == 0) | (nodes > base))
     rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
-    spot = by_purchase([p.option == "spot" for p in purchases])
-    committed = by_purchase([p.committed for p in purchases])
-    fallback = by_purchase([p.fallback for p in purchases]) > 0
+    bought = Bought(
+        nodes=nodes,
+        base=base,
+        rented=rented,
+        spot=by_purchase([p.option == "spot" for p in purchases]),
+        committed=by_purchase([p.committed for p in purchases]),
+        fallback=by_purchase([p.fallback for p in purchases]) > 0,
+        usd_per_hour=by_purchase([p.price.usd_per_hour for p in purchases]),
+        p95_usd_per_hour=by_purchase([p.p95_usd_per_hour for p in purchases]),
+        on_demand_usd_per_hour=by_purchase(
+            [p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]
+        ),
+    )
     copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
-    price = by_purchase([p.price.usd_per_hour for p in purchases])
-    on_demand = by_purchase([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases])
     running = [problem.running_costs(p.offer.region) for p in purchases]
     reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
-    rates = HourlyRates(
-        base_nodes=np.where(spot > 0, base, nodes * (1 - committed)),
-        base_usd_per_hour=np.where(spot > 0, on_demand, topped_up_usd_per_hour(price, on_demand, rented, nodes)),
-        spot_nodes=spot * (nodes - base),
-        spot_usd_per_hour=price,
-        committed_nodes=committed * nodes,
-        committed_usd_per_hour=price,
-        volume_usd_per_month=by_purchase([usd.volume_usd_per_month for usd in running]),
-        storage_usd_per_month=by_purchase([usd.storage_usd_per_month for usd in running]),
-        endpoints_usd_per_hour=by_purchase([usd.endpoints_usd_per_hour for usd in running]),
-        controller_usd_per_hour=by_purchase([usd.controller_usd_per_hour for usd in running]),
+    rates = HourlyRates.of(
+        bought,
         reserve_hours=reserve_hours,
         copy_usd=by_purchase(
             [copy.requests * usd.read_request_usd if copy else 0.0 for copy, usd in zip(copies, running, strict=True)]
         ),
-        carry_usd=by_purchase([usd.carry_usd for usd in running]),
-        checkpoint_usd=by_purchase([usd.checkpoint_usd for usd in running]),
+        **{name: by_purchase([getattr(usd, name) for usd in running]) for name in RATES},
     )
     gpus_per_node = by_purchase([p.offer.instance.ranks for p in purchases])
     saves = checkpoints(
@@ -220,25 +212,17 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
             log_error=by_configuration([fastest.relative_error for fastest in configurations]),
             nodes=nodes,
-            spot_nodes=spot * (nodes - base),
+            spot_nodes=bought.spot_nodes,
             gpus_per_node=gpus_per_node,
             spot_rate=by_purchase([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
             spot_wait_hours=by_purchase([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
             checkpoints=saves,
             usd_per_hour=rates.nodes_usd_per_hour,
-            fallback=fallback,
+            fallback=bought.fallback,
             staging_hours=by_purchase([copy.hours if copy else 0.0 for copy in copies]),
         )
     )
-    cost = fleet_cost(outcome, with_fallback(rates, outcome, fallback, on_demand))
-    p95_price = by_purchase([p.p95_usd_per_hour for p in purchases])
-    if (p95_price > price).any():
-        cost = widen(cost, fleet_cost(outcome, replace(rates, spot_usd_per_hour=p95_price)))
-    if fallback.any():
-        # Limits bind a run that gets no spot node.
-        all_on_demand = replace(rates, spot_usd_per_hour=np.where(fallback, on_demand, price))
-        dearer = fleet_cost(outcome, all_on_demand)
-        cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
+    cost = run_cost(outcome, rates, bought)
     ends = np.searchsorted(configuration, first_configuration).tolist()
     tables = []
     for i, (fastest, options) in enumerate(types):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from functools import cache, cached_property
+from typing import Any
 
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.catalog.region_transfer import transfer_price
@@ -13,9 +14,7 @@ from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import (
     Cost,
-    CostBreakdown,
     FleetPlan,
-    Interruption,
     Job,
     Lustre,
     Market,
@@ -27,15 +26,19 @@ from optimizer.contract.plan import (
     Purchase,
     SpeedSource,
     SpotRange,
-    Spread,
-    Staging,
     Tuning,
     Volumes,
 )
 from optimizer.contract.request import Workload
-from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
+from optimizer.contract.units import cents, rounded
 from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
-from optimizer.economics.interruption import FAILURE_SOURCE
+from optimizer.economics.planned import (
+    describe_cost,
+    describe_hours,
+    describe_interruption,
+    describe_lustre,
+    describe_staging,
+)
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
@@ -67,7 +70,8 @@ class PlanBuilder:
         fastest, purchase = table.fastest, table.purchases[table.purchase[row]]
         configuration = int(table.configuration[row])
         nodes = int(fastest.nodes[configuration])
-        outcome, cost_usd = table.outcome, describe_cost(table, row)
+        outcome, run = table.outcome, describe_run(self._problem, table, row)
+        cost_usd: Cost = run.pop("cost_usd")
         compute_p95_usd = cost_usd.breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
         further, p95_usd = self._further_spot_offers(
             purchase, compute_p95_usd, cost_usd.p95, float(table.cost.reserve[row])
@@ -98,11 +102,9 @@ class PlanBuilder:
             step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
             tokens_per_second=rounded(estimates.tokens_per_second[i]),
             mfu=rounded(estimates.mfu[i]),
-            hours=describe_hours(table, row),
             cost_usd=cost_usd.model_copy(update={"p95": cents(p95_usd)}),
-            interruption=describe_interruption(table, row),
+            **run,
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
-            staging=describe_staging(self._problem, table, row),
             lustre=self._describe_lustre(purchase.offer.region, float(outcome.hours_expected[row])),
             spot_range=_describe_range(table, row, cost_usd.expected),
             calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
@@ -113,10 +115,7 @@ class PlanBuilder:
         work = self._problem.request.workload
         if work.lustre_gib is None or work.data_gib is None:
             return None
-        per_month = work.lustre_gib * self._problem.catalog.unit_price("lustre-storage", region).usd
-        return Lustre(
-            storage_gib=work.lustre_gib, data_gib=work.data_gib, usd=cents(per_month * hours / HOURS_PER_MONTH)
-        )
+        return describe_lustre(self._problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
 
     @cached_property
     def _job(self) -> Job:
@@ -175,35 +174,6 @@ class PlanBuilder:
         return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
 
 
-def describe_hours(table: CandidateTable, row: int) -> Spread:
-    """Hours of a candidate."""
-    return Spread(**{name: rounded(getattr(table.outcome, f"hours_{name}")[row]) for name in Spread.model_fields})
-
-
-def describe_cost(table: CandidateTable, row: int) -> Cost:
-    """Dollars of a candidate; the parts add up to the cent."""
-    cost = table.cost
-    breakdown = CostBreakdown(**{part: cents(getattr(cost, part)[row]) for part in CostBreakdown.model_fields})
-    expected, p50 = cents(breakdown.total()), cents(cost.p50[row])
-    return Cost(expected=expected, p50=p50, p95=max(cents(cost.p95[row]), expected, p50), breakdown=breakdown)
-
-
-def describe_interruption(table: CandidateTable, row: int) -> Interruption:
-    """Interruptions of a candidate."""
-    outcome, saves, hazard = table.outcome, table.checkpoints, table.purchases[table.purchase[row]].hazard
-    return Interruption(
-        rate=rounded(float(outcome.rate[row]) / int(table.fastest.nodes[table.configuration[row]])),
-        source=f"{hazard.source}; {FAILURE_SOURCE}" if hazard else FAILURE_SOURCE,
-        wait_hours=rounded(hazard.wait_hours) if hazard else None,
-        expected_count=rounded(outcome.expected_count[row]),
-        checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
-        checkpoint_stall_s=rounded(saves.stall_s[row]),
-        checkpoint_save_s=rounded(saves.save_s[row]),
-        checkpoint_usd=rounded(saves.usd[row]),
-        lost_hours=rounded(outcome.lost_hours[row]),
-    )
-
-
 def describe_memory(estimates: Estimates, i: int) -> Memory:
     """Memory of the ``i``-th estimate."""
     return Memory(
@@ -249,30 +219,17 @@ def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> Spo
     )
 
 
-def describe_staging(problem: Problem, table: CandidateTable, row: int) -> Staging | None:
-    """Describe the copies of the data of a candidate's run; None without data."""
-    purchase, work, outcome = table.purchases[int(table.purchase[row])], problem.request.workload, table.outcome
-    copy = problem.node_copy(table.fastest.instance.name)
-    if copy is None or work.data_gib is None:
-        return None
-    region, nodes = purchase.offer.region, int(table.fastest.nodes[int(table.configuration[row])])
-    hours, all_hours = float(outcome.staging_hours[row]), float(outcome.hours_expected[row])
-    stored = problem.catalog.unit_price("s3-standard-storage", region).usd * work.data_gib / HOURS_PER_MONTH
-    requests = copy.requests * problem.running_costs(region).read_request_usd
-    copies = nodes + float(outcome.new_nodes[row])
-    return Staging(
-        data_gib=work.data_gib,
-        files=work.data_files,
-        node_hours=rounded(copy.hours),
-        gib_per_s=rounded(copy.gib_per_s),
-        bound=copy.bound,
-        source=copy.source,
-        hours=rounded(hours),
-        compute_usd=cents(float(table.cost.compute[row]) * hours / all_hours),
-        storage_usd=cents(stored * all_hours + requests * copies),
-        data_region=work.data_region if work.data_region != region else None,
-        transfer_usd=cents(problem.running_costs(region).carry_usd * copies),
-    )
+def describe_run(problem: Problem, table: CandidateTable, row: int) -> dict[str, Any]:
+    """Hours, dollars, interruptions and copies of the data of a candidate's run, as fields of a plan."""
+    purchase, nodes = table.purchases[int(table.purchase[row])], int(table.nodes[row])
+    outcome, copy = table.outcome, problem.node_copy(table.fastest.instance.name)
+    usd = problem.running_costs(purchase.offer.region)
+    return {
+        "hours": describe_hours(outcome, row),
+        "cost_usd": describe_cost(table.cost, row),
+        "interruption": describe_interruption(outcome, table.checkpoints, row, nodes=nodes, hazard=purchase.hazard),
+        "staging": describe_staging(copy, usd, outcome, table.cost, row, nodes=nodes) if copy else None,
+    }
 
 
 def describe_node(instance: InstanceType) -> Node:

@@ -79,7 +79,9 @@ class SearchSpace:
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
         # Network error of each machine, for the estimates of several nodes.
-        self._network_errors = np.array([network_error(Hardware.from_instance_type(i), nodes=2) for i in instances])
+        self._network_errors: Floats = np.array(
+            [network_error(Hardware.from_instance_type(i), nodes=2) for i in instances]
+        )
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
             for i in instances
