@@ -13,7 +13,6 @@ import pytest
 from infra.images import dlami_of
 from infra.settings import ConfigError
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.gpus import left_out
 from optimizer.catalog.select import Filter, select
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import InstanceType, Precision
@@ -91,11 +90,6 @@ def table(header: str) -> list[str]:
 def test_the_page_says_of_every_family_what_the_product_does(families: dict[str, list[InstanceType]]) -> None:
     expected = [row(family, types) for family, types in sorted(families.items())]
     assert table("| Family | GPUs |") == expected, "the page's table should be:\n" + "\n".join(expected)
-
-
-def test_the_page_has_every_refused_family_and_its_reason() -> None:
-    expected = [f"| `{one['families']}` | {one['accelerator']} | {one['reason']} |" for one in left_out()]
-    assert table("| Families | Accelerator |") == expected, "the page's table should be:\n" + "\n".join(expected)
 
 
 @pytest.mark.parametrize(
