@@ -1,4 +1,4 @@
-"""Exceptions of the guardrails with their reasons, which docs/security.md tells a reviewer."""
+"""Exceptions of the guardrails with their reasons, which docs/security.md lists."""
 
 # Sid of a role's statement whose resources do not have this stack's name.
 BEYOND_THE_STACK = {
