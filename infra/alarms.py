@@ -9,7 +9,7 @@ from datetime import timedelta
 from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from infra.policies.resources import EVENTS
-from infra.settings import Settings
+from infra.settings import StackSettings
 
 # Longer than launching, booting and testing a replaced spot node takes.
 MISSING_NODES_MINUTES = 45
@@ -52,7 +52,7 @@ class Alarm:
     without_data: str = "notBreaching"
 
 
-def alarms(settings: Settings, names: Names) -> list[Alarm]:
+def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
     """Every alarm of the stack; workers publish speeds of their own, and the alarm on spent dollars needs a ceiling."""
 
     def own(name: str, statistic: str) -> Metric:
@@ -183,7 +183,7 @@ def _sum_of(metrics: Mapping[str, Metric]) -> str:
     return " + ".join(f"FILL({metric}, 0)" for metric in metrics)
 
 
-def _slow(settings: Settings, speed: Metric) -> Alarm:
+def _slow(settings: StackSettings, speed: Metric) -> Alarm:
     """Ring where training is slower than the 95th percentile of the plan's step time; restarts publish no speed."""
     plan, planned = settings.plan, settings.planned
     longer = plan.step_time_p95_s / plan.step_time_s

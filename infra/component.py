@@ -12,7 +12,7 @@ import pulumi_aws as aws
 
 from infra.naming import Names
 from infra.policies.statements import Policy
-from infra.settings import Settings
+from infra.settings import StackSettings
 
 RuleKind = type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule]
 
@@ -35,7 +35,7 @@ def launch_tags(tags: dict[str, str]) -> list[aws.ec2.LaunchTemplateTagSpecifica
 class Stack:
     """The stack's settings, and the names and tags of its resources: every component needs them."""
 
-    settings: Settings
+    settings: StackSettings
     names: Names
     tags: dict[str, str]
 

@@ -11,11 +11,11 @@ import pulumi
 from pydantic import ValidationError
 
 from infra.refusals.stack import refusals, start_refusals
-from infra.settings import ConfigError, Settings, keys
+from infra.settings import ConfigError, StackSettings, keys
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
 
-def load(*, starts_nodes: bool) -> Settings:
+def load(*, starts_nodes: bool) -> StackSettings:
     """Read and check the current stack's configuration; ``starts_nodes`` adds ``start_refusals``.
 
     Raises:
@@ -25,7 +25,7 @@ def load(*, starts_nodes: bool) -> Settings:
     values = {"stack": stack, "plan": _plan(stack), **_values()}
     problems = _unknown_keys()
     try:
-        settings = Settings.model_validate(values)
+        settings = StackSettings.model_validate(values)
     except ValidationError as error:
         problems += [_sentence(dict(problem)) for problem in error.errors()]
     else:

@@ -13,7 +13,7 @@ from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
 from infra.naming import Names
 from infra.places import alternates, places, reserves_starts
-from infra.settings import ConfigError, Settings
+from infra.settings import ConfigError, StackSettings
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
 
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
@@ -83,7 +83,7 @@ def job_id(plan: FleetPlan) -> str:
 
 
 def control_settings(
-    settings: Settings,
+    settings: StackSettings,
     names: Names,
     *,
     bucket: str,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pulumi_aws as aws
 
 from infra.places import fitting
-from infra.settings import ConfigError, Settings
+from infra.settings import ConfigError, StackSettings
 from optimizer.contract.plan import FleetPlan
 
 ImageKind = Literal["dlami", "custom"]
@@ -95,7 +95,7 @@ def dlami_of(plan: FleetPlan) -> Dlami:
     return WITHOUT_TORCH[node.cpu_architecture]
 
 
-def brings_torch(settings: Settings) -> bool:
+def brings_torch(settings: StackSettings) -> bool:
     """True if the training's image has torch; amiId is taken for a child of AWS's image for the type."""
     if settings.image:
         return True  # the container does
@@ -107,7 +107,7 @@ def brings_torch(settings: Settings) -> bool:
         return False
 
 
-def look_up(settings: Settings) -> Image:
+def look_up(settings: StackSettings) -> Image:
     """Find the image of the plan in its region.
 
     Raises:
@@ -138,7 +138,7 @@ def look_up(settings: Settings) -> Image:
     return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)
 
 
-def _wanted(settings: Settings) -> tuple[str, str]:
+def _wanted(settings: StackSettings) -> tuple[str, str]:
     """Filter of DescribeImages, and its value."""
     if settings.ami_id:
         return "image-id", settings.ami_id

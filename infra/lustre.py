@@ -8,8 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.component import Component, Stack
-from optimizer.contract.plan import LUSTRE_MB_PER_S_PER_TIB
-from optimizer.contract.plan import Lustre as PlannedLustre
+from optimizer.contract.plan import LUSTRE_MB_PER_S_PER_TIB, PlannedLustre
 
 # The provider waits 10 minutes for an association, whose deletion took 8 to 10 (read in public notes, 2026-11-23).
 TIMEOUTS = pulumi.CustomTimeouts(create="60m", delete="60m")

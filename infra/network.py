@@ -15,7 +15,7 @@ from infra.component import ENDED_WITHIN, Component, Stack
 from infra.places import alternates
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
-from infra.settings import ConfigError, Settings
+from infra.settings import ConfigError, StackSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Zone:
     id: str
 
 
-def choose_zones(settings: Settings) -> list[Zone]:
+def choose_zones(settings: StackSettings) -> list[Zone]:
     """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's.
 
     EFA does not cross zones: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bootstrap.contract.settings import Place
-from infra.settings import Settings
+from infra.settings import StackSettings
 from optimizer.contract.plan import Alternate, FleetPlan
 
 
-def alternates(settings: Settings) -> tuple[Alternate, ...]:
+def alternates(settings: StackSettings) -> tuple[Alternate, ...]:
     """Alternates of the plan that the stack carries out; none for workers and reservations."""
     gang = settings.mode == "training"
     return fitting(settings.plan) if gang and settings.plan.purchase.option in ("on-demand", "spot") else ()
 
 
-def reserves_starts(settings: Settings) -> bool:
+def reserves_starts(settings: StackSettings) -> bool:
     """Return whether nodes of a gang may start on demand, and are reserved first."""
     purchase = settings.plan.purchase
     demand = "on-demand" in (purchase.option, purchase.fallback, *(one.purchase for one in alternates(settings)))
@@ -31,7 +31,7 @@ def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:
 
 
 def places(
-    settings: Settings,
+    settings: StackSettings,
     prices: Mapping[str, Mapping[str, float]],
     *,
     own_zones: list[str],

@@ -124,7 +124,7 @@ class FileSystemSettings(_Model):
     """Security group of its network interfaces; the stack adds rules for its nodes to it."""
 
 
-class Settings(_Model):
+class StackSettings(_Model):
     """Checked configuration of a stack; a value of nothing ("", 0, false, [], {}) means the default."""
 
     stack: str
@@ -339,7 +339,7 @@ def keys() -> dict[str, dict[str, Any]]:
     Pulumi has no type for a number with a fraction: such a key has none.
     """
     entries = {}
-    for key, schema in Settings.model_json_schema()["properties"].items():
+    for key, schema in StackSettings.model_json_schema()["properties"].items():
         if key == "stack":
             continue
         kind = schema.get("type") or schema.get("anyOf", [{}])[0].get("type", "object")

@@ -13,7 +13,7 @@ from bootstrap.contract import report
 from bootstrap.contract.node_env import NodeEnvironment
 from infra.bundle import ENTRY_POINT
 from infra.naming import Names
-from infra.settings import Settings
+from infra.settings import StackSettings
 from optimizer.contract.plan_variables import plan_variables
 
 # Raw, before base64: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
@@ -34,7 +34,7 @@ class NodeFacts:
     lustre: str = ""
 
 
-def environment(settings: Settings, names: Names, facts: NodeFacts) -> NodeEnvironment:
+def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> NodeEnvironment:
     """Variables of /etc/gpufleet/node.env."""
     plan = settings.plan
     # A worker trains alone: its job has the node's share of the plan's ranks and price.
@@ -94,7 +94,7 @@ def environment_file(variables: Mapping[str, object]) -> str:
     return "".join(f"{name}={shlex.quote(text)}\n" for name, text in texts.items())
 
 
-def user_data(settings: Settings, names: Names, facts: NodeFacts) -> str:
+def user_data(settings: StackSettings, names: Names, facts: NodeFacts) -> str:
     """Script of a node's first boot, at most 16 KiB (else ValueError)."""
     quote = shlex.quote
     text = f"""#!/bin/bash

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootstrap.contract.requirements import Pin, normalised, read_pins, without
 from infra.bundle import SOURCE
-from infra.settings import TRAINER_COMMAND, ConfigError, Settings
+from infra.settings import TRAINER_COMMAND, ConfigError, StackSettings
 
 TRAINER_LIST, TORCH_LIST = SOURCE / "requirements-node.txt", SOURCE / "requirements-torch.txt"
 # An image with torch has an environment of its own, whose Python no release note states: 3.13 was seen, 3.12 is Ubuntu
@@ -64,7 +64,7 @@ class Wanted:
         return [f"{pin.name}=={pin.version}" for pin in pins if (pin.name, pin.version) not in there]
 
 
-def wheels_needed(settings: Settings, *, image_torch: bool) -> bool:
+def wheels_needed(settings: StackSettings, *, image_torch: bool) -> bool:
     """True if the nodes would lack a package without the archive."""
     needs_boto3 = (settings.command == TRAINER_COMMAND and not settings.image) or settings.stages_data
     return settings.requirements is not None or needs_boto3 or not image_torch

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from infra.s3_uri import read_s3_prefix
-from infra.settings import LUSTRE_FOLDER, Settings
+from infra.settings import LUSTRE_FOLDER, StackSettings
 
 # PyTorch 2.11 for x86_64, with kernel 6.17 and lustre-client-modules-6.17.0-1020-aws:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
 WITH_CLIENT = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260815"
 
 
-def lustre_refusals(settings: Settings) -> Iterator[str]:
+def lustre_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that leave the nodes without the file system, its data, or a kernel that can mount it."""
     gib = settings.plan.lustre.storage_gib if settings.plan.lustre else 0
     file_system = f"the plan has an FSx for Lustre file system of {gib} GiB (workload.lustre_gib)"
@@ -25,7 +25,7 @@ def lustre_refusals(settings: Settings) -> Iterator[str]:
     yield from _image_refusal(settings, f"{file_system}, and", f", {without}")
 
 
-def file_system_refusals(settings: Settings) -> Iterator[str]:
+def file_system_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that leave the nodes without the existing file system or its data."""
     existing, without = "gpufleet:fileSystem is set", "or `pulumi config rm gpufleet:fileSystem`"
     if settings.plan.lustre:
@@ -46,7 +46,7 @@ def file_system_refusals(settings: Settings) -> Iterator[str]:
     yield from _image_refusal(settings, f"{existing}, and", f", {without}")
 
 
-def _image_refusal(settings: Settings, what: str, otherwise: str) -> Iterator[str]:
+def _image_refusal(settings: StackSettings, what: str, otherwise: str) -> Iterator[str]:
     if not (settings.ami_name or settings.ami_id):
         # The client is a module of one kernel release. Newer releases boot kernel 7.0, for which no notes list one:
         # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html

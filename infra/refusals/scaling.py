@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from zoneinfo import available_timezones
 
 from bootstrap.contract.words import counted
-from infra.settings import ScalingSettings, Schedule, Settings
+from infra.settings import ScalingSettings, Schedule, StackSettings
 from optimizer.contract.plan import FleetPlan
 
 # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
@@ -29,7 +29,7 @@ _CRON_NAMES = {
 }
 
 
-def scaling_refusals(settings: Settings) -> Iterator[str]:
+def scaling_refusals(settings: StackSettings) -> Iterator[str]:
     """Problems of the number of nodes over time."""
     minutes = settings.gang_window_minutes
     if minutes not in GANG_WINDOW_MINUTES:
@@ -65,7 +65,7 @@ def _layout_refusals(plan: FleetPlan) -> Iterator[str]:
         )
 
 
-def _gang_refusals(settings: Settings) -> Iterator[str]:
+def _gang_refusals(settings: StackSettings) -> Iterator[str]:
     scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
     for schedule in scaling.schedules:
         if schedule.nodes not in (0, nodes):
@@ -87,7 +87,7 @@ def _gang_refusals(settings: Settings) -> Iterator[str]:
         )
 
 
-def _worker_refusals(settings: Settings) -> Iterator[str]:
+def _worker_refusals(settings: StackSettings) -> Iterator[str]:
     scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
     utilization = scaling.gpu_utilization_percent is not None
     if settings.plan.purchase.fallback == "on-demand":
@@ -127,7 +127,7 @@ def _worker_refusals(settings: Settings) -> Iterator[str]:
         yield from (f"gpufleet:warmPool {settings.warm_pool}: {reason}" for reason in _pool_refusals(settings))
 
 
-def _pool_refusals(settings: Settings) -> Iterator[str]:
+def _pool_refusals(settings: StackSettings) -> Iterator[str]:
     """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
     option, nodes = settings.plan.purchase.option, settings.plan.node_count
     if not 0 < settings.warm_pool <= nodes:

@@ -21,11 +21,11 @@ from infra.refusals.plan import plan_refusals
 from infra.refusals.scaling import scaling_refusals
 from infra.refusals.tags import tag_refusals
 from infra.secret_text import secrets_in
-from infra.settings import TRAINER_COMMAND, ConfigError, Settings
+from infra.settings import TRAINER_COMMAND, ConfigError, StackSettings
 from infra.wheels import Wanted, wheels_needed
 
 
-def refusals(settings: Settings, *, region: str) -> Iterator[str]:
+def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
     """Every problem that stops the stack from being deployed; ``region`` is aws:region."""
     plan, block = settings.plan, settings.plan.purchase.capacity_block
     yield from plan_refusals(plan)
@@ -99,7 +99,7 @@ def refusals(settings: Settings, *, region: str) -> Iterator[str]:
         yield from file_system_refusals(settings)
 
 
-def start_refusals(settings: Settings) -> Iterator[str]:
+def start_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
     image_torch = brings_torch(settings)
@@ -130,14 +130,14 @@ def start_refusals(settings: Settings) -> Iterator[str]:
         )
 
 
-def _idle_reason(settings: Settings) -> str:
+def _idle_reason(settings: StackSettings) -> str:
     if settings.train_command or not settings.plan.beyond_trainer:
         return f"gpufleet:trainCommand is {settings.train_command or 'empty'}"
     beyond = "; ".join(settings.plan.beyond_trainer)
     return f"gpufleet:trainCommand is empty, gpufleet's own trainer does not carry out the plan ({beyond})"
 
 
-def _adaptive_refusals(settings: Settings) -> Iterator[str]:
+def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
     plan, back = settings.plan, "`pulumi config rm gpufleet:spotPolicy` takes the default"
     if settings.mode != "training":
         yield f"gpufleet:spotPolicy adaptive is for a gang, and the stack has mode {settings.mode}: {back}"
@@ -154,7 +154,7 @@ def _adaptive_refusals(settings: Settings) -> Iterator[str]:
         )
 
 
-def _container_refusals(settings: Settings) -> Iterator[str]:
+def _container_refusals(settings: StackSettings) -> Iterator[str]:
     image, pin = read_ecr_image(settings.image), f"`gpufleet stack set PLAN --stack {settings.stack} --image URI`"
     if image is None or not image.digest:
         yield (
@@ -172,7 +172,7 @@ def _container_refusals(settings: Settings) -> Iterator[str]:
         yield "gpufleet:nsight and gpufleet:image are both set: nsys traces no container's training; drop one"
 
 
-def _network_refusals(settings: Settings) -> Iterator[str]:
+def _network_refusals(settings: StackSettings) -> Iterator[str]:
     plan = settings.plan
     if bool(settings.vpc_id) != bool(settings.subnet_ids):
         yield "gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither"

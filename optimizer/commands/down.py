@@ -15,7 +15,7 @@ from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.engine import Resource, deletes_checkpoints, require_pulumi, take_down
+from optimizer.commands.stack.engine import StateResource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
@@ -66,7 +66,7 @@ def _end(file: StackFile, directory: Path, *, save: bool) -> None:
         _end_spend(file.stack, moved_to)
 
 
-def _destroy(file: StackFile, directory: Path) -> list[Resource]:
+def _destroy(file: StackFile, directory: Path) -> list[StateResource]:
     """Destroy the stack, and the reservation of a gang that was about to start.
 
     EC2 deletes no placement group with an active reservation in it:
@@ -164,7 +164,7 @@ def _end_spend(stack: str, names: Names) -> None:
     say(f"the meter of stack {names.stack} counts nothing more of {stack}")
 
 
-def _write_left(left: list[Resource], stack: str) -> None:
+def _write_left(left: list[StateResource], stack: str) -> None:
     if not left:
         say(f"nothing of stack {stack} is left (its KMS key ends after its waiting period)")
         return

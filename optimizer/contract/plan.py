@@ -335,7 +335,7 @@ def lustre_problem(storage_gib: int, data_gib: float) -> str:
     return ""
 
 
-class Lustre(_Model):
+class PlannedLustre(_Model):
     """FSx for Lustre file system that the nodes read the training data from, in place of copies to their disks."""
 
     storage_gib: Count = Field(description="Its storage: 1200, or a multiple of 2400.")
@@ -614,7 +614,7 @@ class FleetPlan(_Model):
         exclude_if=lambda value: value is None,
         description="Copies of the training data; null where the request has no data_gib, or lustre_gib.",
     )
-    lustre: Lustre | None = Field(
+    lustre: PlannedLustre | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
         description="File system of the training data; null where the request has no lustre_gib.",

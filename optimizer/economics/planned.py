@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.contract.plan import Cost, CostBreakdown, FleetPlan, Interruption, Lustre, Spread, Staging
+from optimizer.contract.plan import Cost, CostBreakdown, FleetPlan, Interruption, PlannedLustre, Spread, Staging
 from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
 from optimizer.economics.checkpoint import Checkpoints, checkpoints
 from optimizer.economics.fleet_cost import FleetCost
@@ -72,9 +72,9 @@ def describe_staging(
     )
 
 
-def describe_lustre(usd: RunningCosts, storage_gib: int, data_gib: float, hours: float) -> Lustre:
+def describe_lustre(usd: RunningCosts, storage_gib: int, data_gib: float, hours: float) -> PlannedLustre:
     """File system of the data over a run of so many hours."""
-    return Lustre(
+    return PlannedLustre(
         storage_gib=storage_gib, data_gib=data_gib, usd=cents(usd.lustre_usd_per_month * hours / HOURS_PER_MONTH)
     )
 

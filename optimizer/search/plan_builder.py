@@ -16,12 +16,12 @@ from optimizer.contract.plan import (
     Cost,
     FleetPlan,
     Job,
-    Lustre,
     Market,
     Memory,
     Node,
     NodeItem,
     Parallelism,
+    PlannedLustre,
     PlanPrice,
     Purchase,
     SpeedSource,
@@ -111,7 +111,7 @@ class PlanBuilder:
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
 
-    def _describe_lustre(self, region: str, hours: float) -> Lustre | None:
+    def _describe_lustre(self, region: str, hours: float) -> PlannedLustre | None:
         work = self._problem.request.workload
         if work.lustre_gib is None or work.data_gib is None:
             return None

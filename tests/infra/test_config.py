@@ -14,7 +14,7 @@ from infra import clock, images
 from infra.configuration import load as load_configuration
 from infra.offline.preview import Answers, stand_in
 from infra.project import project_file
-from infra.settings import ConfigError, Settings
+from infra.settings import ConfigError, StackSettings
 from infra.wheels import Wanted
 from optimizer.contract.plan import FleetPlan
 from tests.infra.deployed import (
@@ -237,7 +237,7 @@ def test_a_stack_without_a_plan_is_told_how_to_get_one() -> None:
         deploy(config={"gpufleet:plan": "null"})
 
 
-def load(settings: dict[str, str], **changes: Any) -> Settings:
+def load(settings: dict[str, str], **changes: Any) -> StackSettings:
     stand_in(sample_plan(**changes), stack="dev", config=settings)
     return load_configuration(starts_nodes=True)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bootstrap.contract.expected import Band, Expected, read_expected
 from bootstrap.contract.node_env import NodeEnvironment
 from infra.naming import Names
-from infra.settings import Settings
+from infra.settings import StackSettings
 from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
 from optimizer.contract.plan import FleetPlan
 from tests.infra.deployed import WORKERS, deploy, reserved
@@ -42,8 +42,8 @@ def variables(plan: FleetPlan, **keys: Any) -> dict[str, Any]:
     return dict(environment(settings_of(plan, **keys), NAMES, FACTS))
 
 
-def settings_of(plan: FleetPlan, **keys: Any) -> Settings:
-    return Settings.model_validate({"stack": "dev", "plan": plan, **keys})
+def settings_of(plan: FleetPlan, **keys: Any) -> StackSettings:
+    return StackSettings.model_validate({"stack": "dev", "plan": plan, **keys})
 
 
 def script(digest: str = FACTS.bundle_sha256, **keys: Any) -> str:

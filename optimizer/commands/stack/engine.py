@@ -35,7 +35,7 @@ _DONE = re.compile(r"^\s*[-+~]+\s+\S+ \S+ (created|updated|replaced|deleted)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resource:
+class StateResource:
     """A resource of a stack, with the provider's id."""
 
     type: str  # aws:s3/bucket:Bucket
@@ -75,7 +75,7 @@ def carry_out(stack: str, directory: Path, *, count_declared: Callable[[], int])
             )
 
 
-def take_down(stack: str, directory: Path) -> list[Resource]:
+def take_down(stack: str, directory: Path) -> list[StateResource]:
     """Run ``pulumi destroy --exclude-protected``; return what is left in the stack.
 
     Raises:
@@ -95,7 +95,7 @@ def take_down(stack: str, directory: Path) -> list[Resource]:
                 again,
             )
         return [
-            Resource(type=resource["type"], id=resource["id"])
+            StateResource(type=resource["type"], id=resource["id"])
             for resource in _state(program)
             if resource.get("custom") and not resource["type"].startswith("pulumi:")
         ]

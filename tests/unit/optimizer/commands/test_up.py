@@ -309,7 +309,7 @@ def test_down_ends_the_reservation_of_a_starting_gang(
 ) -> None:
     made = deployed.reserve()
 
-    def destroy(stack: str, directory: Path) -> list[engine.Resource]:
+    def destroy(stack: str, directory: Path) -> list[engine.StateResource]:
         if blocks and deployed.reservation_state(made) == "active":
             raise GpufleetError("pulumi destroy failed: InvalidPlacementGroup.InUse")
         return []
