@@ -124,7 +124,7 @@ DTENSOR_HOST = 6.0
 # (h200_hosts_202611.md).
 HOST_S_PER_COLLECTIVE = 82e-6
 # Layers whose host time equals that of embedding, head and loss; not measured alone (vTrain's rows,
-# tests/benchmarks/chosen_constants.py).
+# tests/benchmarks/results/chosen_constants_202611.md).
 END_LAYERS = 2.0
 
 # Fused fp8: largest magnitude, scale and cast of each product's input, bytes an element.

@@ -30,8 +30,8 @@ GATHERED_LAYERS = 2.0
 # Llama 7B, H200, torch 2.11, 2026-11-21).
 WORKSPACE_BYTES = 0.1 * GIB
 
-# Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21: tests/benchmarks/measure_steps.py). NCCL:
-# 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964), for each group of ranks
+# Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21). NCCL: 0.69 GB on 4 A100s
+# (https://github.com/NVIDIA/nccl/issues/964), for each group of ranks
 # (https://github.com/NVIDIA/nccl/issues/986), and 3.28 GB more once 8 H100s exchange all to all
 # (https://github.com/NVIDIA/nccl/issues/1685, 2025-04-16).
 CONTEXT_BYTES = 0.75 * GIB

@@ -2,9 +2,9 @@
 
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
-``loops`` (the trainer with and without compiled kernels, a loop written by hand for the same transformers model, and
-torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet estimate``), ``profiles`` (what the
-GPU does in a step: computes, waits for a collective, is idle), ``encoders`` (T5, ViT and Whisper, on one GPU too).
+``loops`` (the trainer, and torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet
+estimate``), ``profiles`` (what the GPU does in a step: computes, waits for a collective, is idle), ``encoders`` (T5,
+ViT and Whisper, on one GPU too).
 ``--rows 2`` writes the layouts on 2 GPUs (with ``--parts encoders`` those) to OUT, in the columns of measured_runs.csv,
 for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
 reading data is not measured; clipping and fused AdamW as in a run.
@@ -35,11 +35,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.trainer import kernels, parallelize
+from bootstrap.trainer import parallelize
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from optimizer.workload.architecture import build_architecture
@@ -255,54 +253,6 @@ def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: 
     write_step(bench, part, "trainer", case, built.config, step, **row)
 
 
-def measure_written_out(bench: Bench, case: Case, **row: Any) -> None:
-    """Measure the trainer where no kernels compile."""
-    with patch.object(kernels, "can_compile", return_value=False):
-        measure_trainer(bench, "loops", case, kernels="none", **row)
-
-
-def measure_by_hand(bench: Bench, case: Case, **row: Any) -> None:
-    """Measure the loop that one writes with transformers, FSDP2 and DTensor, as torchtitan does it."""
-    config = configuration(case, bench.world, bench.tiny)
-    tensor = config.tensor_parallel
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    arguments = {name: value for name, value in config.architecture.items() if name != "model_type"}
-    with torch.device(bench.device):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.for_model("llama", **arguments, use_cache=False), dtype=torch.float32
-        )
-    mesh = init_device_mesh(bench.device.type, (bench.world // tensor, tensor), mesh_dim_names=("fsdp", "model"))
-    if tensor > 1:
-        from tests.benchmarks.measure_parallel import split_tensors
-
-        split_tensors(model, mesh["model"], config.sequence_parallel)
-    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if config.activation_checkpointing == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for part in (*model.model.layers, model.model.embed_tokens, model.lm_head, model):
-        fully_shard(part, mesh=mesh["fsdp"], mp_policy=mixed, reshard_after_forward=config.sharding == "zero3")
-    kinds: dict[object, list[torch.nn.Parameter]] = {}
-    for parameter in model.parameters():
-        kinds.setdefault(parameter.device_mesh, []).append(parameter)
-    optimizers = [torch.optim.AdamW(same, lr=3e-4, fused=not bench.tiny) for same in kinds.values()]
-    data = batches(bench, config, bench.rank // tensor, config.grad_accum)
-    places = {"position_ids": torch.arange(config.seq_len, device=bench.device)[None]} if tensor > 1 else {}
-
-    def step() -> None:
-        for batch in data:
-            logits = model(input_ids=batch["input_ids"], **places).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-            torch.autograd.backward(loss / len(data))
-        for same in kinds.values():
-            torch.nn.utils.clip_grad_norm_(same, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    write_step(bench, "loops", "by hand", case, config, step, **row)
-
-
 def titan_step(bench: Bench, config: TrainerConfig) -> Step:
     from tests.benchmarks.peers.torchtitan_loop import train_step
 
@@ -463,9 +413,6 @@ def main() -> None:
     if "loops" in options.parts:
         for case, turn in itertools.product(LOOPS, range(2)):
             bench.attempt(f"trainer {case}", partial(measure_trainer, bench, "loops", case, turn=turn))
-            if "--compiled" not in case[2]:
-                bench.attempt(f"written out {case}", partial(measure_written_out, bench, case, turn=turn))
-                bench.attempt(f"by hand {case}", partial(measure_by_hand, bench, case, turn=turn))
             if importlib.util.find_spec("torchtitan"):
                 bench.attempt(f"torchtitan {case}", partial(measure_torchtitan, bench, case, turn=turn))
     if "layouts" in options.parts:

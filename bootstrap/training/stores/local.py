@@ -13,7 +13,7 @@ from pathlib import Path
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
 from bootstrap.training.stores.base import Buffer, byte_views
 
-# One thread does not fill an NVMe drive; more than four did not write faster (tests/benchmarks/measure_checksums.py).
+# One thread does not fill an NVMe drive; more than four did not write faster (checksums_202611.md).
 THREADS = 4
 BLOCK_BYTES = 16 * 2**20
 # Offset, length and address of an O_DIRECT write: https://man7.org/linux/man-pages/man2/open.2.html (NOTES)
