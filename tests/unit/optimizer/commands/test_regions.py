@@ -18,7 +18,6 @@ from optimizer.commands import deploying, down, handover, regions, stop, up
 from optimizer.commands.status import follow
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
-from optimizer.economics.moving import MoveCost, Rest, choose_region
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -238,14 +237,7 @@ def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monke
     assert list(world.stacks) == [f"{world.base}-{OREGON}"]
 
 
-RESTS = st.builds(
-    lambda hours, usd, move_hours, move_usd: Rest(
-        move=MoveCost(drain_hours=0, drain_usd=0, copy_hours=move_hours, copy_usd=move_usd, start_hours=0, start_usd=0),
-        usd=usd,
-        hours_p95=hours,
-    ),
-    *[st.floats(0, 100)] * 4,
-)
+RESTS = st.builds(lambda usd, hours: regions.Rest(usd=usd, hours_p95=hours), st.floats(0, 100), st.floats(0, 100))
 
 
 @given(
@@ -254,13 +246,13 @@ RESTS = st.builds(
     left_hours=st.none() | st.floats(0, 200),
 )
 def test_the_chosen_region_is_paid_for_and_in_time_where_any_is(
-    rests: dict[str, Rest], left_usd: float | None, left_hours: float | None
+    rests: dict[str, regions.Rest], left_usd: float | None, left_hours: float | None
 ) -> None:
-    usd = {region: rest.move.usd + rest.usd for region, rest in rests.items()}
-    hours = {region: rest.move.hours + rest.hours_p95 for region, rest in rests.items()}
+    usd = {region: rest.usd for region, rest in rests.items()}
+    hours = {region: rest.hours_p95 for region, rest in rests.items()}
     paid = {region for region in rests if left_usd is None or usd[region] <= left_usd}
     in_time = {region for region in paid if left_hours is None or hours[region] <= left_hours}
-    chosen = choose_region(rests, left_usd=left_usd, left_hours=left_hours)
+    chosen = regions.choose_region(rests, left_usd=left_usd, left_hours=left_hours)
     assert (chosen is None) == (not paid)
     if in_time:
         assert chosen in in_time and usd[chosen] == min(usd[region] for region in in_time)
