@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.pages.demo_run import DEMO
+from tests.unit.optimizer.commands.conftest import Gpufleet, gpufleet
 from tests.wheel import REPOSITORY, run_shell
+
+__all__ = ["gpufleet"]  # a fixture
 
 OFFLINE = {
     *("init", "recommend", "report", "what-if", "offers", "estimate", "profile", "calibrate", "preview", "stack"),
@@ -85,10 +89,18 @@ def folder(tmp_path: Path, made: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(600)  # of a busy machine; README.md's eleven commands take 30 s alone
 @pytest.mark.parametrize("page", PAGES)
-def test_a_pages_commands_run(page: str, folder: Path) -> None:
-    run_shell("\n".join(PAGES[page]), site=REPOSITORY, folder=folder, timeout_s=560)
+def test_a_pages_commands_run(page: str, folder: Path, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for line in PAGES[page]:
+        words, _, file = line.partition(" > ")
+        arguments = [
+            str(path) for word in shlex.split(words, comments=True)[1:] for path in sorted(Path().glob(word)) or [word]
+        ]
+        code, out, err = gpufleet(*arguments)
+        assert code == 0, f"{line}: {err}"
+        if file:
+            Path(file.split()[0]).write_text(out, encoding="utf-8")
 
 
 def test_the_pages_are_there() -> None:
