@@ -7,6 +7,11 @@ from functools import cache, partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from botocore.config import Config
+from botocore.exceptions import InvalidEndpointConfigurationError
+from botocore.loaders import create_loader
+from botocore.session import Session
+
 if TYPE_CHECKING:
     from botocore.loaders import Loader
     from botocore.session import Session
@@ -25,9 +30,6 @@ MAX_ATTEMPTS = 6
 
 
 def _client(service: str, region: str, attempts: int | None = None) -> Any:
-    from botocore.config import Config
-    from botocore.exceptions import InvalidEndpointConfigurationError
-
     config = Config(
         # `standard` backs off with jitter: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
         retries={"mode": "standard", "total_max_attempts": attempts or MAX_ATTEMPTS},
@@ -48,8 +50,6 @@ def configured_region() -> str | None:
 
 
 def _session() -> Session:
-    from botocore.session import Session
-
     # One session a client, because of threads:
     # https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
     session = Session()
@@ -60,8 +60,6 @@ def _session() -> Session:
 
 @cache
 def _loader() -> Loader:
-    from botocore.loaders import create_loader
-
     return create_loader()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from optimizer.aws import clients, errors
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSystem:
@@ -21,8 +23,6 @@ def find_file_system(file_system_id: str, region: str) -> FileSystem | str:
 
     https://docs.aws.amazon.com/fsx/latest/APIReference/API_DescribeFileSystems.html
     """
-    from optimizer.aws import clients, errors
-
     try:
         answer: Any = clients.fsx(region).describe_file_systems(FileSystemIds=[file_system_id])
     except Exception as error:

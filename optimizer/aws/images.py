@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from optimizer.aws import clients
+
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import FilterTypeDef
@@ -20,8 +22,6 @@ _MAX_COPIES = 8
 
 def newest(region: str, parameter: str) -> str:
     """Return the image id in a public SSM parameter (ssm:GetParameter); raises boto3's errors."""
-    from optimizer.aws import clients
-
     return str(clients.ssm(region).get_parameter(Name=parameter)["Parameter"]["Value"])
 
 

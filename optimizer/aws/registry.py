@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootstrap.contract.ecr import EcrImage
+from optimizer.aws import clients, errors
 from optimizer.contract.units import GIB
 
 # Indexes list one image a platform: https://docs.aws.amazon.com/AmazonECR/latest/userguide/docker-push-multi-architecture-image.html
@@ -36,8 +37,6 @@ def find_image(image: EcrImage, cpu_architecture: str) -> ContainerImage | str:
     Calls ecr:BatchGetImage, which pulls need too, so other accounts' images are found as well. Raises boto3's errors.
     https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_BatchGetImage.html
     """
-    from optimizer.aws import errors
-
     wanted = {"imageDigest": image.digest} if image.digest else {"imageTag": image.tag}
     name = f"{image.repository} of account {image.account} in {image.region}"
     try:
@@ -62,8 +61,6 @@ def find_image(image: EcrImage, cpu_architecture: str) -> ContainerImage | str:
 
 
 def _get(image: EcrImage, wanted: dict[str, str]) -> Any | None:
-    from optimizer.aws import clients
-
     answer = clients.ecr(image.region).batch_get_image(
         registryId=image.account, repositoryName=image.repository, imageIds=[wanted],
         acceptedMediaTypes=[*_INDEXES, *_MANIFESTS],

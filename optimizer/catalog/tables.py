@@ -11,6 +11,9 @@ from dataclasses import asdict, fields
 from datetime import date
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.contract.hardware import HourlyPrice, InstanceType
@@ -183,9 +186,6 @@ TABLES: dict[str, _Table] = {
 
 def parse_table(name: str, data: bytes) -> list[Any]:
     """Rows of a parquet file; ValueError: not parquet, other columns, or an unknown GPU or unit price."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         # Not pq.read_table: it imports pyarrow.dataset, and with it pandas, a quarter of a second. No threads: to start
         # Arrow's (https://arrow.apache.org/docs/cpp/threading.html) takes longer than to read a thousand rows.
@@ -202,9 +202,6 @@ def parse_table(name: str, data: bytes) -> list[Any]:
 
 def encode_table(name: str, tables: Tables) -> bytes:
     """Table ``name`` as a parquet file, sorted by its first two columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows: list[Mapping[str, Any]] = [TABLES[name].flatten(row) for row in getattr(tables, name)]
     rows.sort(key=lambda row: [str(value) for value in list(row.values())[:2]])
     buffer = io.BytesIO()
@@ -213,8 +210,6 @@ def encode_table(name: str, tables: Tables) -> bytes:
 
 
 def _schema(name: str) -> pa.Schema:
-    import pyarrow as pa
-
     types = {
         "string": pa.string(),
         "double": pa.float64(),

@@ -12,12 +12,15 @@ import click
 
 from bootstrap.contract.codec import time_text
 from bootstrap.contract.words import counted
-from optimizer.commands import complete
+from optimizer.aws import blocks, clients, errors
+from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import require_terminal
+from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.preflight.model import Unknown, ask
 
 if TYPE_CHECKING:
     from optimizer.aws.blocks import Offering, Search
@@ -59,12 +62,12 @@ def search_options(function: F) -> F:
         click.option(
             "--region",
             metavar="REGION",
-            shell_complete=complete.regions,
+            shell_complete=complete_regions,
             help="Region.  [default: PLAN's, or the AWS profile's]",
         ),
         click.option("--hours", type=Hours(), help="Length: 48, 3d. AWS sells whole days, above 14 days weeks."),
         click.option("--nodes", type=click.IntRange(1), help="Nodes; at most 64."),
-        click.option("--instance-type", metavar="TYPE", shell_complete=complete.instance_types, help="Type."),
+        click.option("--instance-type", metavar="TYPE", shell_complete=complete_instance_types, help="Type."),
         plan_number_option,
         click.argument("plan", required=False),
     )
@@ -102,8 +105,6 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
       gpufleet blocks find plans.json --from 2026-12-01
       gpufleet blocks find --instance-type p5.48xlarge --nodes 4 --hours 3d --region us-east-2 --format csv
     """
-    from optimizer.aws import blocks
-
     now = datetime.now(UTC)
     chosen = read_plan_argument(plan, plan_number) if plan else None
     search = _search(chosen, **flags)
@@ -217,8 +218,6 @@ def _search(
     until: datetime | None,
 ) -> Search:
     """Return the search that PLAN, or the flags, ask for."""
-    from optimizer.aws import blocks, clients
-
     given = {"--instance-type": instance_type, "--nodes": nodes, "--hours": hours}
     if plan:
         if over := [name for name, value in given.items() if value is not None]:
@@ -270,9 +269,6 @@ def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
 
 
 def _ask_aws(call: Callable[[], T]) -> T:
-    from optimizer.aws.errors import CHECK_CREDENTIALS
-    from optimizer.preflight.model import Unknown, ask
-
     with patience("asking AWS"):
         answer = ask(call)
     if isinstance(answer, Unknown):
@@ -282,8 +278,6 @@ def _ask_aws(call: Callable[[], T]) -> T:
 
 
 def _offered(search: Search) -> list[Offering]:
-    from optimizer.aws import blocks, clients
-
     offered, unusable = _ask_aws(lambda: blocks.find(clients.ec2(search.region), search))
     if unusable:
         say(
@@ -308,8 +302,6 @@ def _current(search: Search, offering_id: str) -> Offering:
 
 
 def _check_buyable(offering: Offering, search: Search, plan: FleetPlan | None) -> None:
-    from optimizer.aws import blocks, clients
-
     if plan and not blocks.fits(plan, offering.times, datetime.now(UTC)):
         raise NothingFeasibleError(
             f"{offering.id} lasts {offering.hours:.1f} h, and the run takes {plan.hours.p95:.1f} h at the 95th "
@@ -342,8 +334,6 @@ def _describe(offering: Offering, search: Search) -> str:
 
 
 def _dry_run(offering: Offering, search: Search, again: str) -> None:
-    from optimizer.aws import blocks, clients
-
     if not _ask_aws(lambda: blocks.may_buy(clients.ec2_once(search.region), offering)):
         raise GpufleetError(
             "nothing was bought, and these credentials may not buy it",
@@ -369,8 +359,6 @@ def _ask_price(again: str) -> Decimal:
 
 def _purchase(offering: Offering, search: Search) -> Any:
     """Buy an offering; every failure says whether it may have been bought."""
-    from optimizer.aws import blocks, clients, errors
-
     try:
         return blocks.buy(clients.ec2_once(search.region), offering)
     except KeyboardInterrupt:

@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import pandas as pd
 
 from bootstrap.contract.measured import FOLDER
 from bootstrap.contract.words import counted
+from optimizer.aws import clients, errors
+from optimizer.aws.measured import read_measured
+from optimizer.catalog import load as load_catalog
+from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.options import OutputFile, directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.performance.calibration import load
+from optimizer.performance.measured_runs import RUNS, throughput_error
+from optimizer.performance.stack_runs import newest_by_layout, table_text
+from optimizer.performance.user_runs import calibrate
 
 if TYPE_CHECKING:
     from bootstrap.contract.measured import MeasuredRow
@@ -115,9 +124,6 @@ def command(
 
 
 def _calibrate(runs: Path, without_shipped: bool, *, origin: str = "", arguments: str = "") -> CalibrationReport:
-    from optimizer.catalog.gpus import gpu_table
-    from optimizer.performance.user_runs import calibrate
-
     with patience("fitting the speed model"):
         return calibrate(
             runs,
@@ -132,14 +138,10 @@ def _calibrate(runs: Path, without_shipped: bool, *, origin: str = "", arguments
 
 def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) -> CalibrationReport:
     """Calibrate to the runs that a stack's trainer measured."""
-    from optimizer.catalog.gpus import gpu_table
-    from optimizer.catalog.snapshot import load
-    from optimizer.performance.stack_runs import newest_by_layout, table_text
-
     file = read_stack(stack, directory)
     name = file.stack
     rows = newest_by_layout(_read_rows(file))
-    instance_types = {instance.name: instance for instance in load().instance_types}
+    instance_types = {instance.name: instance for instance in load_catalog().instance_types}
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs.csv"
         runs.write_text(table_text(rows, gpu_table(), instance_types), encoding="utf-8")
@@ -151,9 +153,6 @@ def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) 
 
 def _read_rows(file: StackFile) -> list[MeasuredRow]:
     """Read all rows of a stack; DataMissingError without one."""
-    from optimizer.aws import clients, errors
-    from optimizer.aws.measured import read_measured
-
     names, _ = resolve_names(file)
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
@@ -172,8 +171,6 @@ def _read_rows(file: StackFile) -> list[MeasuredRow]:
 
 def _shipped(*, needed: bool) -> Calibration | None:
     """Read the shipped calibration; None if it is broken and not ``needed``: this command mends it."""
-    from optimizer.performance.calibration import load
-
     try:
         return load()
     except DataMissingError as error:
@@ -184,19 +181,15 @@ def _shipped(*, needed: bool) -> Calibration | None:
 
 
 def _template() -> str:
-    from optimizer.performance.measured_runs import RUNS
-
     with RUNS.open(encoding="utf-8") as file:
         return file.readline() + file.readline()
 
 
 def _rows(report: CalibrationReport) -> list[dict[str, Any]]:
     """List the usable runs; errors are relative, of throughput, above 0 if predicted too fast."""
-    from optimizer.performance.measured_runs import throughput_error
-
     before, after, left_out = (
-        None if errors is None else throughput_error(errors).round(4).tolist()
-        for errors in (report.before, report.after, report.left_out)
+        None if deviations is None else throughput_error(deviations).round(4).tolist()
+        for deviations in (report.before, report.after, report.left_out)
     )
     return [
         {
@@ -219,13 +212,11 @@ def _rows(report: CalibrationReport) -> list[dict[str, Any]]:
 
 def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean absolute error and mean error (bias), per cent, by GPU and of all rows."""
-    import pandas as pd
-
     table = pd.DataFrame(rows).astype({"error_before": float})  # None, without a shipped calibration, is NaN
     groups = [(str(gpu), own) for gpu, own in table.groupby("gpu")] if table.gpu.nunique() > 1 else []
 
-    def mean(errors: pd.Series[float]) -> float | None:
-        return None if errors.isna().all() else round(100 * float(errors.mean()), 1)
+    def mean(deviations: pd.Series[float]) -> float | None:
+        return None if deviations.isna().all() else round(100 * float(deviations.mean()), 1)
 
     return [
         {
@@ -243,18 +234,18 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Error of predicted peak memory, per cent, over the rows with a measured peak."""
-    errors = [
+    deviations = [
         100 * (row["predicted_peak_memory_gib"] / row["measured_peak_memory_gib"] - 1)
         for row in rows
         if row["measured_peak_memory_gib"]
     ]
-    if not errors:
+    if not deviations:
         return None
     return {
-        "rows": len(errors),
-        "mean_absolute_error_percent": round(sum(map(abs, errors)) / len(errors), 1),
-        "lowest_error_percent": round(min(errors), 1),
-        "highest_error_percent": round(max(errors), 1),
+        "rows": len(deviations),
+        "mean_absolute_error_percent": round(sum(map(abs, deviations)) / len(deviations), 1),
+        "lowest_error_percent": round(min(deviations), 1),
+        "highest_error_percent": round(max(deviations), 1),
     }
 
 

@@ -12,11 +12,14 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, invariants, load, ttl
+from optimizer.catalog.refresh import enabled_regions
+from optimizer.catalog.refresh import refresh as refresh_regions
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
 from optimizer.clouds import offers as cloud_offers
 from optimizer.clouds.cloud import Cloud
 from optimizer.clouds.providers import CLOUDS
+from optimizer.clouds.refresh import refresh_cloud
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import forget, learn, pool_rows
 from optimizer.commands.options import WholeSentences
@@ -165,12 +168,9 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
         return
     if endpoint is not None:
         raise click.UsageError("--endpoint is for --cloud azure; AWS_ENDPOINT_URL sets AWS's")
-    from optimizer.catalog.refresh import enabled_regions
-    from optimizer.catalog.refresh import refresh as run
-
     chosen = tuple(dict.fromkeys(regions)) or enabled_regions()
     with steps("prices of regions", len(chosen)) as advance:
-        result = run(chosen, progress=advance)
+        result = refresh_regions(chosen, progress=advance)
     rows = [
         {
             "region": answer.region,
@@ -214,8 +214,6 @@ def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None,
         )
     if regions:
         raise click.UsageError(f"--region is of AWS; --cloud {cloud.name} reads every region")
-    from optimizer.clouds.refresh import refresh_cloud
-
     result = refresh_cloud(cloud, endpoint, progress=lambda line: say(line, err=True))
     rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
     write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import pandas
 
+from optimizer.aws import billing, clients, control, errors
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import follow_policy, read_stack, resolve_names
+from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
@@ -95,8 +97,6 @@ def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> 
     Raises:
         GpufleetError: neither answered.
     """
-    from optimizer.aws import billing, clients, control, errors
-
     bill = StackBill(start=now.date(), end=now.date() + timedelta(days=1))
     try:
         bill.state = control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
@@ -155,8 +155,6 @@ def _row(line: Billed) -> dict[str, Any]:
 
 
 def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
-    import pandas
-
     frame = pandas.DataFrame([{**asdict(line), "part": line.part} for line in billed], columns=list(DAY_COLUMNS))
     return frame.groupby(key).agg(usd=("usd", "sum"), estimated=("estimated", "any"))
 

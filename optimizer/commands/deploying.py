@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.state import ENDED
+from infra.offline.preview import resources
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
+from optimizer.commands.preflight import check, write_findings
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.engine import carry_out
-from optimizer.commands.stack.file import change_stack_file, read_stack, resolve_names
-from optimizer.commands.stack_paths import stack_path
+from optimizer.commands.pulumi_engine import carry_out
+from optimizer.commands.recommend import command as recommend
+from optimizer.commands.stack import put_plan
+from optimizer.commands.stack_file import change_stack_file, read_stack, resolve_names
+from optimizer.commands.status.follow import follow
+from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import read_request_file, request_from_dict
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
@@ -25,10 +34,6 @@ if TYPE_CHECKING:
 
 def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:
     """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
-    from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
-    from optimizer.commands.recommend import command as recommend
-    from optimizer.contract.request import read_request_file, request_from_dict
-
     if refresh is None:
         wanted = request_from_dict(read_request_file(Path(request)), origin=request)
         # A catalog of the user's own choice is not refreshed.
@@ -41,10 +46,6 @@ def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str)
 
 def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
     """Write the plan into the stack's configuration and check that the account can carry it out."""
-    from optimizer.commands.preflight import check, write_findings
-    from optimizer.commands.stack import put_plan
-    from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
-
     put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
     if WHEELS_KEY not in read_stack(stack, directory).config_texts:
         pack_wheels(stack, directory)
@@ -76,8 +77,6 @@ def deploy(
 
 def count_declared(stack: str, directory: Path) -> int:
     """Count the resources that a stack's program declares."""
-    from infra.offline.preview import resources
-
     file = read_stack(stack, directory)
     with patience("counting the stack's resources"):
         return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
@@ -90,9 +89,6 @@ def follow_run(
 
     Returns also when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
     """
-    from bootstrap.contract.state import ENDED
-    from optimizer.commands.status.follow import follow
-
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     try:

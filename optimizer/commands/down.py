@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from bootstrap.contract.words import counted
+from optimizer.aws import clients, control, errors
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.engine import StateResource, deletes_checkpoints, require_pulumi, take_down
-from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
+from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
+from optimizer.commands.status.reading import read
+from optimizer.commands.stop import ask, end_reservations, follow_drain
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:
@@ -73,8 +76,6 @@ def _destroy(file: StackFile, directory: Path) -> list[StateResource]:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html. The controller, which might make another, goes
     before the placement group does.
     """
-    from optimizer.commands.stop import end_reservations
-
     names, _ = resolve_names(file)
     try:
         left = take_down(file.stack, directory)
@@ -92,8 +93,6 @@ def _running(file: StackFile, *, save: bool) -> int:
     Raises:
         GpufleetError: AWS does not tell, and the nodes are to save a checkpoint.
     """
-    from optimizer.commands.status.reading import read
-
     names, _ = resolve_names(file)
     try:
         with patience("reading the stack"):
@@ -129,8 +128,6 @@ def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int]
 
 
 def _save(file: StackFile) -> None:
-    from optimizer.commands.stop import ask, follow_drain
-
     names, caller = resolve_names(file)
     ask(names, caller, "stop")
     follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
@@ -138,8 +135,6 @@ def _save(file: StackFile) -> None:
 
 def _follow_moves(file: StackFile, directory: Path) -> Names | None:
     """Return the stack that counts this one's cost: where its run goes on after moves, as far as a key is usable."""
-    from optimizer.aws import errors
-
     found, seen = None, {file.stack}
     while True:
         try:
@@ -156,8 +151,6 @@ def _follow_moves(file: StackFile, directory: Path) -> Names | None:
 
 
 def _end_spend(stack: str, names: Names) -> None:
-    from optimizer.aws import clients, control, errors
-
     with errors.explained(f"stack {names.stack} still counts the cost of {stack}: its bucket cannot be written"):
         s3, now = clients.s3(names.region), datetime.now(UTC)
         control.end_spend(s3, names.bucket, names.control_prefix, stack=stack, now=now)

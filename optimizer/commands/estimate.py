@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
+from bootstrap.contract.fine_tuning import FineTuning
 from bootstrap.contract.words import counted
-from optimizer.commands import complete
+from optimizer.catalog import load
+from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate_table import estimate_table
-from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration
+from optimizer.commands.hardware_options import complete_instance_types
+from optimizer.commands.options import OutputFile
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
-from optimizer.contract.errors import InvalidInputError, NothingFeasibleError
+from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import parse_count, short
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
-from optimizer.performance.frameworks import DEFAULT, fp8_note, frameworks
-from optimizer.performance.inputs_builder import OPTIMIZERS
+from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -29,7 +33,6 @@ from optimizer.performance.setups import (
     Setup,
     build_hardware,
     build_recipe,
-    check_words,
     data_ranks,
     default_sharding,
     find_gpu,
@@ -38,13 +41,11 @@ from optimizer.performance.setups import (
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     SHARDINGS,
-    Attention,
     Grid,
     Hardware,
-    OptimizerName,
-    RecipePrecision,
 )
 from optimizer.search.confidence import speed_source, unmeasured_parts
+from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
@@ -84,30 +85,21 @@ Examples:
 
 Presets: {", ".join(presets())}."""
 )
-@click.option(
-    "--model",
-    shell_complete=complete.models,
-    help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
-)
+@model_option
 @click.option(
     "--instance-type",
-    shell_complete=complete.instance_types,
+    shell_complete=complete_instance_types,
     help="EC2 type (p5.48xlarge): its GPUs, links and network.",
 )
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
-@click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: --nodes x --gpus-per-node]")
-@click.option("--gpus-per-node", type=_whole, help="GPUs of one node, with --gpu.  [default: 8, or --gpus if fewer]")
+@click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: 8 a node]")
 @click.option("--network", type=_bandwidth, help="Gbit/s of one node, with --gpu.")
-@click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs]")
-@click.option(
-    "--seq-len", type=_whole, help=f"Tokens of one sequence.  [default: {USUAL_SEQ_LEN}, or the model's most]"
-)
-@click.option("--target-len", type=_whole, help="Tokens that the decoder of T5 or Whisper writes.")
+@click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
+@workload_options
 @click.option(
     "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
 )
-@click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step.  [default: 1]")
-@click.option("--global-batch", type=_whole, help="Sequences of one optimizer step, instead of --grad-accum.")
+@click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step, in place of --global-batch.")
 @click.option(
     "--sharding",
     type=click.Choice(SHARDINGS),
@@ -120,38 +112,9 @@ Presets: {", ".join(presets())}."""
     "--expert", type=_whole, default=1, show_default=True, help="Data-parallel ranks that share a mixture's experts."
 )
 @click.option(
-    "--sequence-parallel/--no-sequence-parallel",
-    default=None,
-    help="Tensor ranks split norms and residual as well.  [default: what the framework does]",
-)
-@click.option(
     "--virtual-stages", type=_whole, default=1, show_default=True, help="Chunks of a pipeline stage (interleaved)."
 )
 @click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
-@click.option("--precision", type=click.Choice(get_args(RecipePrecision)), default="bf16", show_default=True)
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
-@click.option("--method", type=click.Choice(METHODS), default="full", show_default=True, help="qlora: base in 4 bits.")
-@click.option("--lora-rank", type=_whole, default=FULL_TRAINING.lora_rank, show_default=True, help="Rank of adapters.")
-@click.option(
-    "--lora-targets", type=click.Choice(TARGETS), default="all", show_default=True, help="Projections with adapters."
-)
-@click.option(
-    "--frozen",
-    metavar="PART",
-    default="none",
-    show_default=True,
-    help="embedding, or a number of first layers (the embedding too).",
-)
-@click.option("--attention", type=click.Choice(["flash", "unfused"]), default="flash", show_default=True)
-@click.option("--compile/--no-compile", "compiled", default=False, show_default=True, help="torch.compile.")
-@click.option(
-    "--gradient-compression",
-    metavar="KIND",
-    default="none",
-    show_default=True,
-    help="Gradients that DDP's hooks compress: none, bf16, fp16 or powersgd-RANK.",
-)
-@click.option("--framework", type=click.Choice(list(frameworks())), default=DEFAULT, show_default=True)
 @click.option(
     "--batch",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
@@ -159,11 +122,6 @@ Presets: {", ".join(presets())}."""
     "from standard input.",
 )
 @click.option("--out", type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
-@click.option(
-    "--require-fit",
-    is_flag=True,
-    help="End with exit status 3 where the configuration does not fit (may not fit is 0).",
-)
 @calibration_option
 @format_option
 @click.pass_context
@@ -174,17 +132,17 @@ def command(
     calibration: Path | None,
     batch: Path | None,
     out: Path | None,
-    require_fit: bool,
     **options: Any,
 ) -> None:
     """Estimate memory and speed of one training configuration, or of every row of a table.
 
     With --batch, the output is CSV (or JSON, with --format json); a row that cannot be estimated gets the reason in its
     column error and the others still come out; exit status 1 only if every row failed. A GPU that does not compute in
-    the precision ends with exit status 2; one whose speed in it nobody published, with 4.
+    the precision ends with exit status 2; one whose speed in it nobody published, with 4. A sequence has 2,048 tokens
+    where --seq-len is left out, or as many as the model takes.
     """
     if batch is not None:
-        given = [name for name in (*options, "require_fit") if _given(ctx, name)]
+        given = [name for name in options if _given(ctx, name)]
         if given:
             raise click.UsageError(
                 f"--batch reads everything from its columns, not from --{given[0].replace('_', '-')}"
@@ -197,17 +155,10 @@ def command(
         raise click.UsageError("--out goes with --batch")
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (or '--batch').")
-    result = _estimate_one(calibration=chosen_calibration(calibration), **options)
+    result = _estimate_one(options, chosen_calibration(calibration))
     _print(result, output_format)
-    slow = fp8_note(options["precision"], options["framework"], compiled=options["compiled"])
+    slow = fp8_note(result["precision"], result["framework"], compiled=bool(options["compiled"]))
     write_notes([note for note in (slow, _fit_note(result)) if note])
-    if require_fit and not result["fits"]:
-        raise NothingFeasibleError(
-            f"the configuration needs {result['needed_gib']:.1f} GiB a GPU",
-            limit=f"{result['gpu_memory_gib']:.1f} GiB, the memory of {result['gpu']}",
-            why="you asked for it with --require-fit",
-            next_step="a smaller --micro-batch, --activation-checkpointing full, --sharding zero3, or more GPUs",
-        )
 
 
 def _fit_note(result: dict[str, Any]) -> str:
@@ -225,90 +176,65 @@ def _given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _estimate_one(
-    *,
-    calibration: Calibration,
-    model: str,
-    seq_len: int | None,
-    target_len: int | None,
-    micro_batch: int,
-    grad_accum: int | None,
-    global_batch: int | None,
-    sharding: str | None,
-    tensor: int,
-    pipeline: int,
-    context: int,
-    expert: int,
-    sequence_parallel: bool | None,
-    virtual_stages: int,
-    activation_checkpointing: str,
-    precision: RecipePrecision,
-    optimizer: OptimizerName,
-    method: str,
-    lora_rank: int,
-    lora_targets: str,
-    frozen: str,
-    attention: Attention,
-    compiled: bool,
-    gradient_compression: str,
-    framework: str,
-    **hardware_options: Any,
-) -> dict[str, Any]:
+def _read_request(flags: Mapping[str, Any], ranks: Mapping[str, int]) -> FleetRequest:
+    """Read the flags as the request of one step in this layout."""
+    given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
+    axes = ["data", *(name for name, count in ranks.items() if count > 1)]
+    workload = {"global_batch": 1, **given, "steps": 1}
+    return request_from_dict(
+        {"model": flags["model"], "workload": workload, "constraints": {"parallelism": axes}},
+        origin="the configuration",
+    )
+
+
+def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[str, Any]:
     """Estimate one configuration: the JSON object that the command prints."""
-    spec = resolve_model(model)
-    hardware, gpus, name = _hardware(**hardware_options)
-    check_words(method, lora_targets, frozen)
-    tuning = FineTuning(method=method, lora_rank=lora_rank, lora_targets=lora_targets, frozen=frozen)
+    ranks = {name: flags[name] for name in ("tensor", "pipeline", "context", "expert")}
+    request = _read_request(flags, ranks)
+    work, spec = request.workload, resolve_model(request.model)
+    hardware, gpus, name = _hardware(flags)
     recipe = build_recipe(
         spec,
-        seq_len=seq_len,
-        target_len=target_len,
-        framework=framework,
+        seq_len=work.seq_len,
+        target_len=work.target_len,
+        framework=find_reach(request, spec, work.seq_len or USUAL_SEQ_LEN).framework,
         gpu=hardware.gpu,
-        precision=precision,
-        optimizer=optimizer,
-        attention=attention,
-        compiled=compiled,
-        gradient_compression=gradient_compression,
-        tuning=tuning,
+        precision=work.precision,
+        optimizer=work.optimizer,
+        compiled=work.compiled,
+        gradient_compression=work.gradient_compression,
+        tuning=work.tuning,
     )
     beyond = positions_note(spec, recipe.seq_len)
     write_notes([beyond] if beyond else [])
-    data = data_ranks(gpus, tensor, pipeline, context)
-    if global_batch is not None:
-        if grad_accum is not None:
+    data = data_ranks(gpus, ranks["tensor"], ranks["pipeline"], ranks["context"])
+    micro_batch, grad_accum = flags["micro_batch"], flags["grad_accum"] or 1
+    if flags["global_batch"] is not None:
+        if flags["grad_accum"] is not None:
             raise InvalidInputError(
                 "--global-batch and --grad-accum together", limit="one of them: each follows from the other"
             )
-        grad_accum, rest = divmod(global_batch, data * micro_batch)
+        assert work.global_batch is not None
+        grad_accum, rest = divmod(work.global_batch, data * micro_batch)
         if rest:
             raise InvalidInputError(
-                f"--global-batch is {global_batch}",
+                f"--global-batch is {work.global_batch}",
                 limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
                 why="every rank has the same number of sequences",
             )
-    grad_accum = grad_accum or 1
-    sharding = sharding or default_sharding(spec, data * context, pipeline, gradient_compression, tuning)
-    if sequence_parallel is None:
-        sequence_parallel = tensor > 1 and frameworks()[recipe.framework].splits_sequence
-    if sequence_parallel and tensor == 1:
-        raise InvalidInputError(
-            "--sequence-parallel with --tensor 1",
-            limit="--tensor of at least 2",
-            why="tensor ranks split norms and residual",
-            next_step="leave --sequence-parallel out",
-        )
-    ranks = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+    sharding = flags["sharding"] or default_sharding(
+        spec, data * ranks["context"], ranks["pipeline"], work.gradient_compression, work.tuning
+    )
     grid = Grid(
         nodes=math.ceil(gpus / hardware.gpus_per_node),
         data=data,
         **ranks,
-        sequence_parallel=sequence_parallel,
-        virtual_stages=virtual_stages,
+        sequence_parallel=ranks["tensor"] > 1 and frameworks()[recipe.framework].splits_sequence,
+        virtual_stages=flags["virtual_stages"],
         sharding=SHARDINGS.index(sharding),
         micro_batch=micro_batch,
         grad_accum=grad_accum,
-        checkpointing=CHECKPOINTINGS.index(activation_checkpointing),
+        checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )
     setup = Setup(model=spec, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
     estimates = evaluate(spec, recipe, hardware, setup.grid, calibration)
@@ -323,7 +249,7 @@ def _estimate_one(
         recipe.framework,
         spec,
         splits,
-        unmeasured_parts(recipe, spec, gradient_compression),
+        unmeasured_parts(recipe, spec, work.gradient_compression),
     )
     band = math.exp(residual.relative_error)
     return {
@@ -341,15 +267,15 @@ def _estimate_one(
         "grad_accum": grad_accum,
         "data": data,
         **ranks,
-        "sequence_parallel": sequence_parallel,
-        "virtual_stages": virtual_stages,
+        "sequence_parallel": bool(grid.sequence_parallel),
+        "virtual_stages": flags["virtual_stages"],
         "sharding": sharding,
-        "activation_checkpointing": activation_checkpointing,
-        "precision": precision,
-        "optimizer": optimizer,
+        "activation_checkpointing": flags["activation_checkpointing"],
+        "precision": work.precision,
+        "optimizer": work.optimizer,
         "framework": recipe.framework,
-        **({"gradient_compression": gradient_compression} if gradient_compression != "none" else {}),
-        **_describe_tuning(tuning, trained_parameters(spec, tuning)),
+        **({"gradient_compression": work.gradient_compression} if work.gradient_compression != "none" else {}),
+        **_describe_tuning(work.tuning, trained_parameters(spec, work.tuning)),
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
@@ -381,44 +307,32 @@ def _describe_tuning(tuning: FineTuning, trained: int) -> dict[str, Any]:
     return {"method": tuning.method, **adapters, "frozen": tuning.frozen, "trained_parameters": trained}
 
 
-def _hardware(
-    *,
-    instance_type: str | None,
-    gpu: str | None,
-    gpus: int | None,
-    gpus_per_node: int | None,
-    network: float | None,
-    nodes: int | None,
-) -> tuple[Hardware, int, str]:
+def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:
     """Resolve the hardware flags to a node, the number of GPUs, and a name for all of them."""
-    if (instance_type is None) == (gpu is None):
+    instance_type, gpus, nodes = flags["instance_type"], flags["gpus"], flags["nodes"]
+    if (instance_type is None) == (flags["gpu"] is None):
         raise InvalidInputError(
             "give the hardware with one of --instance-type and --gpu", next_step="gpufleet offers lists instance types"
         )
     if instance_type is not None:
-        for name, value in (("--gpus", gpus), ("--gpus-per-node", gpus_per_node), ("--network", network)):
-            if value is not None:
+        for name in ("gpus", "network"):
+            if flags[name] is not None:
                 raise InvalidInputError(
-                    f"{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
+                    f"--{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
                 )
-        from optimizer.catalog import load
-
         hardware = Hardware.from_instance_type(load().instance_type(instance_type))
         return hardware, (nodes or 1) * hardware.gpus_per_node, instance_type
-    from optimizer.catalog.gpus import gpu_table
-
-    model = find_gpu(str(gpu), gpu_table())
-    per_node = gpus_per_node or min(USUAL_GPUS_PER_NODE, gpus or USUAL_GPUS_PER_NODE)
-    total = gpus or (nodes or 1) * per_node
-    needed = math.ceil(total / per_node)
-    if (nodes or needed) != needed or (needed > 1 and total % per_node):
+    model = find_gpu(flags["gpu"], gpu_table())
+    total = gpus or (nodes or 1) * USUAL_GPUS_PER_NODE
+    nodes = nodes or math.ceil(total / USUAL_GPUS_PER_NODE)
+    per_node, rest = divmod(total, nodes)
+    if rest or not per_node:
         raise InvalidInputError(
-            f"--gpus {total} with --gpus-per-node {per_node} and --nodes {nodes or needed}",
+            f"--gpus {total} on {counted(nodes, 'node')}",
             limit="GPUs are nodes x GPUs of a node",
-            next_step=f"--gpus {(nodes or needed) * per_node}, or another --gpus-per-node",
+            next_step=f"--gpus {max(per_node, 1) * nodes}, or another --nodes",
         )
-    name = f"{needed} x {min(per_node, total)} x {model.key}"
-    return build_hardware(model, per_node, network), total, name
+    return build_hardware(model, per_node, flags["network"]), total, f"{nodes} x {per_node} x {model.key}"
 
 
 def _print(result: dict[str, Any], output_format: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from bootstrap.contract.words import counted
+from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
@@ -21,8 +22,6 @@ from optimizer.performance.calibration import Calibration
 
 def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as_json: bool) -> None:
     """Estimate the rows of the CSV at ``path`` ("-": standard input), and write them to ``out`` or print them."""
-    from optimizer.catalog.gpus import gpu_table
-
     columns, rows = _read(path)
     with patience(f"estimating {counted(len(rows), 'row')}"):
         results = estimate_rows(rows, gpu_table(), calibration)

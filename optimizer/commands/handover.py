@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
 from optimizer.commands.deploying import deploy, run_recommend
+from optimizer.commands.options import list_stacks
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience, relayed
-from optimizer.commands.stack.file import StackFile, find_stack, read_stack, resolve_names
-from optimizer.commands.stack_paths import list_stacks
+from optimizer.commands.stack_file import StackFile, find_stack, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
 

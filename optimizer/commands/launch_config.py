@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import OutputFile, plan_arguments, read_plan_argument
+from optimizer.commands.output import write_notes
+from optimizer.launch_config import ENGINES, launch_config
 
 # The names of optimizer.launch_config.ENGINES, without its imports.
 ENGINE_NAMES = ("torchtitan", "accelerate", "deepspeed", "megatron-core")
@@ -35,9 +37,6 @@ def command(plan: str, plan_number: int, engine: str, out: Path | None) -> None:
     comments in it, and go to standard error where the format has no comments. An engine that cannot carry out a part
     of the plan is refused, with the engines that can (docs/engines.md).
     """
-    from optimizer.commands.output import write_notes
-    from optimizer.launch_config import ENGINES, launch_config
-
     chosen = read_plan_argument(plan, plan_number)
     file_name = out.name if out else f"gpufleet_plan{ENGINES[engine].suffix}"
     text, lines = launch_config(chosen, engine, file_name)

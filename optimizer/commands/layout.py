@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 # Between columns.
 GAP = 2
@@ -63,9 +65,6 @@ def _fit(
 
 def print_table(headings: Mapping[str, str], cells: Cells, numeric: Collection[str], widths: Mapping[str, int]) -> None:
     """Print a table with columns of ``widths``."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for field, heading in headings.items():
         justify = "right" if field in numeric else "left"

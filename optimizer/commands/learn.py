@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.state import read_state
+from optimizer.aws import clients, control, errors
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.learned import Learned, LearnedStack, read_learned
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
-from optimizer.commands.stack.file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.economics.interruption import event_weight
+from optimizer.search.purchases import pool_hazard
 
 if TYPE_CHECKING:
     from bootstrap.contract.state import ControllerState
@@ -126,9 +131,6 @@ def forget(stack: str | None) -> None:
 
 def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, Any]]:
     """Rows of COLUMNS; the rates are what ``recommend`` takes for a spot pool."""
-    from optimizer.economics.interruption import event_weight  # numpy takes a fifth of a second
-    from optimizer.search.purchases import pool_hazard
-
     now = datetime.now(UTC)
     offers = {(offer.instance.name, offer.region): offer for offer in catalog.offers}
     rows = []
@@ -154,9 +156,6 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
 
 
 def _read_file(path: Path) -> ControllerState:
-    from bootstrap.contract.codec import FormatError
-    from bootstrap.contract.state import read_state
-
     try:
         return read_state(path.read_text(encoding="utf-8"), str(path), lenient=True)
     except (OSError, UnicodeDecodeError, FormatError) as error:
@@ -169,8 +168,6 @@ def _read_file(path: Path) -> ControllerState:
 
 def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
     """Read a stack's state, with its place."""
-    from optimizer.aws import clients, control, errors
-
     names, _ = resolve_names(file)
     place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"

@@ -24,10 +24,16 @@ from optimizer.commands.handover import (
     recommend_in,
     stand_up,
 )
-from optimizer.commands.options import config_option, one_stack_options, plan_number_option, read_plan_argument
+from optimizer.commands.options import (
+    config_option,
+    one_stack_options,
+    plan_number_option,
+    read_plan_argument,
+    stack_path,
+)
 from optimizer.commands.output import say
-from optimizer.commands.stack.engine import require_pulumi
-from optimizer.commands.stack.file import (
+from optimizer.commands.pulumi_engine import require_pulumi
+from optimizer.commands.stack_file import (
     IMAGE_KEY,
     PLAN_KEY,
     REGION_KEY,
@@ -38,7 +44,6 @@ from optimizer.commands.stack.file import (
     read_stack,
     resolve_names,
 )
-from optimizer.commands.stack_paths import stack_path
 from optimizer.commands.wheels import WHEELS_KEY
 from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan

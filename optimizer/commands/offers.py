@@ -13,7 +13,7 @@ from optimizer.catalog import load, ttl
 from optimizer.catalog.model import Catalog
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.providers import CLOUDS
-from optimizer.commands import complete
+from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer
@@ -171,7 +171,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     "regions",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=complete.regions,
+    shell_complete=complete_regions,
     help="Region or pattern (us-*); repeatable.",
 )
 @click.option(
@@ -179,7 +179,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     "types",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=complete.instance_types,
+    shell_complete=complete_instance_types,
     help="Instance type or pattern (p5*); repeatable.",
 )
 @click.option(

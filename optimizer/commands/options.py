@@ -7,18 +7,14 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from optimizer.commands.complete import stacks
-from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.plan import FleetPlan, PlanError, PlanNumberError, read_plan, read_plan_text
 from optimizer.contract.units import parse_hours
-
-if TYPE_CHECKING:
-    from optimizer.contract.plan import FleetPlan
-    from optimizer.performance.calibration import Calibration
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -96,38 +92,6 @@ def _check_writable(path: Path, place: Path, param: click.Parameter | None) -> N
     )
 
 
-def calibration_option(function: F) -> F:
-    """Add ``--calibration``, passed to the command as ``calibration``: a path or None."""
-    return click.option(
-        "--calibration",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
-    )(function)
-
-
-def chosen_calibration(path: Path | None) -> Calibration:
-    """Read the calibration of a file, or the shipped one without a file.
-
-    Raises:
-        InvalidInputError: the file is missing or no calibration.
-        DataMissingError: the shipped one is.
-    """
-    from optimizer.performance.calibration import load, read_calibration
-
-    if path is None:
-        return load()
-    try:
-        return read_calibration(path)
-    except (DataMissingError, ValueError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise InvalidInputError(
-            f"--calibration {path} cannot be used: {reason}",
-            limit="a file that gpufleet calibrate wrote with this version",
-            why="without a calibration every speed would be a guess",
-            next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",
-        ) from error
-
-
 def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
     """Return the running command as it was typed, with ``flags`` (words by parameter) in place of its own."""
     context = click.get_current_context()
@@ -171,15 +135,11 @@ def read_plan_argument(plan: str, plan_number: int) -> FleetPlan:
     Raises:
         InvalidInputError: it cannot be read, or is not a plan that agrees with itself.
     """
-    from optimizer.contract.plan import read_plan
-
     return parse_plan_argument(plan, lambda text, origin: read_plan(text, plan_number=plan_number, origin=origin))
 
 
 def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
     """Return ``parse`` of the text that PLAN names and of its origin; a PlanError becomes an InvalidInputError."""
-    from optimizer.contract.plan import PlanError, PlanNumberError, read_plan_text
-
     try:
         if plan == "-":
             return parse(sys.stdin.read(), "standard input")
@@ -226,10 +186,29 @@ def directory_option(function: F) -> F:
     )(function)
 
 
+def stack_path(directory: Path, stack: str) -> Path:
+    """Return the path of a stack's configuration, whether it exists or not."""
+    return directory / f"Pulumi.{stack}.yaml"
+
+
+def list_stacks(directory: Path) -> list[str]:
+    """Return the names of the stacks that have a configuration in a folder."""
+    paths = directory.glob("Pulumi.?*.yaml")
+    return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in paths)
+
+
+def complete_stacks(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the stacks of the current folder that begin so."""
+    return [name for name in list_stacks(Path()) if name.startswith(incomplete)]
+
+
 def one_stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
     stack = click.option(
-        "--stack", metavar="NAME", shell_complete=stacks, help="Pulumi stack.  [default: the folder's only one]"
+        "--stack",
+        metavar="NAME",
+        shell_complete=complete_stacks,
+        help="Pulumi stack.  [default: the folder's only one]",
     )
     return stack(directory_option(function))
 
@@ -237,6 +216,10 @@ def one_stack_options(function: F) -> F:
 def stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory``, passed to the command under these names."""
     stack = click.option(
-        "--stack", required=True, metavar="NAME", shell_complete=stacks, help="Pulumi stack, as named to stack set."
+        "--stack",
+        required=True,
+        metavar="NAME",
+        shell_complete=complete_stacks,
+        help="Pulumi stack, as named to stack set.",
     )
     return stack(directory_option(function))

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
+from pydantic_core import to_json
+
+from optimizer.catalog.ttl import stale_lines
 
 if TYPE_CHECKING:
     from optimizer.catalog import Catalog
@@ -39,15 +42,11 @@ def format_option(function: F) -> F:
 
 def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
     """Warn on standard error of old prices, where ``brief`` in one line, and of a snapshot that was passed over."""
-    from optimizer.catalog.ttl import stale_lines
-
     write_notes((*catalog.notes, *(count_old_data(catalog) if brief else stale_lines(catalog))))
 
 
 def count_old_data(catalog: Catalog) -> list[str]:
     """Return one line on all kinds of data that are older than their time to live, where there are some."""
-    from optimizer.catalog.ttl import stale_lines
-
     old = stale_lines(catalog)
     if not old:
         return []
@@ -87,8 +86,6 @@ def json_text(document: Mapping[str, Any]) -> str:
     pydantic indents half a megabyte in a tenth of json's time
     (https://docs.pydantic.dev/latest/api/pydantic_core/#pydantic_core.to_json).
     """
-    from pydantic_core import to_json
-
     text = to_json(document, indent=2, ensure_ascii=True).decode()
     if "NaN" in text or "Infinity" in text:  # a number, or part of a name
         json.dumps(document, allow_nan=False)
@@ -137,7 +134,7 @@ def write_table(
         spare: fields that may be left out.
         tell_left_out: name these in a line below.
     """
-    from optimizer.commands.layout import choose_columns, print_blocks, print_table
+    from optimizer.commands.layout import choose_columns, print_blocks, print_table  # JSON and CSV need no rich
 
     width = output_width()
     headings = dict(columns or {field: field for field in rows[0]})

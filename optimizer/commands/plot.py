@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +32,22 @@ def check_plot(path: Path) -> None:
         raise InvalidInputError(
             f"--plot is {path}", limit="a name that ends in .png or .svg", next_step="--plot curves.svg"
         )
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
+    if find_spec("matplotlib") is None:
         raise GpufleetError(
             f"--plot {path} needs matplotlib, which is not installed",
             why="only plots need it, so it is an extra",
             next_step="pip install 'gpufleet[plot]', or --format csv and a program of your own",
-        ) from error
+        )
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """Return an empty figure of a size in inches, without pyplot, which has windows and global state.
+
+    https://matplotlib.org/stable/gallery/user_interfaces/web_application_server_sgskip.html
+    """
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
 def save_plot(figure: Figure, path: Path) -> None:

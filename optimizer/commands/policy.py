@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from optimizer.commands.options import OutputFolder, directory_option
+from optimizer.commands.options import OutputFolder, directory_option, stack_path
 from optimizer.commands.output import json_text, write_json
-from optimizer.commands.stack_paths import stack_path
 from optimizer.contract.errors import InvalidInputError
 
 
@@ -60,7 +59,7 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
 
     from infra.naming import Names
     from infra.policies.deployer import deployer_documents, deployer_policy
-    from optimizer.commands.stack.file import caller_of, check_name, read_stack
+    from optimizer.commands.stack_file import caller_of, check_name, read_stack
 
     if stack is None:
         raise InvalidInputError("--stack is missing", why="the policy names its resources", next_step="--stack NAME")

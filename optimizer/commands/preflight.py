@@ -10,19 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pulumi import RunError
 
 from bootstrap.contract.launcher import Start, loses_sigterm, split_command, start_of
 from bootstrap.contract.words import counted
+from infra import configuration
+from infra.images import dlami_of
+from infra.naming import PROJECT, Names
+from infra.offline.preview import stand_in
+from infra.s3_uri import read_s3_prefix
+from infra.settings import ConfigError, interface_endpoints, keys
+from optimizer.audit.run import audit
+from optimizer.aws import clients, errors, quotas
+from optimizer.catalog import load
 from optimizer.commands.asking import confirm, require_terminal
-from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument
+from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
-from optimizer.commands.stack_paths import stack_path
+from optimizer.commands.stack_file import check_name, read_stack
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.preflight.model import StackIdentity, StackNames, Target, explain, failure, passed, warning
+from optimizer.preflight.run import CHECKS, preflight
+from optimizer.training_code import describe_demands, other_code
 
 if TYPE_CHECKING:
-    from optimizer.commands.stack.file import StackFile
+    from optimizer.commands.stack_file import StackFile
     from optimizer.preflight.model import Finding, StackIdentity, StackNames, Target
     from optimizer.preflight.run import PreflightReport
 
@@ -92,17 +105,12 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
     """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
     file = _read_stack_file(stack, directory)
 
-    from optimizer.preflight.run import CHECKS, preflight
-
     with steps("checks of the account", len(CHECKS), is_patient=True) as told:
         return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file), told=told)
 
 
 def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
     """Open a request for each quota that is too small, unless one is open; what is said goes to standard error."""
-    from optimizer.aws import clients, errors, quotas
-    from optimizer.preflight.model import explain
-
     values: dict[quotas.Quota, int] = {}
     for increase in filter(None, (finding.increase for finding in report.findings)):
         values[increase.quota] = max(increase.value, values.get(increase.quota, 0))
@@ -148,8 +156,6 @@ def _confirm(count: int) -> None:
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
     if stack is None:
         return None
-    from optimizer.commands.stack.file import check_name, read_stack
-
     check_name(stack)
     path = stack_path(directory, stack)
     if path.exists():
@@ -159,11 +165,6 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
 
 
 def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
-    from infra.images import dlami_of
-    from infra.s3_uri import read_s3_prefix
-    from infra.settings import ConfigError, interface_endpoints, keys
-    from optimizer.preflight.model import Target
-
     config = file.config if file else {}
 
     def text(key: str, default: str = "") -> str:
@@ -215,10 +216,6 @@ def _check_offline(plan: FleetPlan, stack: str | None, file: StackFile | None) -
 
 def _check_numbers(plan: FleetPlan) -> list[Finding]:
     """Compare the plan's numbers with each other and with the catalog."""
-    from optimizer.audit.run import audit
-    from optimizer.catalog import load
-    from optimizer.preflight.model import failure, passed
-
     faults = [
         failure("plan", f"{fault.field} is {fault.value}", limit=fault.limit, why=fault.why, next_step=fault.next_step)
         for fault in audit(plan, load())
@@ -228,9 +225,6 @@ def _check_numbers(plan: FleetPlan) -> list[Finding]:
 
 def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
     """Warn of a plan that nothing on the nodes would train."""
-    from optimizer.preflight.model import passed, warning
-    from optimizer.training_code import describe_demands, other_code
-
     command = str(file.config.get("gpufleet:trainCommand") or "") if file else ""
     if not plan.beyond_trainer or command:
         words = split_command(command) or []
@@ -254,19 +248,12 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
 
 def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
     """Let the Pulumi program itself judge plan and configuration."""
-    from pulumi import RunError
-
-    from infra.configuration import load
-    from infra.offline.preview import stand_in
-    from infra.settings import ConfigError
-    from optimizer.preflight.model import failure, passed, warning
-
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
     finding = passed("configuration", "the Pulumi program takes plan and configuration")
     try:
         # Files that keys name are searched from Pulumi.yaml's folder.
         with chdir(file.path.parent if file else Path()):
-            load(starts_nodes=file is not None)
+            configuration.load(starts_nodes=file is not None)
     except (ConfigError, RunError) as error:  # RunError: a value is no number
         finding = failure(
             "configuration",
@@ -286,9 +273,6 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
 
 
 def _stack(plan: FleetPlan, name: str) -> StackIdentity:
-    from infra.naming import PROJECT, Names
-    from optimizer.preflight.model import StackIdentity, StackNames
-
     def names(account: str, partition: str) -> StackNames:
         own = Names(stack=name, account_id=account, region=plan.region, partition=partition)
         role = f"aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{own.service_role_suffix}"

@@ -19,10 +19,9 @@ import click
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
-from optimizer.commands.options import read_plan_argument
+from optimizer.commands.options import read_plan_argument, stack_path
 from optimizer.commands.output import say, write_table
-from optimizer.commands.stack.file import check_name, find_stack, follow_policy, read_stack, resolve_names
-from optimizer.commands.stack_paths import stack_path
+from optimizer.commands.stack_file import check_name, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan, PolicyOutlook
 

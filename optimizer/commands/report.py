@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option
+from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
+from optimizer.aws import clients
+from optimizer.aws.progress import read_ledger_lines
+from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option, stack_path
 from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_paths import stack_path
+from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
+from optimizer.commands.status import headline
+from optimizer.commands.status.forecast import forecast, notices
+from optimizer.commands.status.measures import compare
+from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.report import facts
+from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
+from optimizer.report.page import render, render_no_plan
+from optimizer.report.run import read_run
 
 if TYPE_CHECKING:
     from optimizer.contract.plan import FleetPlan
@@ -60,10 +71,6 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
     works light or dark, on a phone, on paper and with a keyboard (docs/plans.md).
     """
-    from optimizer.report import facts  # here: other commands do not wait for the templates and the drawing
-    from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
-    from optimizer.report.page import render, render_no_plan
-
     now = datetime.now(UTC)
     its_stack = None if plan == "-" or Path(plan).exists() else stack_path(directory, plan)
     if its_stack and its_stack.is_file():
@@ -101,9 +108,6 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
 
 def _build_run(plan: FleetPlan, ledger: Path | None, metrics: Path | None) -> Run:
     """Build a run from local files."""
-    from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
-    from optimizer.report.run import read_run
-
     if ledger is not None and ledger.is_dir():
         ledger /= LEDGER_FILE
     try:
@@ -120,16 +124,6 @@ def _read_stack(
     stack: str, directory: Path, ledger: Path | None, metrics: Path | None, now: datetime
 ) -> tuple[FleetPlan, Run]:
     """Read a deployed stack's plan and run, as ``gpufleet status`` does."""
-    from bootstrap.contract.ledger import LedgerError
-    from optimizer.aws import clients
-    from optimizer.aws.progress import read_ledger_lines
-    from optimizer.commands.stack.file import follow_policy, read_stack, resolve_names
-    from optimizer.commands.status import headline
-    from optimizer.commands.status.forecast import forecast, notices
-    from optimizer.commands.status.measures import compare
-    from optimizer.commands.status.reading import read
-    from optimizer.report.run import read_run
-
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     reading, plan = read(names, now), follow_policy(file.plan, file.config)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimizer.aws import clients, control, errors
+from optimizer.aws.actuals import read_group
+from optimizer.aws.drain import RAISING_PROCESSES
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
@@ -31,8 +34,6 @@ def command(stack: str | None, directory: Path) -> None:
     Writes control/request.json in the stack's bucket; the controller starts the nodes within a minute or two. The
     ceiling still binds: a fleet that stopped at it needs a higher gpufleet:ceilingUsd, and `pulumi up`, first.
     """
-    from optimizer.aws import clients, control, errors
-
     file = read_stack(stack, directory)
     stack = file.stack
     names, caller = resolve_names(file)
@@ -66,10 +67,6 @@ def command(stack: str | None, directory: Path) -> None:
 
 def let_run(names: Names, caller: str, **move: Any) -> None:
     """Let the group grow, and ask the controller to run; ``move`` is as of ``ask``."""
-    from optimizer.aws import clients, errors
-    from optimizer.aws.actuals import read_group
-    from optimizer.aws.drain import RAISING_PROCESSES
-
     autoscaling = clients.autoscaling(names.region)
     with errors.explained(f"stack {names.stack} cannot be resumed"):
         if read_group(autoscaling, names.group) is None:

@@ -14,7 +14,7 @@ import numpy as np
 from bootstrap.contract.words import counted
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
-from optimizer.commands.plot import check_plot, plot_option, save_plot
+from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import steps
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.units import rounded
@@ -266,9 +266,7 @@ def _with_prices(history: PriceHistory, traces: list[Trace], nodes: int) -> tupl
 
 
 def _draw(path: Path, results: Sequence[Result]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = new_figure(9, 5)
     axes = figure.add_subplot()
     policies = list(dict.fromkeys(result.policy for result in results))
     by_trace = [results[place : place + len(policies)] for place in range(0, len(results), len(policies))]
@@ -287,9 +285,7 @@ def _draw(path: Path, results: Sequence[Result]) -> None:
 
 
 def _draw_together(path: Path, results: Sequence[Result]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
     axes = figure.add_subplot()
     names = [result.policy for result in results]
     axes.barh(names, [result.mean_normalised_cost for result in results], label="mean")

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.start_reservation import read_reservations, start_token
 from bootstrap.contract.words import counted
+from optimizer.aws import clients, control, errors
+from optimizer.aws.control import read_state
+from optimizer.aws.drain import Drain
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.units import parse_hours
 
@@ -34,8 +38,6 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
 
     ``move`` is as of ``write_request``: where the run goes on, what other stacks spent.
     """
-    from optimizer.aws import clients, control, errors
-
     s3, now = clients.s3(names.region), datetime.now(UTC)
     try:
         control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
@@ -60,9 +62,6 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
 
 def end_reservations(names: Names) -> int:
     """Cancel the controller's reservations; return how many there were."""
-    from bootstrap.contract.start_reservation import read_reservations, start_token
-    from optimizer.aws import clients, errors
-
     ec2 = clients.ec2(names.region)
     try:
         # A pending one is not billed, keeps no placement group, and cannot be cancelled.
@@ -118,10 +117,6 @@ def command(stack: str | None, directory: Path, wait: bool, timeout: str | None)
 
 def follow_drain(names: Names, save: timedelta) -> None:
     """Follow a stack's drain until no node is left; ``save`` is the limit of a node's last checkpoint."""
-    from optimizer.aws import clients
-    from optimizer.aws.control import read_state
-    from optimizer.aws.drain import Drain
-
     s3 = clients.s3(names.region)
     drain = Drain(
         client=clients.autoscaling(names.region),

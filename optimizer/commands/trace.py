@@ -15,7 +15,7 @@ from bootstrap.contract.words import counted
 from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.units import parse_hours
 

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from optimizer.aws import clients, errors
+from optimizer.aws.control import read_request
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
-from optimizer.commands.options import config_option, directory_option, plan_number_option, read_plan_argument
+from optimizer.commands.options import (
+    config_option,
+    directory_option,
+    list_stacks,
+    plan_number_option,
+    read_plan_argument,
+)
 from optimizer.commands.output import say
-from optimizer.commands.stack.engine import require_pulumi
-from optimizer.commands.stack.file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
-from optimizer.commands.stack_paths import list_stacks
+from optimizer.commands.pulumi_engine import require_pulumi
+from optimizer.commands.regions import Regions, ask, choose_plans, show
+from optimizer.commands.resume import command as resume
+from optimizer.commands.stack_file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 
@@ -127,8 +136,6 @@ def _run_in_regions(
     refresh: bool | None,
     accept_stale_prices: bool,
 ) -> Regions:
-    from optimizer.commands.regions import Regions, ask, choose_plans, show
-
     if _is_plan(source) or plan_number > 1:
         raise InvalidInputError(
             f"{source} is a plan" if _is_plan(source) else f"--plan is {plan_number}",
@@ -176,10 +183,6 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
 
 def _resume_stopped(stack: str, directory: Path) -> None:
     """Lift a request to stop, which outlives ``gpufleet down`` in the bucket; without it no node would start."""
-    from optimizer.aws import clients, errors
-    from optimizer.aws.control import read_request
-    from optimizer.commands.resume import command as resume
-
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     with errors.explained(

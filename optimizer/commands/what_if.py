@@ -10,13 +10,13 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
-from optimizer.commands.options import calibration_option, chosen_calibration
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
-from optimizer.commands.plot import check_plot, plot_option, save_plot
+from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
 from optimizer.commands.recommend.tables import usd_in_table
+from optimizer.commands.request_options import calibration_option, chosen_calibration
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, Workload
 from optimizer.contract.units import parse_hours, parse_usd
@@ -199,12 +199,8 @@ def _row(point: CurvePoint) -> dict[str, Any]:
 
 
 def _draw(path: Path, curve_points: Sequence[CurvePoint]) -> None:
-    from matplotlib.figure import Figure
-
     axes = list(dict.fromkeys(point.against for point in curve_points))
-    # Figure alone, without pyplot, has no window and no global state:
-    # https://matplotlib.org/stable/gallery/user_interfaces/web_application_server_sgskip.html
-    figure = Figure(figsize=(4.5 * len(axes), 4), layout="constrained")
+    figure = new_figure(4.5 * len(axes), 4)
     for place, name in enumerate(axes, start=1):
         _draw_curve(figure.add_subplot(1, len(axes), place), name, [p for p in curve_points if p.against == name])
     save_plot(figure, path)

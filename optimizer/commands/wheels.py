@@ -6,8 +6,14 @@ from pathlib import Path
 
 import click
 
+from infra.configuration import load
+from infra.images import brings_torch
+from infra.offline.preview import stand_in
+from infra.settings import ConfigError
+from infra.wheels import Wanted, pack, wheels_needed
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import say
+from optimizer.commands.stack_file import change_stack_file, read_stack
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 WHEELS_KEY = "gpufleet:wheels"
@@ -38,13 +44,6 @@ def command(stack: str, directory: Path, force: bool) -> None:
 
 def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
     """Pack and name the archive; False where the stack's nodes need none."""
-    from infra.configuration import load
-    from infra.images import brings_torch
-    from infra.offline.preview import stand_in
-    from infra.settings import ConfigError
-    from infra.wheels import Wanted, pack, wheels_needed
-    from optimizer.commands.stack.file import change_stack_file, read_stack
-
     file = read_stack(stack, directory)
     # The archive of before may not suit the plan of now.
     config = {key: text for key, text in file.config_texts.items() if key != WHEELS_KEY}

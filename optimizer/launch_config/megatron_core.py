@@ -10,10 +10,22 @@ from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, un
 from optimizer.workload.huggingface import model_from_config
 from optimizer.workload.model import ModelSpec
 
+# Arguments by name, without their dashes: True is a switch, False and None leave the argument out.
+Arguments = dict[str, Any]
+
 # Megatron's FSDP shards what the strategy names; its distributed optimizer is zero1.
 _FSDP_STRATEGIES = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
-_PRECISIONS = {"fp32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "fp8": ("--bf16", "--fp8-format hybrid")}
-_OPTIMIZERS = {"adamw": "--optimizer adam", "adam": "--optimizer adam --weight-decay 0", "sgd": "--optimizer sgd"}
+_PRECISIONS: dict[str, Arguments] = {
+    "fp32": {},
+    "fp16": {"fp16": True},
+    "bf16": {"bf16": True},
+    "fp8": {"bf16": True, "fp8-format": "hybrid"},
+}
+_OPTIMIZERS: dict[str, Arguments] = {
+    "adamw": {"optimizer": "adam"},
+    "adam": {"optimizer": "adam --weight-decay 0"},
+    "sgd": {"optimizer": "sgd"},
+}
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _MAY_HAVE_BIASES = ("llama", "qwen3", "qwen3_moe")
 
@@ -70,72 +82,74 @@ def _rope_type(architecture: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def _end_stages(plan: FleetPlan, model: ModelSpec) -> list[str] | None:
+def _end_stages(plan: FleetPlan, model: ModelSpec) -> Arguments | None:
     """Arguments by which the first and last stage have a layer less; None where stages differ in another way.
 
     Megatron wants the layers, and embedding and loss where they count as one, in equal stages (arguments.py,
     validate_args).
     """
-    ends = ["--account-for-loss-in-pipeline-split", "--account-for-embedding-in-pipeline-split"]
+    ends = ["account-for-loss-in-pipeline-split", "account-for-embedding-in-pipeline-split"]
     stages = plan.parallelism.pipeline * plan.parallelism.virtual_stages
-    return next((ends[:count] for count in range(len(ends) + 1) if (model.layers + count) % stages == 0), None)
+    for count in range(len(ends) + 1):
+        if (model.layers + count) % stages == 0:
+            return dict.fromkeys(ends[:count], True)
+    return None
 
 
-def _layout(plan: FleetPlan) -> Iterator[str]:
+def _layout(plan: FleetPlan) -> Arguments:
     split = plan.parallelism
-    yield f"--tensor-model-parallel-size {split.tensor}"
-    if split.sequence_parallel or (split.expert > 1 and split.tensor > 1):
+    strategy = _FSDP_STRATEGIES.get(split.sharding)
+    is_recomputed = split.activation_checkpointing == "full"
+    return {
+        "tensor-model-parallel-size": split.tensor,
         # Megatron refuses experts beside tensor parallelism without it.
-        yield "--sequence-parallel"
-    yield f"--pipeline-model-parallel-size {split.pipeline}"
-    if split.virtual_stages > 1:
-        yield f"--num-virtual-stages-per-pipeline-rank {split.virtual_stages}"
-    yield f"--context-parallel-size {split.context}"
-    if split.expert > 1:
-        yield f"--expert-model-parallel-size {split.expert}"
-    if split.sharding == "zero1":
-        yield "--use-distributed-optimizer"
-    if split.sharding in _FSDP_STRATEGIES:
-        yield "--use-distributed-optimizer"
-        yield "--use-megatron-fsdp"
-        yield f"--data-parallel-sharding-strategy {_FSDP_STRATEGIES[split.sharding]}"
-        yield "--no-gradient-accumulation-fusion"
-    if split.activation_checkpointing == "selective":
-        yield "--recompute-granularity selective"
-    if split.activation_checkpointing == "full":
-        yield "--recompute-granularity full"
-        yield "--recompute-method uniform"
-        yield "--recompute-num-layers 1"
+        "sequence-parallel": split.sequence_parallel or (split.expert > 1 and split.tensor > 1),
+        "pipeline-model-parallel-size": split.pipeline,
+        "num-virtual-stages-per-pipeline-rank": split.virtual_stages > 1 and split.virtual_stages,
+        "context-parallel-size": split.context,
+        "expert-model-parallel-size": split.expert > 1 and split.expert,
+        "use-distributed-optimizer": split.sharding == "zero1" or bool(strategy),
+        "use-megatron-fsdp": bool(strategy),
+        "data-parallel-sharding-strategy": strategy,
+        "no-gradient-accumulation-fusion": bool(strategy),
+        "recompute-granularity": split.activation_checkpointing != "none" and split.activation_checkpointing,
+        "recompute-method": is_recomputed and "uniform",
+        "recompute-num-layers": is_recomputed and "1",
+    }
 
 
-def _training(plan: FleetPlan) -> Iterator[str]:
+def _training(plan: FleetPlan) -> Arguments:
     split, job = plan.parallelism, plan.job
-    yield f"--micro-batch-size {split.micro_batch}"
-    yield f"--global-batch-size {job.global_batch}"
-    yield f"--seq-length {job.seq_len}"
-    yield f"--train-iters {job.steps}"
-    yield from _PRECISIONS[job.precision]
-    yield _OPTIMIZERS[job.optimizer]
-    yield "--lr 3e-4"
-    yield f"--ckpt-format {'fsdp_dtensor' if split.sharding in _FSDP_STRATEGIES else 'torch_dist'}"
-    yield f"--save-interval {checkpoint_interval_steps(plan)}"
-    # SIGTERM, which bootstrap/agent sends to code of the user's own, saves and ends the run.
-    yield "--exit-signal-handler"
+    return {
+        "micro-batch-size": split.micro_batch,
+        "global-batch-size": job.global_batch,
+        "seq-length": job.seq_len,
+        "train-iters": job.steps,
+        **_PRECISIONS[job.precision],
+        **_OPTIMIZERS[job.optimizer],
+        "lr": "3e-4",
+        "ckpt-format": "fsdp_dtensor" if split.sharding in _FSDP_STRATEGIES else "torch_dist",
+        "save-interval": checkpoint_interval_steps(plan),
+        # SIGTERM, which bootstrap/agent sends to code of the user's own, saves and ends the run.
+        "exit-signal-handler": True,
+    }
 
 
-def _unlike_layers(architecture: Mapping[str, Any], model: ModelSpec, seq_len: int) -> Iterator[str]:
+def _unlike_layers(architecture: Mapping[str, Any], model: ModelSpec, seq_len: int) -> Arguments:
     """Sliding windows, and a mixture's layers without experts."""
+    arguments: Arguments = {}
     if model.windowed_layers and model.window < seq_len:
-        yield f"--window-size {model.window - 1},0"  # tokens before a query's own
+        arguments["window-size"] = f"{model.window - 1},0"  # tokens before a query's own
         full = model.layers - model.windowed_layers
         types = architecture.get("layer_types") or full * ["full_attention"]  # Qwen's lower layers
         if full:
             types = [*types, *(model.layers - len(types)) * ["sliding_attention"]]
-            yield f"--window-attn-skip-freq {_pattern(one == 'sliding_attention' for one in types)}"
+            arguments["window-attn-skip-freq"] = _pattern(kind == "sliding_attention" for kind in types)
     if model.dense_layers:
         dense, step = architecture.get("mlp_only_layers") or (), architecture.get("decoder_sparse_step") or 1
         mixture = (layer not in dense and (layer + 1) % step == 0 for layer in range(model.layers))
-        yield f"--moe-layer-freq {_pattern(mixture)}"
+        arguments["moe-layer-freq"] = _pattern(mixture)
+    return arguments
 
 
 def _pattern(layers: Iterable[bool]) -> str:
@@ -143,58 +157,67 @@ def _pattern(layers: Iterable[bool]) -> str:
     return f'"[{",".join(str(int(layer)) for layer in layers)}]"'
 
 
-def _model(architecture: Mapping[str, Any], seq_len: int) -> Iterator[str]:
+def _model(architecture: Mapping[str, Any], seq_len: int) -> Arguments:
     kind = str(architecture["model_type"])
     if kind == "gpt2":
         width = architecture.get("n_embd", 768)
-        yield f"--num-layers {architecture.get('n_layer', 12)}"
-        yield f"--hidden-size {width}"
-        yield f"--ffn-hidden-size {architecture.get('n_inner') or 4 * width}"
-        yield f"--num-attention-heads {architecture.get('n_head', 12)}"
-        yield f"--max-position-embeddings {max(seq_len, architecture.get('n_positions', 1024))}"
-        yield f"--vocab-size {architecture.get('vocab_size', 50257)}"
-        yield "--position-embedding-type learned_absolute"
-        return
+        return {
+            "num-layers": architecture.get("n_layer", 12),
+            "hidden-size": width,
+            "ffn-hidden-size": architecture.get("n_inner") or 4 * width,
+            "num-attention-heads": architecture.get("n_head", 12),
+            "max-position-embeddings": max(seq_len, architecture.get("n_positions", 1024)),
+            "vocab-size": architecture.get("vocab_size", 50257),
+            "position-embedding-type": "learned_absolute",
+        }
     heads, width = architecture["num_attention_heads"], architecture["hidden_size"]
-    yield f"--num-layers {architecture['num_hidden_layers']}"
-    yield f"--hidden-size {width}"
-    yield f"--ffn-hidden-size {architecture['intermediate_size']}"
-    yield f"--num-attention-heads {heads}"
     groups = architecture.get("num_key_value_heads") or heads
-    if groups != heads:
-        yield "--group-query-attention"
-        yield f"--num-query-groups {groups}"
-    yield f"--kv-channels {architecture.get('head_dim') or width // heads}"
-    yield f"--max-position-embeddings {max(seq_len, architecture.get('max_position_embeddings', 0))}"
-    yield f"--vocab-size {architecture['vocab_size']}"
     rope = _rope(architecture)
-    yield "--position-embedding-type rope"
-    yield f"--rotary-base {int(rope.get('rope_theta') or architecture.get('rope_theta') or 10000)}"
-    if _rope_type(architecture) == "llama3":
-        yield "--use-rope-scaling"
-        yield f"--rope-scaling-factor {rope['factor']}"
-    yield "--normalization RMSNorm"
-    yield f"--norm-epsilon {architecture.get('rms_norm_eps', 1e-6)}"
-    yield "--swiglu"
-    yield "--disable-bias-linear"
-    if kind == "qwen2":
-        yield "--add-qkv-bias"
-    if kind.startswith("qwen3"):
-        yield "--qk-layernorm"
-    if not architecture.get("tie_word_embeddings"):
-        yield "--untie-embeddings-and-output-weights"
-    yield "--attention-dropout 0"
-    yield "--hidden-dropout 0"
+    is_scaled = _rope_type(architecture) == "llama3"
     experts = architecture.get("num_local_experts") or architecture.get("num_experts")
+    arguments: Arguments = {
+        "num-layers": architecture["num_hidden_layers"],
+        "hidden-size": width,
+        "ffn-hidden-size": architecture["intermediate_size"],
+        "num-attention-heads": heads,
+        "group-query-attention": groups != heads,
+        "num-query-groups": groups != heads and groups,
+        "kv-channels": architecture.get("head_dim") or width // heads,
+        "max-position-embeddings": max(seq_len, architecture.get("max_position_embeddings", 0)),
+        "vocab-size": architecture["vocab_size"],
+        "position-embedding-type": "rope",
+        "rotary-base": int(rope.get("rope_theta") or architecture.get("rope_theta") or 10000),
+        "use-rope-scaling": is_scaled,
+        "rope-scaling-factor": is_scaled and rope["factor"],
+        "normalization": "RMSNorm",
+        "norm-epsilon": architecture.get("rms_norm_eps", 1e-6),
+        "swiglu": True,
+        "disable-bias-linear": True,
+        "add-qkv-bias": kind == "qwen2",
+        "qk-layernorm": kind.startswith("qwen3"),
+        "untie-embeddings-and-output-weights": not architecture.get("tie_word_embeddings"),
+        "attention-dropout": "0",
+        "hidden-dropout": "0",
+    }
     if experts:
-        yield f"--num-experts {experts}"
-        yield f"--moe-router-topk {architecture.get('num_experts_per_tok', 2)}"
-        yield f"--moe-ffn-hidden-size {architecture.get('moe_intermediate_size') or architecture['intermediate_size']}"
-        if kind == "qwen3_moe" and not architecture.get("norm_topk_prob"):
+        arguments |= {
+            "num-experts": experts,
+            "moe-router-topk": architecture.get("num_experts_per_tok", 2),
+            "moe-ffn-hidden-size": architecture.get("moe_intermediate_size") or architecture["intermediate_size"],
             # The weights of a token's experts add up to less than 1: the softmax is over all experts.
-            yield "--moe-router-pre-softmax"
-        yield "--moe-grouped-gemm"
-        yield "--moe-token-dispatcher-type alltoall"
+            "moe-router-pre-softmax": kind == "qwen3_moe" and not architecture.get("norm_topk_prob"),
+            "moe-grouped-gemm": True,
+            "moe-token-dispatcher-type": "alltoall",
+        }
+    return arguments
+
+
+def _lines(arguments: Arguments) -> Iterator[str]:
+    for name, value in arguments.items():
+        if value is True:
+            yield f"--{name}"
+        elif value is not None and value is not False:
+            yield f"--{name} {value}"
 
 
 def _write(plan: FleetPlan) -> str:
@@ -202,9 +225,9 @@ def _write(plan: FleetPlan) -> str:
     sections = [_layout(plan), _training(plan)]
     model = _spec(plan)
     if architecture is not None and model is not None:
-        sections += [iter(_end_stages(plan, model) or ()), _model(architecture, plan.job.seq_len)]
+        sections += [_end_stages(plan, model) or {}, _model(architecture, plan.job.seq_len)]
         sections.append(_unlike_layers(architecture, model, plan.job.seq_len))
-    arguments = "".join(f"  {line}\n" for lines in sections for line in lines)
+    arguments = "".join(f"  {line}\n" for section in sections for line in _lines(section))
     return f"""set -euo pipefail
 # Megatron's FSDP needs several queues; its tensor parallelism one, for the order of copies and kernels.
 export CUDA_DEVICE_MAX_CONNECTIONS={32 if plan.parallelism.sharding in _FSDP_STRATEGIES else 1}

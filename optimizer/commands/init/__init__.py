@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from infra.bundle import SOURCE
+from infra.project import FILE, project_file
 from optimizer.commands.output import say
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 
@@ -52,8 +54,6 @@ def command(directory: Path) -> None:
 
 def _contents(directory: Path) -> dict[str, str]:
     """Texts of the files by name."""
-    from infra.bundle import SOURCE
-    from infra.project import FILE, project_file
 
     def read(name: str) -> str:
         return (_FILES / name).read_text(encoding="utf-8")

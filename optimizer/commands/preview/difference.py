@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from optimizer.commands.stack.file import read_stack_file
+from optimizer.commands.stack_file import read_stack_file
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan, PlanError, read_plan
 

@@ -10,8 +10,8 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
-from optimizer.commands import complete
-from optimizer.commands.options import OutputFile, calibration_option, chosen_calibration, repeat_command
+from optimizer.commands.hardware_options import complete_instance_types, complete_regions
+from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
     count_old_data,
     format_number,
@@ -22,16 +22,17 @@ from optimizer.commands.output import (
     write_notes,
 )
 from optimizer.commands.progress import patience
-from optimizer.commands.recommend.quotas import read_rooms
-from optimizer.commands.recommend.refresh import old_price_note, refresh_offer, refresh_spot_prices
 from optimizer.commands.recommend.tables import (
     CSV_COLUMNS,
     count_rejections,
+    old_price_note,
     plan_rows,
     print_all,
     print_brief,
     print_explanation,
+    refresh_offer,
 )
+from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
 from optimizer.recommend import Recommendation, recommend, trainer_notes
@@ -57,34 +58,12 @@ Example:
 """
 )
 @click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--model",
-    shell_complete=complete.models,
-    help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
-)
+@model_option
 @click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
 @click.option("--samples", help="Sequences or images to train on.")
 @click.option("--steps", help="Optimizer steps; needs --global-batch.")
-@click.option("--seq-len", help="Tokens of one sequence.")
-@click.option("--target-len", help="Tokens that the decoder of T5 or Whisper writes.")
-@click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses.")
-@click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]")
-@click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]")
-@click.option("--method", help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]")
-@click.option("--lora-rank", metavar="N", help="Rank of the adapters.  [default: 16]")
+@workload_options
 @click.option("--lora-alpha", metavar="N", help="Adapters' products are scaled by alpha / rank.  [default: 32]")
-@click.option("--lora-targets", help="Projections with adapters: all or attention.  [default: all]")
-@click.option("--frozen", help="embedding, or a number of first layers (the embedding too).  [default: none]")
-@click.option(
-    "--framework",
-    help="Training code: a profile of gpufleet estimate --framework.  [default: gpufleet, the reference trainer]",
-)
-@click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile.  [default: no-compile]")
-@click.option(
-    "--gradient-compression",
-    metavar="KIND",
-    help="bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.  [default: none]",
-)
 @_kinds_option(
     "--parallelism",
     help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: those of the "
@@ -104,7 +83,7 @@ Example:
     "--region",
     "regions",
     metavar="R",
-    shell_complete=complete.regions,
+    shell_complete=complete_regions,
     help="Region or pattern (us-*; eu-* includes London and Zurich); repeatable, or with commas.",
 )
 @_repeatable_option(
@@ -127,7 +106,7 @@ Example:
     "--instance-type",
     "instance_types",
     metavar="T",
-    shell_complete=complete.instance_types,
+    shell_complete=complete_instance_types,
     help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable, or with commas.",
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
@@ -180,17 +159,22 @@ def command(
     chosen = chosen_calibration(calibration)
     with patience("searching the plans"):
         answer = recommend(request, catalog, chosen)
+    # An answer without these flags waits for neither boto3 nor the other clouds' tables.
     if refresh:
+        from optimizer.commands.recommend.refresh import refresh_spot_prices
+
         refreshed = refresh_spot_prices(answer)
         with patience("searching the plans at today's prices"):
             answer = recommend(request, refreshed, chosen)
     if respect_quotas:
+        from optimizer.commands.recommend.quotas import read_rooms
+
         rooms = read_rooms(answer)
         with patience("searching the plans within the quotas"):
             answer = recommend(request, answer.problem.catalog, chosen, rooms=rooms)
     others = None
     if compare_clouds:
-        from optimizer.commands.other_clouds import compared  # here: an answer of AWS alone must not wait for it
+        from optimizer.commands.other_clouds import compared
 
         with patience("estimating other clouds' types"):
             others = compared(answer)

@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from optimizer.aws import clients, errors, quotas
+from optimizer.aws.errors import CHECK_CREDENTIALS
+from optimizer.catalog.refresh import enabled_regions
 from optimizer.commands.output import write_notes
 from optimizer.commands.progress import steps
 from optimizer.contract.errors import GpufleetError
@@ -26,9 +29,6 @@ def read_rooms(answer: Recommendation) -> Rooms:
     Raises:
         GpufleetError: no region answered, as without credentials.
     """
-    from optimizer.aws import errors  # boto3 takes half a second
-    from optimizer.catalog.refresh import enabled_regions
-
     problem = answer.problem
     ruled_out = {entry.instance_type for entry in answer.rejected if entry.binding_constraint in _RULED_OUT}
     types = sorted({instance.name for instance in problem.instance_types} - ruled_out)
@@ -59,8 +59,6 @@ def read_rooms(answer: Recommendation) -> Rooms:
 
 
 def _read_region(region: str, types: Sequence[str]) -> Rooms:
-    from optimizer.aws import clients, quotas
-
     ec2, service_quotas = clients.ec2(region), clients.service_quotas(region)
     running = quotas.running(ec2)
     # Without the account's id, reservations shared with it count too: room is rather too small than too large.
@@ -94,8 +92,6 @@ def _read_region(region: str, types: Sequence[str]) -> Rooms:
 
 
 def _not_read(reasons: Sequence[str]) -> GpufleetError:
-    from optimizer.aws.errors import CHECK_CREDENTIALS
-
     return GpufleetError(
         "--respect-quotas is set, and no quota could be read: " + "; ".join(dict.fromkeys(reasons)),
         limit="quotas and running instances of one region at least",

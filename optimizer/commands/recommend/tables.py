@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -387,3 +389,42 @@ def count_rejections(answer: Recommendation) -> str:
     """Count the rejected types of each constraint: "2 budget, 3 memory"."""
     counts = Counter(rejection.binding_constraint for rejection in answer.rejected)
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def old_price_note(plans: Sequence[FleetPlan], *, brief: bool = False) -> str:
+    """Say what the best spot plan at an old price costs and what a refresh settles; empty where it is no cheaper."""
+    number, plan = next(((i, plan) for i, plan in enumerate(plans, start=1) if plan.spot_range), (0, None))
+    if plan is None or plan.spot_range is None:
+        return ""
+    first = plans[0]
+    if plan is not first and plan.cost_usd.expected >= first.cost_usd.expected:
+        return ""
+    prices, cost = plan.spot_range, plan.cost_usd
+    if brief:
+        what = "none is current" if plan is first else "none is first"
+        return f"spot prices (~) are {counted(prices.age_days, 'day')} old, {what}: --refresh reads today's"
+    days = f"{counted(prices.age_days, 'day')} old (limit: {prices.limit_days})"
+    place = f"in {plan.purchase.zone_id}" if plan.purchase.zone_id else f"in {plan.region}, derived"
+    text = f"spot prices are {days}: plan {number} costs {cost.expected:,.2f} USD {place}"
+    text += f" ({cost.p95:,.2f} at the 95th percentile, with the spread of that age)"
+    if prices.zones > 1:
+        text += f", {prices.cost_usd_dearest:,.2f} expected in the dearest of {prices.zones} zones"
+    if first.spot_range:
+        return f"{text}; no plan at a current price is within the request; a refresh settles the price and the zone"
+    return (
+        f"{text}; plan 1 ({first.purchase.option}) is first at a current price, {first.cost_usd.expected:,.2f} USD; a "
+        "refresh settles whether spot is cheaper, and in which zone"
+    )
+
+
+def refresh_offer() -> str:
+    """Say how to refresh, for this machine; IMDS is not asked, as that takes seconds where there is none."""
+    environment = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials",
+        os.environ.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config",
+    )
+    # https://docs.aws.amazon.com/boto3/latest/guide/credentials.html
+    if any(os.environ.get(name) for name in environment) or any(Path(file).is_file() for file in files):
+        return "AWS credentials are at hand, --refresh reads today's"
+    return "--refresh reads today's, with credentials"

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from bootstrap.contract.state import ENDED
-from optimizer.commands.stack.file import StackFile, follow_policy
+from optimizer.commands.stack_file import StackFile, follow_policy
 from optimizer.commands.status.live import watch
 from optimizer.commands.status.reading import Reading, read_file
 

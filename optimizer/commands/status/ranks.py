@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.commands.stack.file import read_stack, resolve_names
+from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import copied_gib, limit_s
-from optimizer.commands.stack.file import IMAGE_KEY, StackFile
+from optimizer.commands.stack_file import IMAGE_KEY, StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import boto3
 
 from infra.naming import Names
 from optimizer.aws.actuals import DeployedGroup, read_group
-from optimizer.commands.stack.file import write_stack_file
+from optimizer.commands.stack_file import write_stack_file
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import merged, sample_plan
 

@@ -39,10 +39,3 @@ def test_ascii_output_replaces_what_it_lacks() -> None:
     printing = "import sys\nfrom optimizer import cli\ncli.cli = lambda: print('mod\\u00e8le')\ncli.main()"
     done = run(code=printing, stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "mod?le\n", "")
-
-
-def test_a_configuration_that_must_fit_and_does_not_is_status_3() -> None:
-    arguments = ("estimate", "--model", "llama-2-7b", "--gpu", "l4", "--gpus", "1")
-    assert run(*arguments, stdout=subprocess.DEVNULL).returncode == 0
-    done = run(*arguments, "--require-fit", stdout=subprocess.DEVNULL)
-    assert done.returncode == 3 and "GiB, the memory of l4" in done.stderr

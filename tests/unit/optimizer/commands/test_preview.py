@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from infra.offline.guardrails import exceptions
 from optimizer.cli import cli
-from optimizer.commands.stack.file import write_stack_file
+from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import InvalidInputError
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 

@@ -7,7 +7,7 @@ import rich.progress  # noqa: F401 - takes the clock when it is imported, which 
 
 from optimizer.commands import progress
 from optimizer.commands.progress import patience, relayed, steps
-from optimizer.commands.stack.engine import is_done
+from optimizer.commands.pulumi_engine import is_done
 
 
 def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from infra.settings import FileSystemSettings
 from optimizer.aws import images
 from optimizer.cli import cli
-from optimizer.commands.stack.file import write_stack_file
+from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan

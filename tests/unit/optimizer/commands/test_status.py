@@ -19,7 +19,7 @@ from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
 from optimizer.aws.logs import read_copies
 from optimizer.aws.progress import TrainingProgress
-from optimizer.commands.stack.file import POLICY_KEY, follow_policy, read_stack
+from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack
 from optimizer.commands.status import headline
 from optimizer.commands.status.forecast import forecast
 from optimizer.commands.status.live import changes, facts, page, print_events, watch

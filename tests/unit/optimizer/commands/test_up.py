@@ -17,8 +17,7 @@ import yaml
 from botocore.exceptions import ClientError
 
 from optimizer.aws import clients
-from optimizer.commands import down, stop
-from optimizer.commands.stack import engine
+from optimizer.commands import down, pulumi_engine, stop
 from optimizer.commands.status import follow
 from optimizer.contract.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
@@ -309,7 +308,7 @@ def test_down_ends_the_reservation_of_a_starting_gang(
 ) -> None:
     made = deployed.reserve()
 
-    def destroy(stack: str, directory: Path) -> list[engine.StateResource]:
+    def destroy(stack: str, directory: Path) -> list[pulumi_engine.StateResource]:
         if blocks and deployed.reservation_state(made) == "active":
             raise GpufleetError("pulumi destroy failed: InvalidPlacementGroup.InUse")
         return []

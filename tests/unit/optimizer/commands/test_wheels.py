@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from infra import wheels
-from optimizer.commands.stack.file import change_stack_file, write_stack_file
+from optimizer.commands.stack_file import change_stack_file, write_stack_file
 from tests.plans import merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 

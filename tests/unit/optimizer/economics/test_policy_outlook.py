@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.pool_policy import Mode
-from optimizer.commands.stack.file import POLICY_KEY, follow_policy
+from optimizer.commands.stack_file import POLICY_KEY, follow_policy
 from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
 from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
 from optimizer.economics.rest import forecast_rest

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import Catalog
-from optimizer.commands.recommend.refresh import old_price_note
-from optimizer.commands.recommend.tables import plan_rows
+from optimizer.commands.recommend.tables import old_price_note, plan_rows
 from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.recommend import Recommendation, recommend
 from tests.unit.optimizer.search.requests import calibration, catalog, request

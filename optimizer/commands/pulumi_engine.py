@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pulumi import automation
+from pulumi.automation import errors
+
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.contract.errors import DataMissingError, GpufleetError
@@ -60,8 +63,6 @@ def carry_out(stack: str, directory: Path, *, count_declared: Callable[[], int])
     Raises:
         GpufleetError: Pulumi failed, or was interrupted.
     """
-    from pulumi import automation
-
     again = f"pulumi up --stack {stack} goes on where this ended; gpufleet down --stack {stack} ends all of it"
     with _explained("pulumi up", again):
         # https://www.pulumi.com/docs/reference/pkg/python/pulumi/#pulumi.automation.create_or_select_stack
@@ -82,8 +83,6 @@ def take_down(stack: str, directory: Path) -> list[StateResource]:
         DataMissingError: there is no such stack.
         GpufleetError: Pulumi failed, or was interrupted.
     """
-    from pulumi import automation
-
     again = f"gpufleet down --stack {stack}, again: it goes on where this ended"
     with _explained("pulumi destroy", again):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
@@ -108,8 +107,6 @@ def deletes_checkpoints(stack: str, directory: Path) -> bool:
         DataMissingError: there is no such stack.
         GpufleetError: Pulumi failed.
     """
-    from pulumi import automation
-
     with _explained("pulumi stack export", f"gpufleet down --stack {stack}, again"):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
         return any(one["type"] == "aws:s3/bucket:Bucket" and not one.get("protect") for one in _state(program))
@@ -135,8 +132,6 @@ def _run(call: Callable[[], Any], again: str) -> None:
 
 @contextmanager
 def _explained(command: str, again: str) -> Iterator[None]:
-    from pulumi.automation import errors
-
     try:
         yield
     except errors.InvalidVersionError as error:

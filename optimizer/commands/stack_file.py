@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from infra.naming import Names, slug
+from optimizer.aws import clients, errors
+from optimizer.commands.options import list_stacks, stack_path
 from optimizer.commands.output import replace_file
-from optimizer.commands.stack_paths import list_stacks, stack_path
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
+from optimizer.economics.policy_outlook import price_adaptive
 
 if TYPE_CHECKING:
     from infra.naming import Names
@@ -51,8 +57,6 @@ class StackFile:
 
 def check_name(stack: str, next_step: str = "choose another --stack NAME") -> None:
     """Raise InvalidInputError if ``stack`` is no name of a stack."""
-    from infra.naming import slug
-
     try:
         slug(stack)
     except ValueError as error:
@@ -93,9 +97,6 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
     Raises:
         InvalidInputError: the file is missing, no stack's configuration, or holds no plan that agrees with itself.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     write_it = f"gpufleet stack set PLAN --stack {stack}"
     try:
         data = YAML(typ="safe").load(path)
@@ -125,8 +126,6 @@ def follow_policy(plan: FleetPlan, config: Mapping[str, Any]) -> FleetPlan:
         return plan.model_copy(update={"spot_policy": None})
     if plan.spot_policy and plan.spot_policy.policy == "adaptive":
         return plan
-    from optimizer.economics.policy_outlook import price_adaptive  # numpy takes a fifth of a second
-
     return plan.model_copy(update={"spot_policy": price_adaptive(plan)})
 
 
@@ -169,9 +168,6 @@ def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 120
@@ -209,8 +205,6 @@ def resolve_names(file: StackFile) -> tuple[Names, str]:
         InvalidInputError: no stack name.
         GpufleetError: AWS did not answer, so that no name is known.
     """
-    from infra.naming import Names
-
     check_name(file.stack, next_step="name the stack as it was named to stack set")
     caller = caller_of(file.plan.region)
     arn = caller["Arn"]
@@ -220,8 +214,6 @@ def resolve_names(file: StackFile) -> tuple[Names, str]:
 
 def caller_of(region: str) -> Any:
     """Return AWS's answer about the caller, with its Account and Arn; GpufleetError where there is none."""
-    from optimizer.aws import clients, errors
-
     with errors.explained(
         "AWS does not say whose account this is",
         why="the names of the stack's resources hold the account",

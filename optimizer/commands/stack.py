@@ -8,12 +8,22 @@ from typing import Any
 
 import click
 
+from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
+from infra.images import dlami_of
+from infra.refusals.lustre import WITH_CLIENT
+from infra.refusals.plan import plan_refusals
+from infra.settings import LUSTRE_FOLDER, ConfigError
+from optimizer.audit import check_plan
+from optimizer.aws import errors, images
+from optimizer.aws.file_systems import find_file_system
+from optimizer.aws.registry import find_image
+from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
-from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options
+from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack.file import (
+from optimizer.commands.stack_file import (
     CONTAINER_KEY,
     FILE_SYSTEM_KEY,
     IMAGE_KEY,
@@ -24,9 +34,9 @@ from optimizer.commands.stack.file import (
     check_name,
     write_stack_file,
 )
-from optimizer.commands.stack_paths import stack_path
 from optimizer.contract.errors import DataStaleError, InvalidInputError
 from optimizer.contract.plan import FleetPlan, PolicyOutlook
+from optimizer.economics.policy_outlook import price_policies
 from optimizer.training_code import describe_demands
 
 
@@ -100,10 +110,6 @@ def put_plan(
             file system.
         DataStaleError: its spot prices are older than their limit.
     """
-    from infra.refusals.plan import plan_refusals
-    from optimizer.audit import check_plan
-    from optimizer.catalog import load
-
     check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
@@ -158,8 +164,6 @@ def put_plan(
 
 def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook | None:
     """Return what the cheaper spot policy costs; None where the stack has no choice, or made one."""
-    from optimizer.economics.policy_outlook import price_policies  # numpy takes a fifth of a second
-
     return None if before.get("gpufleet:mode") == "workers" or POLICY_KEY in before else price_policies(plan)
 
 
@@ -179,10 +183,6 @@ def _refuse_stale_prices(plan: FleetPlan) -> None:
 
 def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: bool) -> str:
     """Write the image's id beside the plan, unless the user names one; return what was done."""
-    from infra.images import dlami_of
-    from infra.settings import ConfigError
-    from optimizer.aws import errors, images
-
     own = next((f"gpufleet:{key}" for key in ("amiId", "amiName") if before.get(f"gpufleet:{key}")), "")
     if own:
         change_stack_file(path, {IMAGE_KEY: None})
@@ -212,10 +212,6 @@ def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: b
 
 def _resolve(uri: str, plan: FleetPlan) -> str:
     """Return the URI of a container image by its digest, and say how large it is."""
-    from bootstrap.contract.ecr import read_ecr_image
-    from optimizer.aws import errors
-    from optimizer.aws.registry import find_image
-
     image = read_ecr_image(uri)
     example = f"111122223333.dkr.ecr.{plan.region}.amazonaws.com/train:1"
     if image is None or image.region != plan.region:
@@ -236,9 +232,6 @@ def _resolve(uri: str, plan: FleetPlan) -> str:
 
 def _find_file_system(file_system_id: str, plan: FleetPlan) -> dict[str, str]:
     """Return gpufleet:fileSystem of an existing file system, and say where it is."""
-    from optimizer.aws import errors
-    from optimizer.aws.file_systems import find_file_system
-
     needed = "allow fsx:DescribeFileSystems, ec2:DescribeSubnets and ec2:DescribeNetworkInterfaces"
     with errors.explained(f"file system {file_system_id} cannot be looked up", next_step=needed):
         found = find_file_system(file_system_id, plan.region)
@@ -252,9 +245,6 @@ def _find_file_system(file_system_id: str, plan: FleetPlan) -> dict[str, str]:
 
 
 def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
-    from infra.images import dlami_of
-    from infra.settings import ConfigError
-
     if config.get(CONTAINER_KEY):
         return str(config.get("gpufleet:data") or "").startswith("s3://")
     try:
@@ -274,9 +264,6 @@ def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) ->
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
     if plan.lustre or config.get(FILE_SYSTEM_KEY):
-        from infra.refusals.lustre import WITH_CLIENT
-        from infra.settings import LUSTRE_FOLDER
-
         if not config.get("gpufleet:data"):
             data = "s3://BUCKET/PREFIX, which" if plan.lustre else f"{LUSTRE_FOLDER}/FOLDER, which"
             yield f"pulumi config set gpufleet:data {data} the file system shows"

@@ -1,0 +1,90 @@
+"""Options that name a training run, which ``recommend``, ``estimate`` and ``what-if`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from optimizer.commands.options import F
+from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.request import Workload
+from optimizer.performance.calibration import Calibration, load, read_calibration
+from optimizer.workload.presets import presets
+
+
+def _complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in presets() if name.startswith(incomplete.lower())]
+
+
+def model_option(function: F) -> F:
+    """Add ``--model``, passed to the command as ``model``: a text or None."""
+    return click.option(
+        "--model",
+        shell_complete=_complete_models,
+        help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
+    )(function)
+
+
+_WORKLOAD_OPTIONS = (
+    click.option("--seq-len", help="Tokens of one sequence."),
+    click.option("--target-len", help="Tokens that the decoder of T5 or Whisper writes."),
+    click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses."),
+    click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]"),
+    click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]"),
+    click.option(
+        "--method", help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]"
+    ),
+    click.option("--lora-rank", metavar="N", help="Rank of the adapters.  [default: 16]"),
+    click.option("--lora-targets", help="Projections with adapters: all or attention.  [default: all]"),
+    click.option("--frozen", help="embedding, or a number of first layers (the embedding too).  [default: none]"),
+    click.option(
+        "--framework",
+        help=f"Training code: {', '.join(get_args(Workload.model_fields['framework'].annotation))}.  "
+        "[default: gpufleet, the reference trainer]",
+    ),
+    click.option("--compile", "compiled", is_flag=True, default=None, help="torch.compile."),
+    click.option(
+        "--gradient-compression",
+        metavar="KIND",
+        help="bf16, fp16 or powersgd-RANK, by DDP's hooks: sharding ddp only.  [default: none]",
+    ),
+)
+
+
+def workload_options(function: F) -> F:
+    """Add the options of a training run; each is None where it is not given, and a field of ``Workload``."""
+    for option in reversed(_WORKLOAD_OPTIONS):
+        function = option(function)
+    return function
+
+
+def calibration_option(function: F) -> F:
+    """Add ``--calibration``, passed to the command as ``calibration``: a path or None."""
+    return click.option(
+        "--calibration",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
+    )(function)
+
+
+def chosen_calibration(path: Path | None) -> Calibration:
+    """Read the calibration of a file, or the shipped one without a file.
+
+    Raises:
+        InvalidInputError: the file is missing or no calibration.
+        DataMissingError: the shipped one is.
+    """
+    if path is None:
+        return load()
+    try:
+        return read_calibration(path)
+    except (DataMissingError, ValueError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise InvalidInputError(
+            f"--calibration {path} cannot be used: {reason}",
+            limit="a file that gpufleet calibrate wrote with this version",
+            why="without a calibration every speed would be a guess",
+            next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",
+        ) from error
