@@ -16,7 +16,6 @@ from optimizer.contract.errors import GpufleetError
 from optimizer.contract.hardware import InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
-HAS_NETWORK = "a type has a network"
 
 
 class InvariantViolation(NamedTuple):
@@ -93,7 +92,7 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
             f"{instance.vcpus} vCPUs, {instance.memory_gib} GiB, NVMe {instance.nvme_gb} GB",
         )
     if not instance.network_gbit_per_s > 0 or instance.network_cards < 1:
-        yield HAS_NETWORK, f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
+        yield "a type has a network", f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
     if min(instance.card_interfaces, default=1) < 1:
         yield "a network card takes an interface", f"{list(instance.card_interfaces)} interfaces by card"
     if instance.gpudirect and not instance.efa_cards:

@@ -1,20 +1,16 @@
 """Times to live of the catalog's facts, with their reasons.
 
-Commands warn of an older fact on standard error and go on, with two exceptions: ``--max-age`` makes them stop, and spot
-prices older than their limit are not trusted alone: ``recommend`` puts a plan at a current price first, and ``stack
-set`` refuses the plan.
+Commands warn of an older fact on standard error and go on. Spot prices older than their limit are not trusted alone:
+``recommend`` puts a plan at a current price first, and ``stack set`` refuses the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Protocol
 
-from bootstrap.contract.words import counted
 from optimizer.catalog.model import Catalog
-from optimizer.contract.errors import DataStaleError
-from optimizer.contract.hardware import DERIVED_SPOT, Offer
+from optimizer.contract.hardware import DERIVED_SPOT
 
 
 class SourcedPrice(Protocol):
@@ -78,30 +74,3 @@ def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
                 f"{source.name} ({source.origin}) are up to {age} days old: the oldest from {source.as_of}{newest}"
             )
     return lines
-
-
-def check_max_age(
-    offers: Iterable[Offer], max_age_days: int, today: date | None = None, *, next_step: str = ""
-) -> None:
-    """Refuse offers with a price older than the user allows; by default advise to refresh the oldest's AWS region."""
-    old = [
-        (age_days(price.as_of, today), offer, kind, price)
-        for offer in offers
-        for kind, price in (
-            ("on-demand", offer.on_demand),
-            ("reserved", offer.reserved_1yr),
-            ("three-year reserved", offer.reserved_3yr),
-            ("spot", offer.spot),
-        )
-        if price is not None and age_days(price.as_of, today) > max_age_days
-    ]
-    if not old:
-        return
-    age, offer, kind, price = max(old, key=lambda price: price[0])
-    raise DataStaleError(
-        f"{counted(len(old), 'price is', 'prices are')} older than --max-age {counted(max_age_days, 'day')}; "
-        f"the oldest is {kind} {offer.instance.name} in {offer.region}: {age} days ({price.source}, {price.as_of})",
-        limit=f"at most {counted(max_age_days, 'day')}",
-        why="you asked for it with --max-age",
-        next_step=next_step or f"gpufleet catalog refresh --region {offer.region}",
-    )

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.clouds.offers import NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOffer, CloudOffers, join_catalog
-from optimizer.clouds.providers import CLOUDS
+from optimizer.clouds.offers import CLOUDS, NOT_PROVISIONED, UNKNOWN_GBIT_PER_S, CloudOffer, join_catalog
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import FleetRequest
 from optimizer.contract.units import cents, rounded
@@ -89,7 +88,7 @@ class Comparison:
         }
 
 
-def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
+def compare_clouds(answer: Recommendation, clouds: Sequence[CloudOffer]) -> Comparison:
     """Search the same request over other clouds' types; raises what ``recommend`` does."""
     problem = answer.problem
     request = problem.request
@@ -101,7 +100,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
     on_demand_plans = [plan for plan in answer.plans if plan.purchase.option == "on-demand"]
     best_on_demand = min(on_demand_plans, key=_compute_usd, default=None)
     offers_by_type: dict[str, list[CloudOffer]] = defaultdict(list)
-    for other in clouds.offers:
+    for other in clouds:
         offers_by_type[other.offer.instance.name].append(other)
     compared: dict[str, list[CloudOffer]] = {}
     left_out = []
@@ -111,7 +110,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
             left_out.append({"cloud": offers[0].cloud, "instance_type": name, "reason": reason})
         else:
             compared[name] = [_with_kernel_bypass(other) for other in priced]
-    every_offer = CloudOffers(offers=tuple(other for offers in compared.values() for other in offers))
+    every_offer = [other for offers in compared.values() for other in offers]
     catalog = join_catalog(problem.catalog, every_offer, aws=False)
     tables = find_candidates(
         replace(
@@ -128,7 +127,7 @@ def compare_clouds(answer: Recommendation, clouds: CloudOffers) -> Comparison:
             rows.append(_best_fleet(offers[0], table, request, problem.calibration, best, best_on_demand))
         else:
             left_out.append({"cloud": offers[0].cloud, "instance_type": table.instance_type, "reason": table.reason})
-    left_out.sort(key=lambda entry: CLOUDS[entry["cloud"]].place)
+    left_out.sort(key=lambda entry: list(CLOUDS).index(entry["cloud"]))
     by_time = request.objective == "time"
     rows.sort(key=lambda row: (not row.feasible, row.hours_expected if by_time else row.compute_usd_expected))
     return Comparison(rows=tuple(rows), not_compared=tuple(left_out), best_aws=best, best_aws_on_demand=best_on_demand)

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, invariants, load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
-from optimizer.clouds import offers as cloud_offers
-from optimizer.clouds.cloud import Cloud
-from optimizer.clouds.providers import CLOUDS
-from optimizer.clouds.refresh import refresh_cloud
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import forget, learn, pool_rows
 from optimizer.commands.options import WholeSentences
 from optimizer.commands.output import format_option, say, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
-from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError
 
 
 @click.group(cls=WholeSentences)
@@ -60,7 +55,6 @@ def show(output_format: str) -> None:
     write_notes(catalog.notes)
     sources = [_source_row(source) for source in catalog.describe()["sources"]]
     gaps = missing_prices(catalog)
-    others = cloud_offers.summarize(cloud_offers.load_offers())
     if output_format == "json":
         learned = pool_rows(catalog, catalog.learned)
         write_json(
@@ -69,7 +63,6 @@ def show(output_format: str) -> None:
                 "sources": sources,
                 "missing_prices": gaps,
                 "learned": learned,
-                "other_clouds": others,
             }
         )
         return
@@ -92,13 +85,6 @@ def show(output_format: str) -> None:
         say(f"{name}: {value}", err=True)
     for kind, types in gaps.items():
         say(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
-    for other in others:
-        say(
-            f"{CLOUDS[other['cloud']].title}, for comparing: {counted(other['types'], 'type')}, "
-            f"{counted(other['priced'], 'price')} from "
-            f"{other['as_of']} to {other['newest']}, {other['unpriced']} unpriced",
-            err=True,
-        )
 
 
 @command.command()
@@ -107,7 +93,7 @@ def show(output_format: str) -> None:
 def verify(directory: Path | None, output_format: str) -> None:
     """Check a catalog against its invariants; exit status 1 if one is broken.
 
-    Checks the catalog in use and other clouds' prices, or the snapshot in DIRECTORY.
+    Checks the catalog in use, or the snapshot in DIRECTORY.
 
     \b
     Example:
@@ -117,10 +103,6 @@ def verify(directory: Path | None, output_format: str) -> None:
     catalog = load() if directory is None else build_catalog(read_snapshot(directory))
     write_notes(catalog.notes)
     violations = invariants.check(catalog)
-    if directory is None:
-        others = cloud_offers.load_offers()
-        violations += cloud_offers.check(others, today=datetime.now(UTC).date())
-        say(f"other clouds: {len(others.offers)} offers", err=True)
     if violations or output_format != "table":
         rows = [broken._asdict() for broken in violations]
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)
@@ -137,16 +119,8 @@ def verify(directory: Path | None, output_format: str) -> None:
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="AWS region to read; repeatable. Default: all."
 )
-@click.option(
-    "--cloud",
-    type=click.Choice(["aws", *CLOUDS]),
-    default="aws",
-    show_default=True,
-    help="Whose prices to read; azure's, of all its regions, need no account.",
-)
-@click.option("--endpoint", metavar="URL", help="Another address of the Azure Retail Prices API.")
 @format_option
-def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_format: str) -> None:
+def refresh(regions: tuple[str, ...], output_format: str) -> None:
     """Read instance types, zones and prices from AWS, and keep them for the commands that follow.
 
     Calls DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, DescribeAvailabilityZones
@@ -154,20 +128,11 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     the reason on standard error; if none answers, nothing changes and the exit status is 1. Spot prices
     are those in force in each zone.
 
-    With --cloud azure: Linux pay-as-you-go and spot prices of the Azure types gpufleet knows, from the public Azure
-    Retail Prices API. Tencent Cloud and Alibaba Cloud have no price API without an account.
-
     \b
     Example:
       gpufleet catalog refresh
       gpufleet catalog refresh --region us-east-1 --region eu-west-1
-      gpufleet catalog refresh --cloud azure
     """
-    if cloud != "aws":
-        _refresh_cloud(CLOUDS[cloud], regions, endpoint, output_format)
-        return
-    if endpoint is not None:
-        raise click.UsageError("--endpoint is for --cloud azure; AWS_ENDPOINT_URL sets AWS's")
     chosen = tuple(dict.fromkeys(regions)) or enabled_regions()
     with steps("prices of regions", len(chosen)) as advance:
         result = refresh_regions(chosen, progress=advance)
@@ -201,24 +166,6 @@ def refresh(regions: tuple[str, ...], cloud: str, endpoint: str | None, output_f
     say(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):
         say(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
-
-
-def _refresh_cloud(cloud: Cloud, regions: tuple[str, ...], endpoint: str | None, output_format: str) -> None:
-    if cloud.price_api is None:
-        readable = [name for name, other in CLOUDS.items() if other.price_api]
-        raise InvalidInputError(
-            f"--cloud is {cloud.name}",
-            limit=" or ".join(["aws", *readable]),
-            why=cloud.no_price_api,
-            next_step=f"gpufleet offers --cloud {cloud.name} shows the shipped prices, with their dates",
-        )
-    if regions:
-        raise click.UsageError(f"--region is of AWS; --cloud {cloud.name} reads every region")
-    result = refresh_cloud(cloud, endpoint, progress=lambda line: say(line, err=True))
-    rows = [{"instance_type": name, "regions": count} for name, count in result.regions.items()]
-    write_rows(rows, {"instance_type": "type", "regions": "regions priced"}, output_format)
-    write_notes((*result.skipped, *result.failures))
-    say(f"written to {result.path}", err=True)
 
 
 def missing_prices(catalog: Catalog) -> dict[PricedAs, list[str]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import pandas
 
 from optimizer.aws import billing, clients, control, errors
 from optimizer.commands.options import one_stack_options
@@ -20,8 +19,6 @@ from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
 if TYPE_CHECKING:
-    import pandas
-
     from bootstrap.contract.state import ControllerState
     from infra.naming import Names
     from optimizer.aws.billing import Billed, TagState
@@ -56,7 +53,6 @@ class StackBill:
 Example:
   gpufleet costs --stack dev
   gpufleet costs --stack dev --since 2026-11-01 --format csv
-  gpufleet costs --stack dev --no-untagged --format json
 """
 )
 @one_stack_options
@@ -65,22 +61,19 @@ Example:
     type=click.DateTime(["%Y-%m-%d"]),
     help="First day, UTC.  [default: the day the run began, or 30 days ago]",
 )
-@click.option(
-    "--untagged/--no-untagged", default=True, show_default=True, help="Also read the region's costs without the tag."
-)
 @format_option
-def command(stack: str | None, directory: Path, since: datetime | None, untagged: bool, output_format: str) -> None:
+def command(stack: str | None, directory: Path, since: datetime | None, output_format: str) -> None:
     """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
 
-    Cost Explorer bills 0.01 USD a request; this command makes at most three, two with --no-untagged, and one more for
-    each further page. Its data are hours to days old; the controller's meter, which enforces the ceiling, is a minute
-    old, at the plan's prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
+    Cost Explorer bills 0.01 USD a request; this command makes at most three, and one more for each further page. Its
+    data are hours to days old; the controller's meter, which enforces the ceiling, is a minute old, at the plan's
+    prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
     stack, plan = file.stack, follow_policy(file.plan, file.config)
     names, _ = resolve_names(file)
     with patience("asking Cost Explorer"):
-        bill = read(names, since=since.date() if since else None, untagged=untagged, now=datetime.now(UTC))
+        bill = read(names, since=since.date() if since else None, now=datetime.now(UTC))
     if output_format == "json":
         write_json(as_json(names, plan, bill))
     elif output_format == "csv":
@@ -91,7 +84,7 @@ def command(stack: str | None, directory: Path, since: datetime | None, untagged
         say(f"note: {note}", err=True)
 
 
-def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> StackBill:
+def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
     """Read the controller's state, then Cost Explorer with as few requests as possible.
 
     Raises:
@@ -114,8 +107,7 @@ def read(names: Names, *, since: date | None, untagged: bool, now: datetime) -> 
         bill.tag = explorer.tag_state(TAG)
         if bill.tag in ("active", "unknown"):
             bill.billed = explorer.tagged(TAG, names.stack, bill.start, bill.end)
-            if untagged:
-                bill.untagged = explorer.untagged(TAG, names.region, bill.start, bill.end)
+            bill.untagged = explorer.untagged(TAG, names.region, bill.start, bill.end)
     except Exception as error:
         if not errors.is_aws_error(error):
             raise
@@ -154,11 +146,6 @@ def _row(line: Billed) -> dict[str, Any]:
     return {**asdict(line), "part": line.part, "usd": round(line.usd, 6)}
 
 
-def _sum_by(key: str, billed: Sequence[Billed]) -> pandas.DataFrame:
-    frame = pandas.DataFrame([{**asdict(line), "part": line.part} for line in billed], columns=list(DAY_COLUMNS))
-    return frame.groupby(key).agg(usd=("usd", "sum"), estimated=("estimated", "any"))
-
-
 def _planned(plan: FleetPlan) -> tuple[dict[str, float], float]:
     """Return the plan's USD by part and in all; under a spot policy of its own, all but compute goes by the hour."""
     parts, policy = plan.cost_usd.breakdown.model_dump(), plan.spot_policy
@@ -172,7 +159,9 @@ def _planned(plan: FleetPlan) -> tuple[dict[str, float], float]:
 def compare(plan: FleetPlan, bill: StackBill) -> list[dict[str, Any]]:
     """Return plan and bill of each part of the cost; the meter has the total only."""
     planned, total_usd = _planned(plan)
-    usd = {} if bill.billed is None else _sum_by("part", bill.billed)["usd"].to_dict()
+    usd: defaultdict[str, float] = defaultdict(float)
+    for line in bill.billed or ():
+        usd[line.part] += line.usd
     rows: list[dict[str, Any]] = [
         {
             "part": part,
@@ -231,12 +220,18 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
             f"{ceiling}, {bill.state.usd_per_hour:,.2f} USD an hour."
         )
     if bill.billed:
-        days = _sum_by("day", bill.billed)
-        write_text(f"Newest billed day: {days.index[-1]}; today is {bill.end - timedelta(days=1)}.\n")
+        days: dict[date, list[Billed]] = {}
+        for line in sorted(bill.billed, key=lambda line: line.day):
+            days.setdefault(line.day, []).append(line)
+        write_text(f"Newest billed day: {max(days)}; today is {bill.end - timedelta(days=1)}.\n")
         write_table(
             [
-                {"day": day.isoformat(), "USD": f"{usd:,.2f}", "final": "no" if estimated else "yes"}
-                for day, usd, estimated in days.itertuples()
+                {
+                    "day": day.isoformat(),
+                    "USD": f"{sum(line.usd for line in lines):,.2f}",
+                    "final": "no" if any(line.estimated for line in lines) else "yes",
+                }
+                for day, lines in days.items()
             ]
         )
     elif bill.billed is not None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
-from optimizer.catalog import load, ttl
-from optimizer.catalog.model import Catalog
+from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
-from optimizer.clouds.providers import CLOUDS
+from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.economics.commitment import break_even_hours, break_even_share
-
-if TYPE_CHECKING:
-    from optimizer.clouds.offers import CloudOffer
 
 
 def _whole(value: float) -> float | int:
@@ -175,7 +171,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     help="Region or pattern (us-*); repeatable.",
 )
 @click.option(
-    "--type",
+    "--instance-type",
     "types",
     multiple=True,
     metavar="PATTERN",
@@ -205,12 +201,6 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     show_default=True,
     help="Order of the rows.",
 )
-@click.option(
-    "--max-age",
-    type=click.IntRange(min=0),
-    metavar="DAYS",
-    help="End with exit status 4 if a price shown is older than this.",
-)
 @format_option
 def command(
     cloud: str,
@@ -222,7 +212,6 @@ def command(
     max_price: float | None,
     priced_as: PricedAs,
     sort_key: SortKey,
-    max_age: int | None,
     output_format: str,
 ) -> None:
     """List instance types with their prices, one row a type and region.
@@ -242,15 +231,17 @@ def command(
     Example:
       gpufleet offers --gpu H100 --count 8 --region 'us-*'
       gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
-      gpufleet offers --type 'p5*' --format csv
+      gpufleet offers --instance-type 'p5*' --format csv
       gpufleet offers --cloud all --gpu A100 --count 8
     """
     catalog = load()
-    others: dict[tuple[str, str], CloudOffer] = {}
+    others: Sequence[CloudOffer] = ()
     if cloud in ("aws", "all"):
         write_catalog_notes(catalog, brief=output_format == "table")
     if cloud != "aws":
-        catalog, others = _join_clouds(catalog, cloud)
+        others = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
+        write_notes(price_notes(others))
+        catalog = join_catalog(catalog, others, aws=cloud == "all")
     chosen = Filter(
         gpus=gpus,
         count=count,
@@ -262,9 +253,8 @@ def command(
     )
     offers = sort(select(catalog, chosen), sort_key, priced_as)
     _check_priced(select(catalog, replace(chosen, max_price_usd_per_hour=None)), priced_as, cloud)
-    if max_age is not None:
-        ttl.check_max_age(offers, max_age, next_step=_next_step(cloud))
-    rows = [row(offer, others.get((offer.instance.name, offer.region))) for offer in offers]
+    by_place = {(other.offer.instance.name, other.offer.region): other for other in others}
+    rows = [row(offer, by_place.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
     columns = table if output_format == "table" else {name: name for name in FIELDS}
     if offers or output_format != "table":
@@ -276,37 +266,15 @@ def command(
         )
 
 
-def _next_step(cloud: str) -> str:
-    """Advice where prices are too old; empty for AWS, whose advice names the region."""
-    if cloud == "all":
-        refreshes = [each.next_step for each in CLOUDS.values() if each.price_api]
-        return ", and ".join(["gpufleet catalog refresh", *refreshes])
-    return CLOUDS[cloud].next_step if cloud in CLOUDS else ""
-
-
 def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
     """Refuse to sort and filter by a kind of price that none of the offers has."""
     if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
         return
-    refreshable = priced_as == "spot" and cloud in CLOUDS and CLOUDS[cloud].price_api
     raise DataMissingError(
         f"no offer of {len(offers):,} has a {priced_as} price",
-        why="no source has one"
-        if cloud in ("aws", "all")
-        else "other clouds' rows have on-demand prices only, but for Azure's spot prices after a refresh",
-        next_step=CLOUDS[cloud].next_step if refreshable else "leave out --price",
+        why="no source has one" if cloud in ("aws", "all") else "other clouds' rows have on-demand prices only",
+        next_step="leave out --price",
     )
-
-
-def _join_clouds(catalog: Catalog, cloud: str) -> tuple[Catalog, dict[tuple[str, str], CloudOffer]]:
-    """A catalog with the asked cloud's offers, and other clouds' own facts by type and region."""
-    # Here: offers of AWS alone must not wait for it.
-    from optimizer.clouds.offers import join_catalog, load_offers, price_notes
-
-    clouds = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
-    write_notes(price_notes(clouds))
-    by_place = {(other.offer.instance.name, other.offer.region): other for other in clouds.offers}
-    return join_catalog(catalog, clouds, aws=cloud == "all"), by_place
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:

@@ -87,13 +87,13 @@ Example:
 """
 )
 @one_stack_options
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow the drain until no node is left.")
+@click.option("--no-wait", is_flag=True, help="Do not follow the drain until no node is left.")
 @click.option(
     "--timeout",
     metavar="TIME",
     help="Time limit of a node's last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
 )
-def command(stack: str | None, directory: Path, wait: bool, timeout: str | None) -> None:
+def command(stack: str | None, directory: Path, no_wait: bool, timeout: str | None) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
     Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the group's
@@ -108,7 +108,7 @@ def command(stack: str | None, directory: Path, wait: bool, timeout: str | None)
     stack = file.stack
     names, caller = resolve_names(file)
     ask(names, caller, "stop")
-    if not wait:
+    if no_wait:
         say(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
     follow_drain(names, save or timedelta(seconds=file.plan.terminate_timeout_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,48 +41,52 @@ COLUMNS = {
     "cost_usd_p95": "p95 USD",
 }
 _LABELS: dict[Axis, str] = {"deadline": "deadline, h", "nodes": "nodes", "budget": "budget, USD"}
-_VALUES: dict[Axis, str] = {"deadline": "--deadlines", "nodes": "--node-counts", "budget": "--budgets"}
+_PARSERS: dict[Axis, Callable[[str], float]] = {"deadline": parse_hours, "nodes": int, "budget": parse_usd}
 _REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
 
 
-def _parse_list(parse: Callable[[str], float]) -> Callable[..., list[float]]:
-    def read(_: click.Context, parameter: click.Parameter, value: str | None) -> list[float]:
+def _parse_against(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[Axis, list[float]]:
+    """Read "deadline" and "deadline=12h,3d" as curves with their values; without any, all curves without values."""
+    curves: dict[Axis, list[float]] = {}
+    for text in given:
+        name, _equals, values = text.partition("=")
+        axis = next((axis for axis in _PARSERS if axis == name), None)
+        if axis is None:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(_PARSERS)}", param_hint="--against")
         try:
-            values = [float(parse(part.strip())) for part in value.split(",")] if value is not None else []
+            curves[axis] = [float(_PARSERS[axis](part.strip())) for part in values.split(",") if values]
         except (ValueError, GpufleetError) as error:
-            raise InvalidInputError(
-                f"{parameter.opts[0]} is {value!r}: {error}",
-                limit="numbers above 0, with commas between them",
-                next_step="gpufleet what-if --help",
-            ) from error
-        if any(not 0 < number < 1e12 for number in values):
-            raise InvalidInputError(
-                f"{parameter.opts[0]} is {value!r}",
-                limit="numbers above 0, with commas between them",
-                next_step="gpufleet what-if --help",
-            )
-        return values
+            raise _wrong_values(text, f": {error}") from error
+        if any(not 0 < number < 1e12 for number in curves[axis]):
+            raise _wrong_values(text)
+    return {axis: curves[axis] for axis in _PARSERS if axis in curves} or {axis: [] for axis in _PARSERS}
 
-    return read
+
+def _wrong_values(text: str, reason: str = "") -> InvalidInputError:
+    return InvalidInputError(
+        f"--against is {text!r}{reason}",
+        limit="numbers above 0, with commas between them",
+        next_step="gpufleet what-if --help",
+    )
 
 
 @click.command(
     epilog="""\b
 Example:
   gpufleet what-if request.yaml
-  gpufleet what-if request.yaml --against deadline --deadlines 12h,24h,48h,3d --format csv
+  gpufleet what-if request.yaml --against deadline=12h,24h,48h,3d --format csv
   gpufleet what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --plot curves.svg
 """
 )
 @click.option(
     "--against",
-    type=click.Choice(get_args(Axis)),
+    "curves",
+    metavar="LIMIT[=VALUE,...]",
     multiple=True,
-    help="Curve to show; repeatable.  [default: all three, or those with values]",
+    callback=_parse_against,
+    help="Curve to show: deadline, nodes or budget, also with the values to try (deadline=12h,3d; nodes=1,2,4; "
+    "budget=100,1k); repeatable.  [default: all three]",
 )
-@click.option("--deadlines", metavar="12h,24h,3d", callback=_parse_list(parse_hours), help="Deadlines to try.")
-@click.option("--node-counts", metavar="1,2,4", callback=_parse_list(int), help="Node counts to try.")
-@click.option("--budgets", metavar="100,1k", callback=_parse_list(parse_usd), help="Budgets to try, USD.")
 @click.option(
     "--points",
     type=click.IntRange(2, 100),
@@ -94,10 +98,7 @@ Example:
 @calibration_option
 @format_option
 def command(
-    against: tuple[Axis, ...],
-    deadlines: list[float],
-    node_counts: list[float],
-    budgets: list[float],
+    curves: dict[Axis, list[float]],
     points: int,
     plot: Path | None,
     calibration: Path | None,
@@ -115,20 +116,11 @@ def command(
     """
     if plot:
         check_plot(plot)
-    values: dict[Axis, list[float]] = {"deadline": deadlines, "nodes": node_counts, "budget": budgets}
-    wanted = against or tuple(name for name, given in values.items() if given) or tuple(values)
-    if ignored := [name for name, given in values.items() if given and name not in wanted]:
-        flag = _VALUES[ignored[0]]
-        raise InvalidInputError(
-            f"{flag} has values, and --against leaves out {ignored[0]}",
-            limit="values of the curves to show",
-            next_step=f"--against {ignored[0]} too, or leave out {flag}",
-        )
     request = read_request(request_file, flags)
-    too_many = [count for count in node_counts if count > request.constraints.max_nodes]
+    too_many = [count for count in curves.get("nodes", ()) if count > request.constraints.max_nodes]
     if too_many:
         raise InvalidInputError(
-            f"--node-counts has {too_many[0]:g}",
+            f"--against nodes has {too_many[0]:g}",
             limit=f"max_nodes {request.constraints.max_nodes}",
             why="the search goes no further",
             next_step=f"--max-nodes {max(too_many):g}",
@@ -140,11 +132,11 @@ def command(
             request,
             catalog,
             chosen_calibration(calibration),
-            axes={name: values[name] for name in values if name in wanted},
+            axes=curves,
             points=points,
         )
     if not any(point.plan for point in curve_points):
-        given_values = " and ".join(_VALUES[name] for name in wanted if values[name])
+        given_values = " and ".join(f"values of {name}" for name, values in curves.items() if values)
         raise NothingFeasibleError(
             "no point of the curves has a plan",
             why=f"{f'{given_values}, ' if given_values else ''}the request's other limits, its instance types or its "

@@ -116,7 +116,7 @@ def test_the_catalog_is_sound(gpufleet: Gpufleet, snapshot: Path) -> None:
 
 @pytest.mark.parametrize(("gpu", "name", "count"), [("R100", "p9.48xlarge", 8), ("H200", "p5en.24xlarge", 4)])
 def test_offers_estimate_and_recommend_know_the_new_type(gpufleet: Gpufleet, gpu: str, name: str, count: int) -> None:
-    _, out, _ = gpufleet("offers", "--gpu", gpu, "--type", name, "--format", "json")
+    _, out, _ = gpufleet("offers", "--gpu", gpu, "--instance-type", name, "--format", "json")
     (offer,) = json.loads(out)
     assert (offer["gpu_count"], offer["on_demand_usd_per_hour"], offer["spot_usd_per_hour"]) == (count, 40, 20)
     model = ("--model", "llama-3.1-8b", "--instance-type", name, "--format", "json")

@@ -7,7 +7,6 @@ import pytest
 
 from optimizer.catalog import Catalog, load, ttl
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.contract.errors import DataStaleError
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +46,3 @@ def test_a_price_is_fresh_to_the_last_day_of_its_life(catalog: Catalog) -> None:
     last = on_demand.as_of + timedelta(days=ttl.DAYS_BY_FACT[on_demand.name])
     assert ttl.stale_lines(only, last) == []
     assert len(ttl.stale_lines(only, last + timedelta(days=1))) == 1
-
-
-def test_a_maximum_age_is_a_hard_limit(catalog: Catalog) -> None:
-    offer = catalog.offer("p4d.24xlarge", "us-east-1")
-    assert offer is not None and offer.spot is not None
-    today = offer.spot.as_of + timedelta(days=100)
-    offer = replace(offer, reserved_1yr=None)
-    ttl.check_max_age([offer], 100, today)
-    with pytest.raises(DataStaleError, match=r"the oldest is spot p4d\.24xlarge in us-east-1: 100 days") as caught:
-        ttl.check_max_age([offer], 99, today)
-    assert caught.value.exit_code == 4
-    assert caught.value.next_step == "gpufleet catalog refresh --region us-east-1"

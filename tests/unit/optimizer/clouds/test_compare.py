@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from optimizer.catalog import Catalog, load
 from optimizer.clouds.compare import Comparison, compare_clouds
-from optimizer.clouds.offers import CloudOffer, CloudOffers, load_offers
+from optimizer.clouds.offers import CloudOffer, load_offers
 from optimizer.contract.hardware import HourlyPrice
 from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
@@ -26,10 +27,8 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture(scope="module")
-def clouds(tmp_path_factory: pytest.TempPathFactory) -> CloudOffers:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return load_offers()
+def clouds() -> Sequence[CloudOffer]:
+    return load_offers()
 
 
 def answer(catalog: Catalog, **changes: Any) -> Recommendation:
@@ -46,7 +45,7 @@ def answer(catalog: Catalog, **changes: Any) -> Recommendation:
     return recommend(request_from_dict(data), catalog, load_calibration())
 
 
-def compare(found: Recommendation, clouds: CloudOffers) -> Comparison:
+def compare(found: Recommendation, clouds: Sequence[CloudOffer]) -> Comparison:
     return compare_clouds(found, clouds)
 
 
@@ -63,7 +62,7 @@ def as_other_cloud(catalog: Catalog, name: str, **changes: Any) -> CloudOffer:
 def test_the_twin_of_an_aws_type_costs_what_it_costs_on_aws(catalog: Catalog) -> None:
     # A plan of no tie: a comparison has the cheapest layout.
     found = answer(catalog, purchase_options=["on-demand"], regions=["us-east-1"], seq_len=2048)
-    result = compare(found, CloudOffers(offers=tuple(as_other_cloud(catalog, name) for name in TYPES)))
+    result = compare(found, [as_other_cloud(catalog, name) for name in TYPES])
     plans = {plan.instance_type: plan for plan in found.plans}
     assert {row.instance_type for row in result.rows} == set(plans) == set(TYPES)
     for row in result.rows:
@@ -77,7 +76,9 @@ def test_the_twin_of_an_aws_type_costs_what_it_costs_on_aws(catalog: Catalog) ->
         assert row.ratio_to_best_aws == row.ratio_to_best_aws_on_demand == expected
 
 
-def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(
+    catalog: Catalog, clouds: Sequence[CloudOffer]
+) -> None:
     found = answer(catalog)
     result = compare(found, clouds)
     best = found.plans[0]
@@ -90,11 +91,11 @@ def test_ratios_are_to_the_best_plan_and_to_the_best_on_demand_plan(catalog: Cat
     assert row.ratio_to_best_aws == round(row.compute_usd_expected / best.cost_usd.breakdown.compute, 3)
 
 
-def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     result = compare(answer(catalog), clouds)
     reasons = {entry["instance_type"]: entry["reason"] for entry in result.not_compared}
     compared = {row.instance_type for row in result.rows}
-    assert compared | set(reasons) == {other.offer.instance.name for other in clouds.offers}
+    assert compared | set(reasons) == {other.offer.instance.name for other in clouds}
     assert not compared & set(reasons)
     assert reasons["Standard_NC6s_v3"].startswith("retired on 2025-09-30")
     assert reasons["ecs.gn6v-c8g1.4xlarge"].startswith("unpriced: ")
@@ -102,20 +103,20 @@ def test_every_type_is_compared_or_left_out_with_its_reason(catalog: Catalog, cl
     assert {"Standard_ND96isr_H100_v5", "ecs.gn7e-c16g1.32xlarge", "GT4.41XLARGE948"} <= compared
 
 
-def test_v100_and_t4_are_compared_in_a_precision_they_have(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_v100_and_t4_are_compared_in_a_precision_they_have(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     result = compare(answer(catalog, precision="fp16"), clouds)
     assert "GN10Xp.20XLARGE320" in {row.instance_type for row in result.rows}
 
 
-def test_a_row_is_the_cheapest_region_at_its_own_price(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_a_row_is_the_cheapest_region_at_its_own_price(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     row = next(r for r in compare(answer(catalog), clouds).rows if r.instance_type == "Standard_ND96isr_H200_v5")
-    offers = [o.offer for o in clouds.offers if o.offer.instance.name == row.instance_type]
+    offers = [o.offer for o in clouds if o.offer.instance.name == row.instance_type]
     prices = {offer.region: offer.on_demand.usd_per_hour for offer in offers if offer.on_demand}
     assert row.usd_per_node_hour == prices[row.region] == min(prices.values()) == 84.8
     assert row.price_as_of == "2026-06-18" and row.price_source.startswith("Azure Retail Prices API")
 
 
-def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     result = compare(answer(catalog, budget_usd=700, deadline_hours=15), clouds)
     marks = [row.feasible for row in result.rows]
     assert True in marks and False in marks and marks == sorted(marks, reverse=True)
@@ -126,7 +127,7 @@ def test_limits_are_marked_and_what_keeps_them_comes_first(catalog: Catalog, clo
     assert {(row.keeps_budget, row.keeps_deadline) for row in free.rows} == {(None, None)}
 
 
-def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     def nd(found: Comparison) -> Any:
         return next(row for row in found.rows if row.instance_type == "Standard_ND96amsr_A100_v4")
 
@@ -135,7 +136,7 @@ def test_a_deadline_is_kept_with_more_nodes_where_they_help(catalog: Catalog, cl
     assert fast.node_count > slow.node_count and fast.keeps_deadline
 
 
-def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     hours = [row.hours_expected for row in compare(answer(catalog, objective="time"), clouds).rows]
     assert hours == sorted(hours)
 
@@ -143,18 +144,33 @@ def test_the_objective_time_sorts_by_hours(catalog: Catalog, clouds: CloudOffers
 def test_infiniband_counts_as_kernel_bypass(catalog: Catalog) -> None:
     twin = as_other_cloud(catalog, "p4d.24xlarge")
     found = answer(catalog, objective="time")
-    (bypass,) = compare(found, CloudOffers(offers=(twin,))).rows
-    (tcp,) = compare(found, CloudOffers(offers=(replace(twin, fabric="ethernet"),))).rows
+    (bypass,) = compare(
+        found,
+        [
+            twin,
+        ],
+    ).rows
+    (tcp,) = compare(
+        found,
+        [
+            replace(twin, fabric="ethernet"),
+        ],
+    ).rows
     assert bypass.node_count > 1 and bypass.hours_expected < tcp.hours_expected
 
 
 def test_a_type_of_unknown_network_is_left_out(catalog: Catalog) -> None:
     twin = as_other_cloud(catalog, "p4d.24xlarge", network_gbit_per_s=0.0)
-    result = compare(answer(catalog), CloudOffers(offers=(twin,)))
+    result = compare(
+        answer(catalog),
+        [
+            twin,
+        ],
+    )
     assert not result.rows and result.not_compared[0]["reason"].startswith("its network is unknown")
 
 
-def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: CloudOffers) -> None:
+def test_without_an_aws_plan_there_is_no_ratio(catalog: Catalog, clouds: Sequence[CloudOffer]) -> None:
     found = answer(catalog, budget_usd=0.01)
     assert not found.plans
     result = compare(found, clouds)
@@ -167,12 +183,12 @@ def test_a_dearer_price_is_not_preferred(catalog: Catalog) -> None:
     cheap = as_other_cloud(catalog, "p4d.24xlarge")
     price = HourlyPrice(usd_per_hour=1000.0, source="a list", as_of=date(2026, 1, 1))
     dear = replace(cheap, offer=replace(cheap.offer, region="moon", on_demand=price))
-    (row,) = compare(answer(catalog), CloudOffers(offers=(dear, cheap))).rows
+    (row,) = compare(answer(catalog), [dear, cheap]).rows
     assert row.region == "us-east-1"
 
 
 def test_the_json_says_what_is_compared_and_that_aws_alone_is_provisioned(
-    catalog: Catalog, clouds: CloudOffers
+    catalog: Catalog, clouds: Sequence[CloudOffer]
 ) -> None:
     data = json.loads(json.dumps(compare(answer(catalog), clouds).to_dict(), allow_nan=False))
     assert data["basis"].startswith("compute only") and "AWS only" in data["note"]

@@ -14,7 +14,6 @@ from optimizer.catalog import refresh, snapshot
 from optimizer.catalog.snapshot import SHIPPED, read_snapshot, write_snapshot
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.price_list import InstancePrice
-from optimizer.clouds.tables import read_newest_prices, refreshed_file, write_prices
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
@@ -115,47 +114,6 @@ def test_refresh_where_aws_cannot_be_reached_ends_with_status_1(run: Gpufleet, m
     monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)
     code, _, err = run("refresh", "--region", "us-east-1")
     assert code == 1 and "no answer from AWS" in err
-
-
-def test_show_counts_other_clouds(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _, out, _ = run("show", "--format", "json")
-    assert json.loads(out)["other_clouds"][1] == {
-        "cloud": "tencent",
-        "types": 13,
-        "priced": 66,
-        "unpriced": 38,
-        "as_of": "2021-10-01",
-        "newest": "2021-10-01",
-    }
-    _, _, err = run("show")
-    assert "Azure, for comparing: 13 types, 312 prices from 2026-06-18 to 2026-06-18, 0 unpriced" in err
-
-
-def test_verify_checks_other_clouds_too(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rows, _ = read_newest_prices()
-    azure = [row.model_copy(update={"spot_per_hour": 1000.0}) for row in rows if row.cloud == "azure"][:1]
-    write_prices(refreshed_file("azure"), azure)
-    code, out, err = run("verify", "--format", "json")
-    assert code == 1 and "other clouds: " in err
-    assert {row["rule"] for row in json.loads(out)} == {"spot is at most on-demand"}
-    assert all(row["place"].startswith("azure Standard_NC6s_v3 in ") for row in json.loads(out))
-
-
-@pytest.mark.parametrize("cloud", ["tencent", "alibaba"])
-def test_clouds_without_a_price_api_cannot_be_refreshed(run: Gpufleet, cloud: str) -> None:
-    code, out, err = run("refresh", "--cloud", cloud)
-    assert (code, out) == (2, "")
-    assert "has no price API that answers without an account" in err and f"gpufleet offers --cloud {cloud}" in err
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--cloud", "azure", "--region", "eastus"], ["--endpoint", "http://127.0.0.1:9/"]]
-)
-def test_flags_of_one_cloud_are_refused_for_another(run: Gpufleet, arguments: list[str]) -> None:
-    code, _, err = run("refresh", *arguments)
-    assert code == 2 and "Error: --" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["show"], ["verify"], ["refresh"]])

@@ -27,7 +27,11 @@ def test_each_shell_gets_its_script(shell: str) -> None:
 
 def test_models_types_and_regions_are_completed() -> None:
     assert {"llama-3.1-8b", "llama-3.1-70b"} <= set(completed("recommend", "--model", incomplete="llama-3.1"))
-    for command, flag in (("recommend", "--instance-type"), ("estimate", "--instance-type"), ("offers", "--type")):
+    for command, flag in (
+        ("recommend", "--instance-type"),
+        ("estimate", "--instance-type"),
+        ("offers", "--instance-type"),
+    ):
         names = completed(command, flag, incomplete="p5")
         assert "p5.48xlarge" in names and all(name.startswith("p5") for name in names)
     known = {offer.region for offer in load().offers}

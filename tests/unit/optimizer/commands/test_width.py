@@ -25,7 +25,7 @@ COMMANDS = {
     "recommend": REQUEST,
     "recommend --all": (*REQUEST, "--all", "--explain", "--compare-clouds"),
     "recommend, nothing feasible": (*REQUEST, "--budget", "5"),
-    "what-if": (*REQUEST, "--against", "nodes", "--node-counts", "1,4"),
+    "what-if": (*REQUEST, "--against", "nodes=1,4"),
     "offers": ("--gpu", "H100"),
     "offers of other clouds": ("--gpu", "H100", "--cloud", "all"),
     "estimate": ESTIMATE,
