@@ -1,4 +1,4 @@
-"""Cost of a checkpoint: SpotTolerantRun, DCP's async_save and a copy written by hand, in one run on the same state.
+"""Cost of a checkpoint of SpotTolerantRun.
 
     torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--tiny]
 
@@ -71,7 +71,6 @@ class Bench:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
         shape = (2, 16) if options.tiny else (4, 2048)
         self.ids = torch.randint(0, size["vocab_size"], shape, device=device)
-        self.before_step: Callable[[], None] = lambda: None
         self.step()  # makes the optimizer's states
 
     def step(self) -> None:
@@ -79,20 +78,7 @@ class Bench:
             loss = self.model(input_ids=self.ids, labels=self.ids).loss
         self.optimizer.zero_grad()
         loss.backward()
-        self.before_step()
         self.optimizer.step()
-
-    def local_tensors(self) -> list[torch.Tensor]:
-        """This rank's share of the state: of replicas a part of each tensor."""
-        tensors = []
-        for parameter in self.inner.parameters():
-            state = self.optimizer.state[parameter]
-            for tensor in (parameter.data, state["exp_avg"], state["exp_avg_sq"]):
-                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                if self.mode == "ddp" and local.numel() >= self.world:
-                    local = local.view(-1).chunk(self.world)[self.rank]
-                tensors.append(local.reshape(-1))
-        return tensors
 
     def extra_seconds(
         self, steps: Iterator[Any], save: Callable[[], float], durable: Callable[[], float | None], saves: int
@@ -234,92 +220,6 @@ def raw_write(bench: Bench, folder: Path, buffer: torch.Tensor) -> list[float]:
     return seconds
 
 
-def by_hand(bench: Bench, folder: Path) -> dict[str, Any]:
-    """Copy of stall_prototype: page-locked buffer, side stream, a thread that writes; no manifest, no checksum."""
-    import threading
-
-    is_gpu = bench.device.type == "cuda"
-    tensors = bench.local_tensors()
-    buffer = torch.empty(sum(tensor.numel() for tensor in tensors), pin_memory=is_gpu)
-    side = torch.cuda.Stream() if is_gpu else None  # type: ignore[no-untyped-call]
-    state: dict[str, Any] = {"event": None, "took": None, "number": 0}
-
-    def save() -> float:
-        started = time.perf_counter()
-        state["took"], at = None, 0
-        if side is not None:
-            side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for tensor in bench.local_tensors():
-                buffer[at : at + tensor.numel()].copy_(tensor, non_blocking=True)
-                at += tensor.numel()
-            if side is not None:
-                state["event"] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                state["event"].record(side)
-        event, path = state["event"], folder / f"hand-{bench.rank}"
-
-        def write() -> None:
-            if event is not None:
-                event.synchronize()
-            memory = memoryview(buffer.numpy()).cast("B")  # type: ignore[arg-type]
-            with path.open("wb") as file:
-                for start in range(0, len(memory), 2**26):
-                    file.write(memory[start : start + 2**26])
-                file.flush()
-                os.fsync(file.fileno())
-            state["took"] = time.perf_counter() - started
-
-        threading.Thread(target=write, daemon=True).start()
-        return time.perf_counter() - started
-
-    def wait() -> None:
-        if state["event"] is not None:
-            torch.cuda.current_stream().wait_event(state["event"])
-            state["event"] = None
-
-    bench.before_step = wait
-    result = bench.extra_seconds(iter(range(10**9)), save, lambda: state["took"], bench.options.peer_saves)
-    bench.before_step = lambda: None
-    return result
-
-
-def dcp_async(bench: Bench, folder: Path) -> dict[str, Any]:
-    """torch.distributed.checkpoint's async_save as its documentation shows it."""
-    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    group = dist.new_group(backend="gloo")
-    state: dict[str, Any] = {"future": None, "started": 0.0, "done": None, "staged": None}
-
-    def save() -> float:
-        state["started"], state["done"] = time.perf_counter(), None
-        shutil.rmtree(folder / "dcp", ignore_errors=True) if bench.rank == 0 else None
-        dist.barrier()
-        started = time.perf_counter()
-        states = dict(zip(("model", "optimizer"), get_state_dict(bench.model, bench.optimizer), strict=True))
-        future: Any = state_dict_saver.async_save(states, checkpoint_id=str(folder / "dcp"), process_group=group)
-        state["future"], state["staged"] = getattr(future, "upload_completion", future), future
-        state["future"].add_done_callback(lambda _: state.update(done=time.perf_counter() - started))
-        return time.perf_counter() - started
-
-    def wait() -> None:
-        if hasattr(state["staged"], "staging_completion"):
-            state["staged"].staging_completion.result()
-        state["staged"] = None
-
-    bench.before_step = wait
-    result = bench.extra_seconds(iter(range(10**9)), save, lambda: state["done"], bench.options.peer_saves)
-    bench.before_step = lambda: None
-    state["future"].result()
-    states = dict(zip(("model", "optimizer"), get_state_dict(bench.model, bench.optimizer), strict=True))
-    forget(folder / "dcp")
-    dist.barrier()
-    started = time.perf_counter()
-    state_dict_loader.load(states, checkpoint_id=str(folder / "dcp"), process_group=group)
-    result["load_s"] = round(time.perf_counter() - started, 3)
-    return result
-
-
 def forget(folder: Path) -> None:
     """Drop a folder's files from the page cache."""
     for path in folder.rglob("*"):
@@ -383,10 +283,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--modes", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp"])
     parser.add_argument("--saves", type=int, default=3)
-    parser.add_argument("--peer-saves", type=int, default=1)
     parser.add_argument("--loads", type=int, default=1)
     parser.add_argument("--window", type=int, default=30, help="steps that a save may make longer")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["hand", "dcp"])
     parser.add_argument("--read-in-forward", action="store_true", help="leave the mask's read of the GPU in the model")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
@@ -402,27 +300,24 @@ def main() -> None:
             print("RESULT", json.dumps({"phase": phase, "t": round(time.monotonic() - began, 1), **result}), flush=True)
 
     began = time.monotonic()
-    paths: dict[str, Any] = {"ours": ours, "load": load, "hand": by_hand, "dcp": dcp_async}
-    # Ours of every mode first: a run that is cut off has the answers.
-    for names in (("ours", "load"), tuple(name for name in ("hand", "dcp") if name not in options.skip)):
-        for mode in options.modes if names else ():
-            folder = options.folder / mode
-            folder.mkdir(parents=True, exist_ok=True)
-            bench = Bench(mode, options, device)
-            parameters = sum(parameter.numel() for parameter in bench.inner.parameters())
-            facts = {
-                "mode": mode, "world_size": dist.get_world_size(), "state_gib": round(parameters * 12 / 2**30, 2),
-                "device": torch.cuda.get_device_name() if use_cuda else "cpu", "torch": torch.__version__,
-            }  # fmt: skip
-            for name in names:
-                say(name, {**facts, **paths[name](bench, folder)})
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(folder)
-            del bench
-            gc.collect()
-            if use_cuda:
-                torch.cuda.empty_cache()
+    for mode in options.modes:
+        folder = options.folder / mode
+        folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(mode, options, device)
+        parameters = sum(parameter.numel() for parameter in bench.inner.parameters())
+        facts = {
+            "mode": mode, "world_size": dist.get_world_size(), "state_gib": round(parameters * 12 / 2**30, 2),
+            "device": torch.cuda.get_device_name() if use_cuda else "cpu", "torch": torch.__version__,
+        }  # fmt: skip
+        say("ours", {**facts, **ours(bench, folder)})
+        say("load", {**facts, **load(bench, folder)})
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder)
+        del bench
+        gc.collect()
+        if use_cuda:
+            torch.cuda.empty_cache()
     dist.destroy_process_group()
 
 
