@@ -3,10 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
-import sys
 import tarfile
-import zipfile
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 
 from bootstrap.contract import one_group
 from bootstrap.contract.run_terms import table_terms
-from bootstrap.contract.settings import VARIABLE, ControllerSettings, OwnedNodes, Place, ReservedStart
+from bootstrap.contract.settings import ControllerSettings, OwnedNodes, Place, ReservedStart
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -74,19 +71,6 @@ def test_lambdas_limit_of_all_variables_is_kept_with_room() -> None:
     # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
     assert sum(len(name) + len(value) for name, value in variables.items()) < 4096
     assert len(told(deployed).prices["spot"]) == 21
-
-
-def test_it_runs_every_minute_and_nothing_piles_up(stack: Deployed) -> None:
-    rule = stack.one("EventRule", "-controller")
-    assert rule["scheduleExpression"] == "rate(1 minute)"
-    invoke = stack.one("FunctionEventInvokeConfig")
-    assert (invoke["maximumRetryAttempts"], invoke["maximumEventAgeInSeconds"]) == (0, 60)
-    permission = stack.one("Permission")
-    assert permission["principal"] == "events.amazonaws.com"
-    # With a condition on the account EventBridge never calls the function.
-    assert permission.keys() & {"sourceAccount", "principalOrgId"} == set()
-    assert permission["sourceArn"]
-    assert stack.one("EventTarget", "-controller")["rule"] == rule["name"]
 
 
 def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
@@ -382,14 +366,6 @@ def code(deployed: Deployed) -> bytes:
     return base64.b64decode(deployed.one("BucketObjectv2", "-controller")["contentBase64"])
 
 
-def test_the_code_is_what_lambda_is_given_and_its_name_is_its_digest(stack: Deployed) -> None:
-    archive = stack.one("BucketObjectv2", "-controller")
-    assert archive["key"] == f"bootstrap/controller-{bundle.controller().sha256}.zip"
-    assert stack.one("Function")["s3Key"] == archive["key"]
-    assert archive["serverSideEncryption"] == "aws:kms"
-    assert code(stack) == bundle.controller().content == bundle.controller().content
-
-
 def test_the_same_files_give_the_same_zip_wherever_they_lie(tmp_path: Path) -> None:
     for place in ("a", "b"):
         (tmp_path / place / "controller" / "__pycache__").mkdir(parents=True)
@@ -407,31 +383,3 @@ def test_a_new_controller_changes_no_node() -> None:
         names = archive.getnames()
     assert "bootstrap/node_init.sh" in names
     assert not [name for name in names if name.startswith("bootstrap/controller")]
-
-
-def test_the_zip_runs_alone(stack: Deployed, tmp_path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(code(stack))) as archive:
-        assert {entry.external_attr >> 16 for entry in archive.infolist()} == {0o644}
-    path = tmp_path / "code.zip"
-    path.write_bytes(code(stack))
-    module, _, function = stack.one("Function")["handler"].rpartition(".")
-    script = (
-        "import importlib, os, sys\n"
-        f"module = importlib.import_module({module!r})\n"
-        f"assert module.__file__.startswith({str(path)!r}), module.__file__\n"
-        f"assert callable(getattr(module, {function!r}))\n"
-        "from bootstrap.contract.settings import ControllerSettings\n"
-        "print(ControllerSettings.from_environment(os.environ).run_id)\n"
-    )
-    variables = stack.one("Function")["environment"]["variables"]
-    assert set(variables) == {VARIABLE}
-    answer = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**variables, "PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip() == told(stack).run_id

@@ -83,7 +83,7 @@ def test_the_plans_numbers_stand_beside_the_measured_ones() -> None:
     }
     assert shares == {
         "speed": "100 * speed_raw / 36408.9",
-        "memory": "100 * memory_raw / 30",
+        "memory": "100 * memory_raw / 30720",
         "dollars": "100 * dollars_raw / 100",
     }
 
@@ -97,7 +97,8 @@ def test_a_network_without_tokens_shows_samples() -> None:
 
 
 def test_every_metric_of_a_graph_is_published(repository: Path) -> None:
-    source = "".join(path.read_text() for path in (repository / "bootstrap").rglob("*.py"))
+    files = [*(repository / "bootstrap").rglob("*.py"), repository / "bootstrap/cloudwatch-agent.json"]
+    source = "".join(path.read_text() for path in files)
     own = {
         metric[1]
         for widget in widgets()

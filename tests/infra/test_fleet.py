@@ -19,7 +19,6 @@ from tests.infra.deployed import (
     deploy_anew,
     on_demand,
     reserved,
-    topped_up,
     workers,
 )
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -36,42 +35,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=list(OPTIONS))
 def stack(request: pytest.FixtureRequest) -> Deployed:
     return deploy(OPTIONS[request.param])
-
-
-def test_a_template_node_is_locked_down_whatever_the_purchase(stack: Deployed) -> None:
-    template = stack.one("LaunchTemplate")
-    volume = {"volumeType": "gp3", "volumeSize": 200, "iops": 3000, "throughput": 250, "encrypted": "true"}
-    volume |= {"kmsKeyId": "arn:aws:kms:::gpufleet-dev-key", "deleteOnTermination": "true"}
-    expected = {
-        "blockDeviceMappings": [{"deviceName": "/dev/sda1", "ebs": volume}],
-        "ebsOptimized": "true",
-        "instanceInitiatedShutdownBehavior": "terminate",
-        "instanceType": "p4d.24xlarge",
-        "imageId": "ami-00000000000000000",
-        "updateDefaultVersion": True,
-    }
-    assert {key: template[key] for key in expected} == expected
-    assert template["metadataOptions"]["instanceMetadataTags"] == "disabled"
-    assert not {"keyName", "vpcSecurityGroupIds", "disableApiTermination"} & template.keys()
-
-
-def test_a_gang_starts_without_nodes_and_its_size_is_the_controllers(stack: Deployed) -> None:
-    group = stack.one("Group")
-    expected = {
-        "name": "gpufleet-dev-nodes",
-        "minSize": 0,
-        "maxSize": 2,
-        "capacityRebalance": False,
-        "suspendedProcesses": ["AZRebalance"],
-        "waitForCapacityTimeout": "0",
-        "forceDelete": True,
-        "healthCheckType": "EC2",
-        # The account's own setting must not keep an unhealthy node until its replacement is in service.
-        "instanceMaintenancePolicy": {"minHealthyPercentage": 0, "maxHealthyPercentage": 100},
-    }
-    assert {key: group[key] for key in expected} == expected
-    never = {"desiredCapacity", "maxInstanceLifetime", "warmPool", "defaultInstanceWarmup"}
-    assert not never & group.keys()
 
 
 def test_destroy_waits_for_the_last_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,36 +94,6 @@ def test_the_last_minutes_of_a_block_declare_no_action_in_the_past(monkeypatch: 
     assert not deploy_anew(capacity_block()).all("Schedule")
 
 
-def test_hooks_exist_before_the_first_instance_and_stay_changeable(stack: Deployed) -> None:
-    initial = {hook["name"]: hook for hook in stack.one("Group")["initialLifecycleHooks"]}
-    managed = {hook.inputs["name"]: dict(hook.inputs) for hook in stack.all("LifecycleHook")}
-    assert initial.keys() == managed.keys() == {Names.launch_hook, Names.terminate_hook}
-    for name, hook in initial.items():
-        assert managed[name].pop("autoscalingGroupName") == "gpufleet-dev-nodes"
-        assert managed[name] == hook
-        assert hook["defaultResult"] == "ABANDON"
-        # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutLifecycleHook.html
-        assert 30 <= hook["heartbeatTimeout"] <= 7200
-    assert initial[Names.launch_hook]["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_LAUNCHING"
-    assert initial[Names.terminate_hook]["lifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-
-
-def test_spot_buys_the_base_on_demand_and_the_rest_where_capacity_is_deepest() -> None:
-    group = deploy().one("Group")
-    assert "launchTemplate" not in group
-    policy = group["mixedInstancesPolicy"]
-    assert policy["instancesDistribution"] == {
-        "onDemandBaseCapacity": 1,
-        "onDemandPercentageAboveBaseCapacity": 0,
-        "spotAllocationStrategy": "price-capacity-optimized",
-    }
-    assert policy["launchTemplate"]["launchTemplateSpecification"] == {
-        "launchTemplateId": "gpufleet-dev-node-id",
-        "version": "1",
-    }
-    assert policy["launchTemplate"]["overrides"] == [{"instanceType": "p4d.24xlarge"}]
-
-
 def test_a_spot_fleet_takes_the_plans_further_types_its_own_first() -> None:
     group = deploy({"purchase": {"spot_types": ["p4de.24xlarge", "p4d.metal"]}}).one("Group")
     assert group["mixedInstancesPolicy"]["launchTemplate"]["overrides"] == [
@@ -177,61 +110,6 @@ def test_an_on_demand_plan_with_alternates_can_change_type_and_purchase() -> Non
 def test_a_lone_spot_node_may_start_in_every_zone_of_the_plan_and_a_gang_in_one() -> None:
     assert len(deploy(LONE_NODE).one("Group")["vpcZoneIdentifiers"]) == 2
     assert len(deploy().one("Group")["vpcZoneIdentifiers"]) == 1
-
-
-@pytest.mark.parametrize("option", ["on-demand", "reserved", "own-reservation", "capacity-block"])
-def test_nothing_but_spot_buys_spot(option: str) -> None:
-    stack = deploy(OPTIONS[option])
-    group = stack.one("Group")
-    market = stack.one("LaunchTemplate").get("instanceMarketOptions")
-    assert market == ({"marketType": "capacity-block"} if option == "capacity-block" else None)
-    assert "mixedInstancesPolicy" not in group
-    assert group["launchTemplate"] == {"id": "gpufleet-dev-node-id", "version": "1"}
-
-
-def test_a_new_reservation_holds_exactly_the_fleet_and_only_the_fleet_uses_it() -> None:
-    stack = deploy(reserved())
-    reservation = stack.one("CapacityReservation")
-    expected = {"instanceCount": 2, "instanceType": "p4d.24xlarge", "instanceMatchCriteria": "targeted"}
-    expected |= {"availabilityZone": stack.one("Subnet")["availabilityZone"]}
-    assert {key: reservation[key] for key in expected} == expected
-    assert reservation["placementGroupArn"].endswith("gpufleet-dev-cluster")
-    assert stack.one("LaunchTemplate")["capacityReservationSpecification"] == {
-        "capacityReservationTarget": {"capacityReservationId": "gpufleet-dev-nodes-id"}
-    }
-
-
-@pytest.mark.parametrize("option", ["own-reservation", "capacity-block"])
-def test_an_own_reservation_is_used_and_no_second_one_is_paid_for(option: str) -> None:
-    stack = deploy(OPTIONS[option])
-    assert not stack.all("CapacityReservation")
-    # It may belong to its owner's placement group, and a Capacity Block takes none.
-    assert not stack.all("PlacementGroup")
-    assert "placement" not in stack.one("LaunchTemplate")
-    assert stack.one("LaunchTemplate")["capacityReservationSpecification"] == {
-        "capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}
-    }
-
-
-def test_a_group_fills_the_own_reservation_first_and_rents_the_other_nodes() -> None:
-    stack = deploy(topped_up())
-    assert not stack.all("CapacityReservation")
-    assert not stack.all("PlacementGroup")
-    # A template's target would bind the rented nodes too.
-    assert "capacityReservationSpecification" not in stack.one("LaunchTemplate")
-    group = stack.one("Group")
-    assert group["maxSize"] == 2
-    assert group["capacityReservationSpecification"] == {
-        "capacityReservationPreference": "capacity-reservations-first",
-        "capacityReservationTarget": {"capacityReservationIds": ["cr-0123456789abcdef0"]},
-    }
-
-
-@pytest.mark.parametrize("option", ["spot", "on-demand"])
-def test_no_other_fleet_touches_a_reservation(option: str) -> None:
-    stack = deploy(OPTIONS[option])
-    assert not stack.all("CapacityReservation")
-    assert "capacityReservationSpecification" not in stack.one("LaunchTemplate")
 
 
 @pytest.mark.parametrize(
@@ -261,13 +139,6 @@ def test_without_efa_there_is_one_plain_interface_on_the_first_card() -> None:
     (card,) = interfaces(sample_plan(node={"efa_cards": 0}).node, "sg-1")
     assert (card.network_card_index, card.device_index, card.interface_type) == (0, 0, "interface")
     assert card.associate_public_ip_address == "false"
-
-
-def test_size_follows_the_plan_in_every_place() -> None:
-    stack = deploy({**LONE_NODE, **reserved()})
-    assert stack.one("Group")["maxSize"] == 1
-    assert stack.one("CapacityReservation")["instanceCount"] == 1
-    assert "placementGroupArn" not in stack.one("CapacityReservation")
 
 
 def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_how_long() -> None:

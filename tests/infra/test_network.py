@@ -11,24 +11,14 @@ from infra.offline.preview import Known, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
-    ALARM,
     CONTAINER,
-    EXISTING_VPC,
     LONE_NODE,
     Deployed,
     capacity_block,
     deploy,
     on_demand,
-    reserved,
 )
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
-
-
-def test_a_gang_runs_in_one_zone_in_a_cluster_placement_group() -> None:
-    stack = deploy()
-    assert [subnet.inputs["availabilityZone"] for subnet in stack.all("Subnet")] == ["us-east-1a"]
-    assert stack.one("PlacementGroup")["strategy"] == "cluster"
-    assert stack.one("LaunchTemplate")["placement"]["groupName"] == "gpufleet-dev-cluster"
 
 
 def test_every_zone_of_an_alternate_has_a_subnet_and_the_group_begins_in_the_plans() -> None:
@@ -63,15 +53,6 @@ def test_the_zone_can_be_chosen_and_must_be_the_plans() -> None:
 
 def test_zones_come_from_ec2_where_the_plan_has_none() -> None:
     assert deploy({"zone_ids": []}).one("Subnet")["availabilityZone"] == "us-east-1a"
-
-
-def test_nothing_leads_to_or_from_the_internet() -> None:
-    stack = deploy(config=ALARM)
-    for kind in ("InternetGateway", "NatGateway", "Eip", "Route", "KeyPair"):
-        assert not stack.all(kind), kind
-    assert "routes" not in stack.one("RouteTable")
-    default = stack.one("DefaultSecurityGroup")
-    assert not default.get("ingress") and not default.get("egress")
 
 
 def test_the_endpoints_are_those_the_plan_pays_for() -> None:
@@ -198,19 +179,6 @@ def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:
 
 def test_a_capacity_block_is_in_one_zone() -> None:
     assert len(deploy({**LONE_NODE, **capacity_block()}).all("Subnet")) == 1
-
-
-def test_an_existing_vpc_is_used_and_nothing_is_added_to_it() -> None:
-    stack = deploy(config=EXISTING_VPC)
-    for kind in ("Vpc", "Subnet", "RouteTable", "VpcEndpoint", "DefaultSecurityGroup"):
-        assert not stack.all(kind), kind
-    assert stack.one("Group")["vpcZoneIdentifiers"] == ["subnet-0123456789abcdef0"]
-    assert stack.one("SecurityGroup")["vpcId"] == "vpc-0123456789abcdef0"
-
-
-def test_an_existing_reservation_keeps_its_own_placement_group() -> None:
-    assert not deploy(reserved("cr-0123456789abcdef0")).all("PlacementGroup")
-    assert deploy(reserved()).all("PlacementGroup")
 
 
 def test_a_range_too_small_for_the_nodes_is_refused() -> None:

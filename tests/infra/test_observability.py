@@ -9,7 +9,6 @@ import pytest
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, deploy
-from tests.plans import sample_plan
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,6 @@ def test_only_this_stacks_rules_send_to_an_encrypted_queue(stack: Deployed, endi
     }
 
 
-def test_a_message_that_fails_often_ends_among_the_dead_letters(stack: Deployed) -> None:
-    redrive = json.loads(stack.one("Queue", "-node-events")["redrivePolicy"])
-    assert redrive == {"deadLetterTargetArn": "arn:aws:sqs:::gpufleet-dev-node-events-dead", "maxReceiveCount": 5}
-    dead = stack.one("Queue", "-node-events-dead")
-    assert "redrivePolicy" not in dead
-    assert dead["messageRetentionSeconds"] > stack.one("Queue", "-node-events")["messageRetentionSeconds"]
-
-
 @pytest.mark.parametrize(("ending", "name"), [("-nodes", "/gpufleet/dev"), ("-flow", "/gpufleet/dev/flow")])
 def test_logs_are_encrypted_and_end(stack: Deployed, ending: str, name: str) -> None:
     group = stack.one("LogGroup", ending)
@@ -65,27 +56,6 @@ def test_logs_are_encrypted_and_end(stack: Deployed, ending: str, name: str) -> 
     assert group["retentionInDays"] == 30
     encrypted = stack.policy("Key")["LogsEncryptsGroup"]["Condition"]["ArnEquals"]
     assert f"arn:aws:logs:us-east-1:000000000000:log-group:{name}" in encrypted["kms:EncryptionContext:aws:logs:arn"]
-
-
-def test_all_traffic_of_the_stacks_vpc_is_logged_by_a_role_that_can_do_nothing_else(stack: Deployed) -> None:
-    log = stack.one("FlowLog")
-    assert (log["trafficType"], log["vpcId"]) == ("ALL", "gpufleet-dev-vpc-id")
-    assert log["logDestination"] == "arn:aws:cloudwatch:::gpufleet-dev-flow"
-    assert log["iamRoleArn"] == "arn:aws:iam:::gpufleet-dev-flow"
-    statements = stack.policy("RolePolicy", "-flow")
-    group = "arn:aws:logs:us-east-1:000000000000:log-group:/gpufleet/dev/flow"
-    assert {sid: (statement["Action"], statement["Resource"]) for sid, statement in statements.items()} == {
-        "WriteFlowLogs": (["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*"),
-        "FindFlowLogs": ("logs:DescribeLogStreams", [group, f"{group}:*"]),
-        # https://docs.aws.amazon.com/vpc/latest/userguide/flow-logs-iam-role.html lists it too.
-        "FindFlowLogGroup": ("logs:DescribeLogGroups", "*"),
-    }
-    (trust,) = json.loads(stack.one("Role", "-flow")["assumeRolePolicy"])["Statement"]
-    assert trust["Principal"] == {"Service": "vpc-flow-logs.amazonaws.com"}
-    assert trust["Condition"] == {
-        "StringEquals": {"aws:SourceAccount": "000000000000"},
-        "ArnLike": {"aws:SourceArn": "arn:aws:ec2:us-east-1:000000000000:vpc-flow-log/*"},
-    }
 
 
 def test_an_existing_vpc_gets_no_flow_log() -> None:
@@ -111,82 +81,6 @@ def read_metrics(alarm: dict[str, Any]) -> list[tuple[str, str, str, int]]:
         return [(alarm["namespace"], alarm["metricName"], alarm["statistic"], alarm["period"])]
     metrics = [query["metric"] for query in alarm["metricQueries"] if "metric" in query]
     return [(metric["namespace"], metric["metricName"], metric["stat"], metric["period"]) for metric in metrics]
-
-
-def test_each_alarm_has_its_metrics_and_threshold(stack: Deployed) -> None:
-    own, declared = "gpufleet/dev", {}
-    for alarm in stack.all("MetricAlarm"):
-        given = alarm.inputs
-        rule = (given["comparisonOperator"], given["threshold"], given["treatMissingData"])
-        times = (given["datapointsToAlarm"], given["evaluationPeriods"])
-        declared[alarm.name.removeprefix("gpufleet-dev-")] = (read_metrics(dict(given)), rule, times)
-    above = ("GreaterThanThreshold", 0, "notBreaching")
-    plan = sample_plan()
-    slowest = round(plan.tokens_per_second * plan.step_time_s / plan.step_time_p95_s, 2)
-    assert declared == {
-        "missing-nodes": (
-            [(own, "NodesWanted", "Minimum", 300), (own, "NodesInService", "Maximum", 300)],
-            above,
-            (9, 9),
-        ),
-        "failed-launches": ([(own, "FailedLaunches", "Sum", 300)], above, (2, 3)),
-        "undelivered-events": ([("AWS/Events", "FailedInvocations", "Sum", 300)] * len(EVENTS), above, (1, 1)),
-        "unfit-nodes": ([(own, "UnfitNodes", "Sum", 300)], above, (1, 1)),
-        "throttled-events": ([("AWS/Events", "ThrottledRules", "Sum", 300)] * len(EVENTS), above, (1, 1)),
-        "controller-errors": (
-            [("AWS/Lambda", "Errors", "Sum", 60), ("AWS/Lambda", "Throttles", "Sum", 60)],
-            above,
-            (3, 5),
-        ),
-        # A missing sample is bad, as the controller alone holds the ceiling.
-        "controller-silent": (
-            [(own, "SpentUsd", "SampleCount", 60)],
-            ("LessThanThreshold", 1, "breaching"),
-            (5, 5),
-        ),
-        "idle-gpus": (
-            [(own, "NodesInService", "Minimum", 300), (own, "GpuUtilizationPercent", "Average", 300)],
-            above,
-            (6, 6),
-        ),
-        "lost-events": ([("AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", 300)], above, (1, 1)),
-        "slow": (
-            [(own, "TokensPerSecond", "Average", 300)],
-            ("LessThanThreshold", slowest, "notBreaching"),
-            (6, 6),
-        ),
-        "spent": (
-            [(own, "SpentUsd", "Maximum", 60)],
-            ("GreaterThanOrEqualToThreshold", 2400, "notBreaching"),
-            (1, 1),
-        ),
-    }
-    expressions = {
-        alarm.name.removeprefix("gpufleet-dev-"): query["expression"]
-        for alarm in stack.all("MetricAlarm")
-        for query in alarm.inputs.get("metricQueries", [])
-        if "expression" in query
-    }
-    assert expressions == {
-        "missing-nodes": "wanted - serving",
-        "idle-gpus": "IF(serving > 0 AND FILL(gpu, 0) < 5, 1, 0)",
-        "controller-errors": "FILL(errors, 0) + FILL(throttles, 0)",
-        **dict.fromkeys(
-            ("undelivered-events", "throttled-events"),
-            " + ".join(f"FILL({event.replace('-', '')}, 0)" for event in EVENTS),
-        ),
-    }
-    slow = stack.one("MetricAlarm", "-slow")["alarmDescription"]
-    assert "h (4.5 planned)" in slow and "USD (100.00 planned)" in slow
-    for name, dimension, values in (
-        ("controller-errors", "FunctionName", ["gpufleet-dev-controller"] * 2),
-        ("throttled-events", "RuleName", [f"gpufleet-dev-{event}" for event in EVENTS]),
-    ):
-        queries = [query for query in stack.one("MetricAlarm", f"-{name}")["metricQueries"] if "metric" in query]
-        assert [query["metric"]["dimensions"] for query in queries] == [{dimension: value} for value in values]
-    # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/alarm-limits.html
-    assert all(len(read_metrics(dict(alarm.inputs))) <= 10 for alarm in stack.all("MetricAlarm"))
-    assert stack.one("MetricAlarm", "-lost-events")["dimensions"] == {"QueueName": "gpufleet-dev-node-events-dead"}
 
 
 def test_dashboard_alarm_budget_and_outputs_have_the_numbers_of_the_stacks_own_policy() -> None:
@@ -226,18 +120,6 @@ def test_the_ceiling_is_the_plans_budget_or_the_configured_one() -> None:
     without = deploy({"job": {"budget_usd": None}}, ALARM)
     assert not [alarm for alarm in without.all("MetricAlarm") if alarm.name.endswith("-spent")]
     assert without.one("Budget")["limitAmount"] == "120.00", "the plan's 95th percentile"
-
-
-def test_the_budget_follows_the_stacks_tag_and_tells_before_it_is_spent(stack: Deployed) -> None:
-    budget = stack.one("Budget")
-    assert (budget["budgetType"], budget["timeUnit"], budget["limitUnit"]) == ("COST", "MONTHLY", "USD")
-    assert budget["limitAmount"] == "3000.00"
-    assert budget["costFilters"] == [{"name": "TagKeyValue", "values": ["user:gpufleet:stack$dev"]}]
-    notices = [(notice["threshold"], notice["notificationType"]) for notice in budget["notifications"]]
-    assert notices == [(50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED")]
-    # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_budgets_CreateBudget.html
-    assert len(notices) <= 5
-    assert all(notice["subscriberEmailAddresses"] == ["ops@example.com"] for notice in budget["notifications"])
 
 
 def test_no_address_no_alarm() -> None:

@@ -22,24 +22,6 @@ def scaled(**scaling: Any) -> Deployed:
     return deploy(ELEVEN, workers(scaling=scaling))
 
 
-def test_utilization_is_tracked_as_the_nodes_publish_it() -> None:
-    stack = scaled(minNodes=1, gpuUtilizationPercent=62.5)
-    assert stack.one("Policy") == {
-        "autoscalingGroupName": "gpufleet-dev-nodes",
-        "policyType": "TargetTrackingScaling",
-        "targetTrackingConfiguration": {
-            "targetValue": 62.5,
-            "customizedMetricSpecification": {
-                "namespace": "gpufleet/dev",
-                "metricName": "GpuUtilizationPercent",
-                "statistic": "Average",
-            },
-        },
-    }
-    # Auto Scaling makes its own alarms.
-    assert not [alarm for alarm in stack.all("MetricAlarm") if "utilization" in alarm.name]
-
-
 QUEUE = {"queue": {"name": "jobs.fifo", "messagesPerNode": 5}}
 
 
@@ -78,44 +60,6 @@ def test_an_existing_vpc_gets_no_endpoint_for_the_queue() -> None:
     stack = deploy(ELEVEN, {**workers(scaling=QUEUE), **EXISTING_VPC})
     assert not stack.all("VpcEndpoint")
     assert "TakeMessages" in stack.policy("RolePolicy", "dev-training")
-
-
-def test_the_nodes_that_lack_are_those_of_all_messages_less_the_groups_size() -> None:
-    stack = scaled(**QUEUE)
-    for direction, comparison, threshold, minutes in (
-        ("up", "GreaterThanOrEqualToThreshold", 1, 2),
-        ("down", "LessThanOrEqualToThreshold", -1, 15),
-    ):
-        alarm = stack.one("MetricAlarm", f"queue-{direction}")
-        assert (alarm["comparisonOperator"], alarm["threshold"]) == (comparison, threshold)
-        assert alarm["evaluationPeriods"] == minutes
-        assert alarm["treatMissingData"] == "notBreaching"
-        assert alarm["alarmActions"] == [f"arn:aws:autoscaling:::gpufleet-dev-queue-{direction}"]
-        assert alarm["tags"]["gpufleet:stack"] == "dev"
-        math, *metrics = alarm["metricQueries"]
-        assert math == {
-            "id": "lacking",
-            "label": "Nodes that lack",
-            "expression": "CEIL((FILL(waiting, 0) + FILL(working, 0)) / 5) - desired",
-            "returnData": True,
-        }
-        common = {"period": 60, "stat": "Average"}
-        queue = {"namespace": "AWS/SQS", "dimensions": {"QueueName": "jobs.fifo"}, **common}
-        assert metrics == [
-            {"id": "waiting", "metric": {"metricName": "ApproximateNumberOfMessagesVisible", **queue}},
-            {"id": "working", "metric": {"metricName": "ApproximateNumberOfMessagesNotVisible", **queue}},
-            {
-                "id": "desired",
-                "metric": {
-                    "namespace": "AWS/AutoScaling",
-                    "metricName": "GroupDesiredCapacity",
-                    "dimensions": {"AutoScalingGroupName": "gpufleet-dev-nodes"},
-                    **common,
-                },
-            },
-        ]
-    # The metric that the alarms read is collected.
-    assert "GroupDesiredCapacity" in stack.one("Group")["enabledMetrics"]
 
 
 @pytest.mark.parametrize(("direction", "sign"), [("up", 1), ("down", -1)])

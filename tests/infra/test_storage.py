@@ -24,17 +24,6 @@ def stack() -> Deployed:
     return deploy()
 
 
-def test_the_bucket_is_encrypted_versioned_and_without_acls(stack: Deployed) -> None:
-    (rule,) = stack.one("BucketServerSideEncryptionConfiguration")["rules"]
-    assert rule["applyServerSideEncryptionByDefault"] == {
-        "sseAlgorithm": "aws:kms",
-        "kmsMasterKeyId": "arn:aws:kms:::gpufleet-dev-key",
-    }
-    assert rule["bucketKeyEnabled"] is True
-    assert stack.one("BucketVersioning")["versioningConfiguration"] == {"status": "Enabled"}
-    assert stack.one("BucketOwnershipControls")["rule"] == {"objectOwnership": "BucketOwnerEnforced"}
-
-
 def test_the_bucket_refuses_plain_http_and_other_keys(stack: Deployed) -> None:
     statements = stack.policy("BucketPolicy")
     assert {statement["Effect"] for statement in statements.values()} == {"Deny"}
