@@ -165,4 +165,4 @@ class SearchSpace:
         if self.gradient_compression != "none":
             unmeasured |= self._reduces[row]
         error = np.maximum(error, np.where(unmeasured, self._pooled_error, 0.0))
-        return np.maximum(error, np.where(several, self._network_errors[machine], 0.0))
+        return np.asarray(np.maximum(error, np.where(several, self._network_errors[machine], 0.0)))
