@@ -14,7 +14,7 @@ from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, la
 from infra.images import Image
 from infra.places import alternates, reserves_starts
 from infra.user_data import NodeFacts, user_data
-from optimizer.contract.plan import Node
+from optimizer.contract.plan import NodeSpec
 
 # Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800
@@ -44,7 +44,9 @@ class FleetArgs:
     lustre: pulumi.Input[str] = ""
 
 
-def interfaces(node: Node, security_group_id: pulumi.Input[str]) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+def interfaces(
+    node: NodeSpec, security_group_id: pulumi.Input[str]
+) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
     """Declare the plan's interfaces for the launch template."""
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(

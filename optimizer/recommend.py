@@ -22,7 +22,13 @@ from bootstrap.contract.timings import BLOCK_TAIL
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.contract.request import Constraints, FleetRequest, Reservation, read_request_file, request_from_dict
+from optimizer.contract.request import (
+    Constraints,
+    ExistingReservation,
+    FleetRequest,
+    read_request_file,
+    request_from_dict,
+)
 from optimizer.contract.units import usd_text
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
@@ -41,8 +47,7 @@ from optimizer.search.advice import (
 )
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
-from optimizer.search.candidates import CandidateTable, find_candidates, find_tables
-from optimizer.search.cheapest import list_cheapest
+from optimizer.search.candidates import CandidateTable, find_candidates, find_tables, list_cheapest
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.levers import (
     describe_batch,
@@ -55,11 +60,10 @@ from optimizer.search.levers import (
 )
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
-from optimizer.search.problem import Problem
+from optimizer.search.problem import Problem, Rooms
 from optimizer.search.ranking import list_chosen, purchase_at, rank, rank_first
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
-from optimizer.search.room import Rooms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +78,7 @@ class Recommendation:
 
     Attributes:
         plans: best first by the objective; the best of each instance type and purchase option, or the Pareto front.
-        candidates: columns of search/cheapest.py; ``pandas.DataFrame`` takes them.
+        candidates: columns of search/candidates.py; ``pandas.DataFrame`` takes them.
         searched_plans: ``configurations`` crossed with their purchases.
         configurations: legal configurations of priced types.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
@@ -331,7 +335,7 @@ def _reservation_notes(
     problem: Problem,
     tables: Sequence[CandidateTable],
     rejected: Sequence[Rejection],
-    used: Collection[Reservation | None],
+    used: Collection[ExistingReservation | None],
 ) -> list[str]:
     limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     notes = []
@@ -352,7 +356,7 @@ def _reservation_notes(
 
 
 def _describe_unused(
-    problem: Problem, owned: Reservation, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]
+    problem: Problem, owned: ExistingReservation, tables: Sequence[CandidateTable], rejected: Sequence[Rejection]
 ) -> str:
     """Say why no plan of the answer is on owned nodes: no candidate keeps the limits, or others are better."""
     limits = problem.request.constraints

@@ -19,7 +19,6 @@ from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price
 from optimizer.contract.plan import FleetPlan, Market
 from optimizer.economics.checkpoint import interval_s
-from optimizer.economics.controller import reserve_hours
 from optimizer.economics.fleet_cost import Bought, FleetCost, HourlyRates, run_cost
 from optimizer.economics.outcome import Outcome, predict_outcome
 from optimizer.economics.planned import (
@@ -32,7 +31,7 @@ from optimizer.economics.planned import (
     fleets_of,
     planned_checkpoints,
 )
-from optimizer.economics.running_costs import RATES, RunningCosts, running_costs
+from optimizer.economics.running_costs import RATES, RunningCosts, reserve_hours, running_costs
 from optimizer.economics.staging import disk_gib, node_copy
 
 # Plans have six significant digits, and dollars have cents.

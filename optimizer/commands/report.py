@@ -21,7 +21,7 @@ from optimizer.commands.status.measures import compare
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.report import facts
-from optimizer.report.answer import Answer, NoPlan, answer_of, read_answer, read_no_plan
+from optimizer.report.answer import NoPlan, ReportAnswer, answer_of, read_answer, read_no_plan
 from optimizer.report.page import render, render_no_plan
 from optimizer.report.run import read_run
 
@@ -85,7 +85,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
             next_step="gpufleet recommend REQUEST.yaml --save plans.json, or --directory FOLDER of the stack",
         )
     else:
-        answer: Answer | NoPlan = parse_plan_argument(
+        answer: ReportAnswer | NoPlan = parse_plan_argument(
             plan,
             lambda text, origin: (
                 read_no_plan(text, origin=origin) or read_answer(text, plan_number=plan_number, origin=origin)

@@ -77,7 +77,7 @@ class Interface(NamedTuple):
     kind: Literal["interface", "efa-only"]
 
 
-class Node(_Model):
+class NodeSpec(_Model):
     """The facts of one instance that infra and bootstrap need."""
 
     gpu: str = Field(description="GPU model, as offers prints it (H100).")
@@ -214,7 +214,7 @@ class Parallelism(_Model):
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
     activation_checkpointing: ActivationCheckpointing
-    # Left out of the JSON at its default, as in Job.
+    # Left out of the JSON at its default, as in PlannedJob.
     gradient_compression: Annotated[str, Field(pattern=trainer.GRADIENT_COMPRESSION)] = Field(
         default="none",
         exclude_if=lambda value: value == "none",
@@ -478,7 +478,7 @@ class Tuning(_Model):
         return FineTuning(**self.model_dump())
 
 
-class Job(_Model):
+class PlannedJob(_Model):
     """The training run the fleet is for."""
 
     model: str
@@ -539,7 +539,7 @@ class Alternate(_Model):
     cost_usd: Cost = Field(description="Cost of the whole run, started in this place.")
     interruption: Interruption
     # Left out of the JSON for the plan's own type.
-    node: Node | None = Field(default=None, exclude_if=lambda value: value is None)
+    node: NodeSpec | None = Field(default=None, exclude_if=lambda value: value is None)
     memory: Memory | None = Field(default=None, exclude_if=lambda value: value is None)
     calibration: SpeedSource | None = Field(default=None, exclude_if=lambda value: value is None)
     staging: Staging | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -581,10 +581,10 @@ class FleetPlan(_Model):
         description="Zones that offer the type; empty where unknown."
     )
     node_count: Annotated[int, Field(ge=1, le=1000)]
-    node: Node
+    node: NodeSpec
     volumes: Volumes = Volumes()
     purchase: Purchase
-    job: Job
+    job: PlannedJob
     parallelism: Parallelism
     memory: Memory
     step_time_s: Positive

@@ -200,7 +200,7 @@ class Workload(_Model):
         return self
 
 
-class Reservation(_Model):
+class ExistingReservation(_Model):
     """Capacity the user already owns."""
 
     instance_type: str = Field(description="Type, like p5.48xlarge.")
@@ -275,7 +275,7 @@ class Constraints(_Model):
     sharding: tuple[Sharding, ...] | None = Field(
         default=None, min_length=1, description="Shardings that the training code can do; null for the trainer's."
     )
-    existing_reservations: tuple[Reservation, ...] = Field(
+    existing_reservations: tuple[ExistingReservation, ...] = Field(
         default=(), description="Used unless purchase_options are given without their option."
     )
     quotes: tuple[Quote, ...] = Field(default=(), description="Prices you negotiated, in place of the catalog's.")
@@ -287,7 +287,7 @@ class Constraints(_Model):
     )
 
     @property
-    def usable_reservations(self) -> tuple[Reservation, ...]:
+    def usable_reservations(self) -> tuple[ExistingReservation, ...]:
         """The reservations that purchase_options let the search use."""
         if "purchase_options" not in self.model_fields_set:
             return self.existing_reservations
@@ -316,7 +316,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "": FleetRequest,
     "workload": Workload,
     "constraints": Constraints,
-    "existing_reservations": Reservation,
+    "existing_reservations": ExistingReservation,
     "capacity_block": CapacityBlock,
     "quotes": Quote,
 }

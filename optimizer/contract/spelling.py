@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 # Words of other training codes and of AWS's pages, in lower case, for values and keys of a request.
@@ -46,8 +47,6 @@ SYNONYMS = {
 
 def near_names(value: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
     """Up to three of ``known`` that ``value`` may have meant, the nearest first; case does not count."""
-    import difflib
-
     names = {name.lower(): name for name in sorted(known)}
     text = value.strip().lower()
     if (meant := SYNONYMS.get(text, "")) in names:

@@ -36,7 +36,7 @@ _MIDNIGHT_DAYS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoints:
+class CheckpointTimes:
     """Checkpoints of fleets, one an element.
 
     Attributes:
@@ -60,19 +60,19 @@ def checkpoint_gib(parameters: int, optimizer: str, *, pure: bool = False) -> fl
 
 def checkpoints(
     gib: float, framework: str, *, nodes: ArrayLike, gpus_per_node: ArrayLike, writers: ArrayLike, usd: ArrayLike
-) -> Checkpoints:
+) -> CheckpointTimes:
     """Checkpoints of ``gib`` GiB; of an engine other than bootstrap.training ``writers`` nodes write together."""
     nodes, gpus = np.asarray(nodes, dtype=float), np.asarray(gpus_per_node, dtype=float)
     prices = np.asarray(usd, dtype=float)
     if framework in OWN_FRAMEWORKS:
         # Replicated states are divided over all ranks too.
-        return Checkpoints(
+        return CheckpointTimes(
             stall_s=gib / (COPY_GIB_PER_S_PER_GPU * nodes * gpus),
             save_s=np.asarray(seconds_to_store(gib, 1) / nodes),
             usd=prices,
         )
     stall = gib / (SAVE_GIB_PER_S_PER_NODE * np.asarray(writers, dtype=float))
-    return Checkpoints(stall_s=stall, save_s=np.zeros_like(stall), usd=prices)
+    return CheckpointTimes(stall_s=stall, save_s=np.zeros_like(stall), usd=prices)
 
 
 def checkpoint_usd(catalog: Catalog, region: str, gib: float) -> float:
@@ -83,7 +83,7 @@ def checkpoint_usd(catalog: Catalog, region: str, gib: float) -> float:
     return stored_usd + requests * catalog.unit_price("s3-write-request", region).usd
 
 
-def interval_s(saves: Checkpoints, rate_per_hour: ArrayLike, usd_per_hour: ArrayLike) -> Floats:
+def interval_s(saves: CheckpointTimes, rate_per_hour: ArrayLike, usd_per_hour: ArrayLike) -> Floats:
     """Checkpoint interval that loses least, s; at least two stalls, and the time until the one before is stored.
 
     Young 1974 and Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016), with a checkpoint's dollars as the time for

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.economics.checkpoint import Checkpoints, interval_s
+from optimizer.economics.checkpoint import CheckpointTimes, interval_s
 from optimizer.economics.interruption import (
     FAILURES_PER_GPU_HOUR,
     KEPT_NODE_SHARE,
@@ -42,7 +42,7 @@ class Fleets:
     gpus_per_node: Floats
     spot_rate: Floats
     spot_wait_hours: Floats
-    checkpoints: Checkpoints
+    checkpoints: CheckpointTimes
     usd_per_hour: Floats
     fallback: Bools
     staging_hours: Floats | float = 0.0

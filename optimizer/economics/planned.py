@@ -6,7 +6,7 @@ import numpy as np
 
 from optimizer.contract.plan import Cost, CostBreakdown, FleetPlan, Interruption, PlannedLustre, Spread, Staging
 from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
-from optimizer.economics.checkpoint import Checkpoints, checkpoints
+from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
 from optimizer.economics.fleet_cost import FleetCost
 from optimizer.economics.interruption import (
     FAILURE_SOURCE,
@@ -34,7 +34,7 @@ def describe_cost(cost: FleetCost, row: int) -> Cost:
 
 
 def describe_interruption(
-    outcome: Outcome, saves: Checkpoints, row: int, *, nodes: int, hazard: Hazard | None
+    outcome: Outcome, saves: CheckpointTimes, row: int, *, nodes: int, hazard: Hazard | None
 ) -> Interruption:
     """Interruptions of a run on ``nodes`` nodes, whose spot nodes have a hazard."""
     return Interruption(
@@ -109,7 +109,7 @@ def fleets_of(plan: FleetPlan) -> Fleets:
     )
 
 
-def planned_checkpoints(plan: FleetPlan, usd: float = 0.0) -> Checkpoints:
+def planned_checkpoints(plan: FleetPlan, usd: float = 0.0) -> CheckpointTimes:
     """Return the checkpoints of a plan's fleet, ``usd`` each, without their interval."""
     return checkpoints(
         plan.job.checkpoint_gib,

@@ -1,14 +1,19 @@
-"""Running costs: prices of everything a fleet pays besides its nodes."""
+"""Running costs: prices of everything a fleet pays besides its nodes, and the drain reserve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from optimizer.catalog import Catalog
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bootstrap.contract.timings import seconds_to_end
+from optimizer.catalog import Catalog, UnitItem
 from optimizer.catalog.region_transfer import transfer_usd
-from optimizer.contract.plan import INTERFACE_ENDPOINTS, Job, Volumes
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, PlannedJob, Volumes
+from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.economics.checkpoint import checkpoint_usd
-from optimizer.economics.controller import controller_usd_per_hour
+from optimizer.performance.types import Floats
 
 # gp3's included performance (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html#gp3-performance).
 GP3_INCLUDED_IOPS = 3000
@@ -48,7 +53,7 @@ def running_costs(
     checkpoint_gib: float,
     *,
     volumes: Volumes = Volumes(),  # noqa: B008 (frozen)
-    kept: int = Job.model_fields["checkpoints_kept"].default,
+    kept: int = PlannedJob.model_fields["checkpoints_kept"].default,
     data_gib: float = 0.0,
     data_region: str | None = None,
     lustre_gib: int = 0,
@@ -80,3 +85,36 @@ def running_costs(
         carry_usd=transfer_usd(data_gib, data_region, region, carry_usd_per_gb),
         checkpoint_usd=checkpoint_usd(catalog, region, checkpoint_gib),
     )
+
+
+# infra/controller.py, priced as if each run took its time limit, and infra/dashboard.py; a test compares.
+RUNS_PER_HOUR = 60
+RUN_LIMIT_S = 55
+MEMORY_GIB = 0.25
+METRICS = 11
+DASHBOARDS = 1
+# In the order of a plan's prices.
+CONTROLLER_ITEMS: tuple[UnitItem, ...] = (
+    "lambda-request",
+    "lambda-compute",
+    "custom-metric",
+    "metric-request",
+    "dashboard",
+)
+
+
+def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
+    """List price of the controller, USD an hour, without free allowances."""
+    usd = {item: catalog.unit_price(item, region).usd for item in CONTROLLER_ITEMS}
+    hourly = RUNS_PER_HOUR * (
+        usd["lambda-request"] + RUN_LIMIT_S * MEMORY_GIB * usd["lambda-compute"] + usd["metric-request"]
+    )
+    return hourly + (METRICS * usd["custom-metric"] + DASHBOARDS * usd["dashboard"]) / HOURS_PER_MONTH
+
+
+_seconds_to_end = np.frompyfunc(seconds_to_end, 3, 1)
+
+
+def reserve_hours(step_time_s: ArrayLike, checkpoint_gib: ArrayLike, writers: ArrayLike) -> Floats:
+    """Drain reserve of many fleets, hours."""
+    return np.asarray(_seconds_to_end(step_time_s, checkpoint_gib, writers), dtype=float) / 3600

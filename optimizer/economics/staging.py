@@ -34,7 +34,7 @@ IMAGE_GIB = 75
 _SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}
 
 
-class Machine(Protocol):
+class NodeHardware(Protocol):
     """Facts of a type, as catalog and plan have them."""
 
     @property
@@ -58,13 +58,13 @@ class NodeCopy:
     source: str
 
 
-def disk_gib(machine: Machine, volumes: Volumes) -> float:
+def disk_gib(machine: NodeHardware, volumes: Volumes) -> float:
     """Space for data on a node, GiB: its NVMe disks, else what the image leaves of the root volume."""
     space = machine.nvme_gb * 1e9 / GIB if machine.nvme_gb else volumes.root_gib - IMAGE_GIB
     return max(0.0, space - RESERVE_BYTES / GIB)
 
 
-def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float, files: int | None) -> NodeCopy:
+def node_copy(name: str, machine: NodeHardware, volumes: Volumes, *, data_gib: float, files: int | None) -> NodeCopy:
     """Plan the copy of ``data_gib`` in ``files`` (None: large ones) to one node of type ``name``."""
     disk, disk_source = _write_bytes_per_s(name, machine, volumes)
     # Only the card of the node's address carries S3's traffic; EFA-only cards have no IP.
@@ -95,14 +95,14 @@ def node_copy(name: str, machine: Machine, volumes: Volumes, *, data_gib: float,
     )
 
 
-def least_pull_s(machine: Machine, volumes: Volumes, *, compressed_gib: float) -> float:
+def least_pull_s(machine: NodeHardware, volumes: Volumes, *, compressed_gib: float) -> float:
     """Bound a container image's pull from below, s: docker writes the layers and, unpacked, at least as much again."""
     # One card has the traffic, as above, and the volume its provisioned throughput.
     network = machine.network_gbit_per_s / machine.network_cards * 1e9 / 8
     return compressed_gib * GIB * max(1 / network, 2 / (volumes.throughput_mib_per_s * 2**20))
 
 
-def _write_bytes_per_s(name: str, machine: Machine, volumes: Volumes) -> tuple[float, str]:
+def _write_bytes_per_s(name: str, machine: NodeHardware, volumes: Volumes) -> tuple[float, str]:
     if not machine.nvme_gb:
         # https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
         return volumes.throughput_mib_per_s * 2**20, "provisioned throughput of the root volume (gp3)"

@@ -14,8 +14,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.compute import model_flops_per_sample
 from optimizer.performance.inputs import Inputs, to_gib
 from optimizer.performance.inputs_builder import build_inputs
-from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, memory, needed_bytes
-from optimizer.performance.memory_error import margin
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, margin, memory, needed_bytes
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
 

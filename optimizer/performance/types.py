@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from bootstrap.contract.trainer import loader_workers
 from optimizer.contract.hardware import Gpu, InstanceType, Interconnect, Precision
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Table = TypeVar("Table", bound="DataclassInstance")
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -159,3 +163,8 @@ class Estimates:
     def fit(self) -> npt.NDArray[np.str_]:
         """``fits`` at p95, ``may not fit`` where only the expected peak does, or ``does not fit``."""
         return np.where(self.fits_p95, "fits", np.where(self.fits, "may not fit", "does not fit"))
+
+
+def take_rows(table: Table, index: Any) -> Table:
+    """The rows of a table, a dataclass of arrays of one length, at an index, a slice, an array of indices or a mask."""
+    return replace(table, **{field.name: getattr(table, field.name)[index] for field in fields(table)})

@@ -11,7 +11,7 @@ from typing import Any
 from bootstrap.contract.words import counted
 from optimizer.catalog.sources import instance_types
 from optimizer.contract.hardware import InstanceType
-from optimizer.contract.plan import Node
+from optimizer.contract.plan import NodeSpec
 from optimizer.preflight.model import Context, Finding, failure, passed, problems_or, unknown
 
 # Words for the plan's fields.
@@ -113,7 +113,7 @@ def _problems(context: Context, check: str, info: Any, actual: InstanceType) -> 
         )
 
 
-def _unfit_interfaces(node: Node, cards: Iterable[Any]) -> Iterator[tuple[int, str, Any, Any]]:
+def _unfit_interfaces(node: NodeSpec, cards: Iterable[Any]) -> Iterator[tuple[int, str, Any, Any]]:
     """Yield each card that cannot have the plan's interfaces: its index, the reason, value and limit.
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_NetworkCardInfo.html

@@ -1,4 +1,4 @@
-"""``Answer``: what a report shows, read from a plan's or recommend's JSON."""
+"""``ReportAnswer``: what a report shows, read from a plan's or recommend's JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Catalog(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """A candidate as search/cheapest.py lists it."""
+    """A candidate as search/candidates.py lists it."""
 
     instance_type: str
     node_count: int
@@ -98,7 +98,7 @@ class _Around:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(_Around):
+class ReportAnswer(_Around):
     """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
 
     plan: FleetPlan
@@ -133,19 +133,19 @@ class NoPlan(_Around):
         return budget + ([] if limits.deadline_hours is None else [f"{limits.deadline_hours:g} h"])
 
 
-def answer_of(plan: FleetPlan) -> Answer:
+def answer_of(plan: FleetPlan) -> ReportAnswer:
     """Return the answer that one plan alone is."""
     return read_answer(plan.to_json())
 
 
-def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") -> Answer:
+def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") -> ReportAnswer:
     """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
     chosen = read_plan(text, plan_number=plan_number, origin=origin)
     data: dict[str, Any] = json.loads(text.removeprefix("\ufeff"))
     extras = _read_extras(_Extras, data, origin)
     plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
-    return Answer(
+    return ReportAnswer(
         plan=chosen,
         number=plan_number,
         **_around(extras, _number(plans, front)),
@@ -184,9 +184,16 @@ def _read_extras(kind: type[E], data: dict[str, Any], origin: str) -> E:
 def _around(extras: _Extras, candidates: Iterable[Candidate]) -> dict[str, Any]:
     """Fields of ``_Around``."""
     listed = tuple(candidates)
-    plans = {(one.plan.instance_type, one.plan.node_count, one.plan.purchase.option) for one in listed}
-    others = [one for one in extras.candidates if (one.instance_type, one.node_count, one.purchase_option) not in plans]
-    others.sort(key=lambda one: (bool(one.excluded_by), one.cost_usd_expected or math.inf))
+    plans = {
+        (candidate.plan.instance_type, candidate.plan.node_count, candidate.plan.purchase.option)
+        for candidate in listed
+    }
+    others = [
+        candidate
+        for candidate in extras.candidates
+        if (candidate.instance_type, candidate.node_count, candidate.purchase_option) not in plans
+    ]
+    others.sort(key=lambda candidate: (bool(candidate.excluded_by), candidate.cost_usd_expected or math.inf))
     return {
         "candidates": listed,
         "weighed": tuple(others),

@@ -12,10 +12,10 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.contract.plan import FleetPlan, Job, PurchaseOption
+from optimizer.contract.plan import FleetPlan, PlannedJob, PurchaseOption
 from optimizer.contract.request import Constraints
 from optimizer.contract.units import short
-from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
+from optimizer.report.answer import Candidate, NoPlan, ReportAnswer, Weighed
 from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
 from optimizer.report.run import Run
 
@@ -63,7 +63,7 @@ def draw(specification: dict[str, Any]) -> str:
     return svg.replace(f'xlink:href="{_VEGA_BASE_URL}#', 'href="#')
 
 
-def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int], run: Run | None = None) -> dict[str, Any]:
+def cost_against_time(answer: ReportAnswer | NoPlan, sizes: tuple[int, int], run: Run | None = None) -> dict[str, Any]:
     """Specify the chart of all candidates: dollars against hours, spreads, Pareto front, limits, what a run took."""
     plan = answer.candidates[0].plan if isinstance(answer, NoPlan) else answer.plan
     limits = _limits(answer)
@@ -80,12 +80,12 @@ def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int], run: Run 
     layers = _limit_layers(hours, usd, limits.deadline_hours, limits.budget_usd)
     dots = [
         {
-            "hours": one.hours_expected,
-            "usd": one.cost_usd_expected,
-            "option": one.purchase_option,
-            "kept": not one.excluded_by,
+            "hours": candidate.hours_expected,
+            "usd": candidate.cost_usd_expected,
+            "option": candidate.purchase_option,
+            "kept": not candidate.excluded_by,
         }
-        for one in list_drawn(answer)
+        for candidate in list_drawn(answer)
     ]
     if dots:
         faint = {"condition": {"test": "datum.kept", "value": 0.9}, "value": 0.4}
@@ -161,35 +161,38 @@ def cost_against_time(answer: Answer | NoPlan, sizes: tuple[int, int], run: Run 
     return _chart(rows, layers, sizes)
 
 
-def list_drawn(answer: Answer | NoPlan) -> list[Weighed]:
+def list_drawn(answer: ReportAnswer | NoPlan) -> list[Weighed]:
     """List the candidates without a plan that the chart's axes reach, in the order in which it draws them."""
     hours, usd = _domains(answer)
     return [
-        one
-        for one in answer.weighed
-        if hours[0] <= (one.hours_expected or 0.0) <= hours[1] and usd[0] <= (one.cost_usd_expected or 0.0) <= usd[1]
+        candidate
+        for candidate in answer.weighed
+        if hours[0] <= (candidate.hours_expected or 0.0) <= hours[1]
+        and usd[0] <= (candidate.cost_usd_expected or 0.0) <= usd[1]
     ]
 
 
-def _limits(answer: Answer | NoPlan) -> Constraints | Job:
+def _limits(answer: ReportAnswer | NoPlan) -> Constraints | PlannedJob:
     return answer.request.constraints if isinstance(answer, NoPlan) else answer.plan.job
 
 
 def _domains(
-    answer: Answer | NoPlan, took: Sequence[Mapping[str, float]] = ()
+    answer: ReportAnswer | NoPlan, took: Sequence[Mapping[str, float]] = ()
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Ends of the axes of hours and dollars; ``took`` has those of a run."""
     plans, limits = [candidate.plan for candidate in answer.candidates], _limits(answer)
     names = ("expected", "p50", "p95")
     return (
         _domain(
-            [getattr(plan.hours, name) for plan in plans for name in names] + [one["hours"] for one in took],
-            [one.hours_expected for one in answer.weighed if one.hours_expected],
+            [getattr(plan.hours, name) for plan in plans for name in names]
+            + [candidate["hours"] for candidate in took],
+            [candidate.hours_expected for candidate in answer.weighed if candidate.hours_expected],
             limits.deadline_hours,
         ),
         _domain(
-            [getattr(plan.cost_usd, name) for plan in plans for name in names] + [one["usd"] for one in took],
-            [one.cost_usd_expected for one in answer.weighed if one.cost_usd_expected],
+            [getattr(plan.cost_usd, name) for plan in plans for name in names]
+            + [candidate["usd"] for candidate in took],
+            [candidate.cost_usd_expected for candidate in answer.weighed if candidate.cost_usd_expected],
             limits.budget_usd,
         ),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.report.answer import Answer, Candidate, NoPlan, Weighed
+from optimizer.report.answer import Candidate, NoPlan, ReportAnswer, Weighed
 from optimizer.search.rejections import Rejection
 
 
@@ -42,7 +42,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class FactGroup:
     """Rejected types that one constraint binds.
 
     Attributes:
@@ -171,7 +171,7 @@ def checkpoint_curve(plan: FleetPlan) -> list[dict[str, Any]]:
     return rows
 
 
-def group_rejections(rejected: Iterable[Rejection]) -> list[Group]:
+def group_rejections(rejected: Iterable[Rejection]) -> list[FactGroup]:
     """Group rejected types by the constraint that binds, the most common first."""
     ordered = sorted(rejected, key=lambda entry: entry.binding_constraint)
     groups = []
@@ -186,7 +186,7 @@ def group_rejections(rejected: Iterable[Rejection]) -> list[Group]:
             elif entry not in numeric:
                 reasons.setdefault(entry.reason, []).append((entry.instance_type, None))
         groups.append(
-            Group(
+            FactGroup(
                 constraint=constraint.replace("_", " "),
                 count=len(same),
                 reasons=reasons,
@@ -205,16 +205,20 @@ def fitted_on(plan: FleetPlan) -> date | None:
 
 def count_exclusions(weighed: Iterable[Weighed]) -> list[tuple[int, str]]:
     """Count the candidates that each limit, or limits together, exclude, the most first."""
-    counts = Counter(one.excluded_by for one in weighed if one.excluded_by)
+    counts = Counter(candidate.excluded_by for candidate in weighed if candidate.excluded_by)
     return [(number, limits.replace(",", " and ")) for limits, number in counts.most_common()]
 
 
-def cheaper_at_old_prices(answer: Answer) -> list[Candidate]:
+def cheaper_at_old_prices(answer: ReportAnswer) -> list[Candidate]:
     """List the candidates that an old spot price makes cheaper than a chosen plan at a current one."""
     if answer.plan.spot_range:
         return []
     usd = answer.plan.cost_usd.expected
-    return [one for one in answer.candidates if one.plan.spot_range and one.plan.cost_usd.expected < usd]
+    return [
+        candidate
+        for candidate in answer.candidates
+        if candidate.plan.spot_range and candidate.plan.cost_usd.expected < usd
+    ]
 
 
 def both_markets(candidates: Sequence[Candidate]) -> list[Market]:
@@ -230,7 +234,7 @@ def both_markets(candidates: Sequence[Candidate]) -> list[Market]:
     ]
 
 
-def plan_commands(answer: Answer, origin: str) -> list[tuple[str, str]]:
+def plan_commands(answer: ReportAnswer, origin: str) -> list[tuple[str, str]]:
     """Return the commands to go on with from a plan, each with its purpose; ``origin`` is the plan's file, or -."""
     file = shlex.quote("plans.json" if origin == "-" else origin)
     words = file if answer.number == 1 else f"{file} --plan {answer.number}"

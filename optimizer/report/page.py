@@ -16,7 +16,7 @@ from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
 from optimizer.contract.plan import FleetPlan
 from optimizer.report import charts, facts
-from optimizer.report.answer import Answer, NoPlan
+from optimizer.report.answer import NoPlan, ReportAnswer
 from optimizer.report.run import Run
 from optimizer.training_code import describe_demands
 
@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent
 Drawing = Callable[[tuple[int, int]], dict[str, Any]]
 
 
-def render(answer: Answer, *, now: datetime, commands: Sequence[tuple[str, str]], run: Run | None = None) -> str:
+def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str, str]], run: Run | None = None) -> str:
     """Return the page as HTML; ``now`` is its date, ``commands`` are those to go on with, each with its purpose."""
     plan = answer.plan
     drawings: dict[str, Drawing] = {
@@ -51,7 +51,9 @@ def render_no_plan(answer: NoPlan, *, now: datetime, commands: Sequence[tuple[st
     return _fill("nothing.html.j2", answer, now, drawings, commands=commands)
 
 
-def _fill(name: str, answer: Answer | NoPlan, now: datetime, drawings: Mapping[str, Drawing], **shown: Any) -> str:
+def _fill(
+    name: str, answer: ReportAnswer | NoPlan, now: datetime, drawings: Mapping[str, Drawing], **shown: Any
+) -> str:
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return (
         _environment(now.date())

@@ -6,7 +6,7 @@ A fleet's cost rises with its hours, so the fastest configuration is best at eve
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -15,16 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.contract.request import Constraints
-from optimizer.economics.checkpoint import Checkpoints, checkpoints
+from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
 from optimizer.economics.fleet_cost import Bought, FleetCost, HourlyRates, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import RATES
-from optimizer.performance.types import Bools, Floats, Ints
+from optimizer.performance.types import Bools, Floats, Ints, take_rows
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
 from optimizer.search.rejections import Binding, Rejection, reject_disk, reject_limits, reject_purchase, reject_quota
-from optimizer.search.tables import take_rows
 
 # With fewer types, numpy's calls dominate; with more, arrays miss the cache.
 _TYPES_TOGETHER = 6
@@ -41,7 +40,7 @@ class CandidateTable:
     outcome: Outcome
     cost: FleetCost
     reserve_hours: Floats
-    checkpoints: Checkpoints
+    checkpoints: CheckpointTimes
 
     def feasible(self, limits: Constraints) -> Bools:
         """Mask of the candidates that keep the limits and the quotas and end before their capacity does."""
@@ -240,3 +239,44 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             )
         )
     return tables
+
+
+CHEAPEST_COLUMNS = (
+    "instance_type",
+    "node_count",
+    "purchase_option",
+    "region",
+    "hours_expected",
+    "hours_p95",
+    "cost_usd_expected",
+    "cost_usd_p95",
+    "excluded_by",
+)
+
+
+def list_cheapest(tables: Iterable[CandidateTable], limits: Constraints) -> dict[str, list[Any]]:
+    """List one candidate a type, node count and purchase option as ``CHEAPEST_COLUMNS``, each a list.
+
+    It is the cheapest that keeps the limits, else the cheapest. ``excluded_by`` names the limits that it breaks, with
+    commas; hours and dollars are None where spot nodes are lost faster than the job recovers.
+    """
+    rows = [row for table in tables for row in _cheapest_rows(table, limits)]
+    return dict(zip(CHEAPEST_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+
+
+def _cheapest_rows(table: CandidateTable, limits: Constraints) -> Iterable[tuple[Any, ...]]:
+    masks = table.excluded_by(limits)
+    excluded = ~none_broken(masks)
+    nodes, options = table.nodes, table.options
+    order = np.lexsort((table.cost.expected, excluded, options, nodes))
+    begins = (np.diff(nodes[order], prepend=0) > 0) | (options[order] != np.roll(options[order], 1))
+    numbers = (table.outcome.hours_expected, table.outcome.hours_p95, table.cost.expected, table.cost.p95)
+    for row in order[begins].tolist():
+        yield (
+            table.fastest.instance.name,
+            int(nodes[row]),
+            str(options[row]),
+            table.purchases[int(table.purchase[row])].offer.region,
+            *(float(f"{column[row]:.4g}") if np.isfinite(column[row]) else None for column in numbers),
+            ",".join(name for name, mask in masks.items() if mask[row]),
+        )

@@ -10,15 +10,14 @@ import numpy as np
 
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
-from optimizer.economics.controller import reserve_hours
+from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints
+from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints, take_rows
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection, reject_batch, reject_memory, reject_precision
 from optimizer.search.search_space import Configurations, SearchSpace
-from optimizer.search.tables import take_rows
 
 # Arrays over the configurations beside the layouts.
 _ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")

@@ -15,12 +15,12 @@ from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import (
     Cost,
     FleetPlan,
-    Job,
     Market,
     Memory,
-    Node,
     NodeItem,
+    NodeSpec,
     Parallelism,
+    PlannedJob,
     PlannedLustre,
     PlanPrice,
     Purchase,
@@ -31,7 +31,6 @@ from optimizer.contract.plan import (
 )
 from optimizer.contract.request import Workload
 from optimizer.contract.units import cents, rounded
-from optimizer.economics.controller import ITEMS as CONTROLLER_ITEMS
 from optimizer.economics.planned import (
     describe_cost,
     describe_hours,
@@ -39,7 +38,7 @@ from optimizer.economics.planned import (
     describe_lustre,
     describe_staging,
 )
-from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.economics.running_costs import CONTROLLER_ITEMS, GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
 from optimizer.search.candidates import CandidateTable
@@ -118,10 +117,10 @@ class PlanBuilder:
         return describe_lustre(self._problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
 
     @cached_property
-    def _job(self) -> Job:
+    def _job(self) -> PlannedJob:
         request, model, recipe = self._problem.request, self._problem.model, self._problem.recipe
         amount = self._problem.amount
-        return Job(
+        return PlannedJob(
             model=model.name,
             parameters=model.parameters,
             samples=amount.samples,
@@ -232,10 +231,10 @@ def describe_run(problem: Problem, table: CandidateTable, row: int) -> dict[str,
     }
 
 
-def describe_node(instance: InstanceType) -> Node:
+def describe_node(instance: InstanceType) -> NodeSpec:
     """The facts of a type that a plan has."""
-    names = Node.model_fields.keys() - {"gpu"}
-    return Node.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
+    names = NodeSpec.model_fields.keys() - {"gpu"}
+    return NodeSpec.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
 
 
 def list_stand_ins(name: str, catalog: Catalog) -> list[InstanceType]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import InstanceType
-from optimizer.contract.plan import Volumes
-from optimizer.contract.request import FleetRequest, Workload, matches_type
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.contract.plan import QUOTE, Volumes
+from optimizer.contract.request import FleetRequest, Quote, Workload, matches_type
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.economics.staging import NodeCopy, node_copy
@@ -23,11 +23,34 @@ from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
 from optimizer.performance.types import Recipe
 from optimizer.search.global_batch import choose_global_batch
-from optimizer.search.quotes import with_quotes
 from optimizer.search.reach import Reach, find_reach
-from optimizer.search.room import Rooms
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaRoom:
+    """A quota of an account in a region, and what is in use under it, vCPUs.
+
+    Attributes:
+        increase: command that asks AWS for a value.
+    """
+
+    region: str
+    name: str
+    code: str
+    value: float
+    used: float
+    increase: Callable[[float], str]
+
+    @property
+    def free(self) -> float:
+        """vCPUs that further instances may have."""
+        return max(0.0, self.value - self.used)
+
+
+# By region, market and instance type; None where AWS names no quota. A region that is missing was not read.
+Rooms = Mapping[tuple[str, Literal["on-demand", "spot"], str], QuotaRoom | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +166,7 @@ class Problem:
         recipe = _build_recipe(request, model)
         amount = Amount.resolve(request.workload, model, recipe.seq_len)
         limits = request.constraints
-        catalog = with_quotes(catalog, limits.quotes)
+        catalog = _with_quotes(catalog, limits.quotes)
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
@@ -211,3 +234,22 @@ def _match(
         if not any(matches(name, pattern) for name in names):
             refuse(pattern)
     return [name for name in names if not patterns or any(matches(name, pattern) for pattern in patterns)]
+
+
+def _with_quotes(catalog: Catalog, quotes: Sequence[Quote]) -> Catalog:
+    """Lay quotes over the catalog's prices; InvalidInputError for a type or region that the catalog lacks."""
+    if not quotes:
+        return catalog
+    offers = {(offer.instance.name, offer.region): offer for offer in catalog.offers}
+    for quote in quotes:
+        place = (quote.instance_type, quote.region)
+        offer = catalog.offer(*place) and offers[place]
+        price = HourlyPrice(usd_per_hour=quote.usd_per_hour, source=f"{QUOTE}{quote.source}", as_of=quote.as_of)
+        offer = offer or Offer(instance=catalog.instance_type(quote.instance_type), region=quote.region)
+        changes: dict[str, Any] = {
+            {"on-demand": "on_demand", "reserved": "reserved_1yr", "spot": "spot"}[quote.option]: price
+        }
+        if quote.option == "spot":
+            changes["dearer_spot"] = ()
+        offers[place] = replace(offer, **changes)
+    return replace(catalog, offers=tuple(offers[place] for place in sorted(offers)))

@@ -10,11 +10,10 @@ from functools import cached_property
 from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import PurchaseOption
-from optimizer.contract.request import Constraints, Reservation
+from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
-from optimizer.search.problem import Problem
-from optimizer.search.room import QuotaRoom, Rooms
+from optimizer.search.problem import Problem, QuotaRoom, Rooms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class PricedPurchase:
     base: int = 0
     topped_up: bool = False
     hazard: Hazard | None = None
-    reservation: Reservation | None = None
+    reservation: ExistingReservation | None = None
     fallback: bool = False
     hours: float = math.inf
     most_nodes: float = math.inf

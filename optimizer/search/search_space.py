@@ -16,12 +16,11 @@ from optimizer.contract.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.evaluate import CHUNK, limit_gib, needed_gib, step_s
 from optimizer.performance.machines import Machines
-from optimizer.performance.types import DDP, Floats, Hardware, Ints
+from optimizer.performance.types import DDP, Floats, Hardware, Ints, take_rows
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_splits, network_error, unmeasured_parts
 from optimizer.search.layouts import LayoutTable
 from optimizer.search.problem import Problem
-from optimizer.search.tables import take_rows
 
 # Relative difference of hours below which configurations of one fleet are tied: half the error that the estimate has
 # among layouts of one machine (the trainer's ten on two H200, 4.0% on average,

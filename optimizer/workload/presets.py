@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from bootstrap.contract.trainer import WITH_LENGTHS
+from optimizer.workload.encoders import model_from_encoder_config
 from optimizer.workload.model import PLAIN, BiasesAndNorms, LatentAttention, ModelArchitecture, ModelSpec, build_model
 from optimizer.workload.named_entries import read_entries
 
@@ -60,8 +61,6 @@ class Preset(BaseModel):
     def model(self, name: str) -> ModelSpec:
         """The preset as a ModelSpec."""
         if self.config and self.config["model_type"] in WITH_LENGTHS:
-            from optimizer.workload.encoders import model_from_encoder_config
-
             return replace(model_from_encoder_config(self.config, name=name, origin=name), source=self.source)
         fields = {field: getattr(self, field) for field in Preset.model_fields if field != "details"}
         return build_model(self.details, name=name, **fields)

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count
+from optimizer.workload.fields import model_from_fields
+from optimizer.workload.hub import is_hub_id, read_hub_config
+from optimizer.workload.huggingface import model_from_config, read_json
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
+from optimizer.workload.profile.profiler import is_function, parse_profile, profile_function
 from optimizer.workload.size_rule import model_of_size
 
 if TYPE_CHECKING:
@@ -46,15 +50,10 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
             return model_of_size(parse_count(text), text)
         except ValueError as error:
             raise InvalidInputError(f"model is {text!r}: {error}", next_step="a count such as 500M or 7B") from error
-    from optimizer.workload.hub import is_hub_id
-
     return _from_hub(text) if is_hub_id(text) and not path.exists() else _from_function(text)
 
 
 def _from_hub(text: str) -> ModelSpec:
-    from optimizer.workload.hub import read_hub_config
-    from optimizer.workload.huggingface import model_from_config
-
     read = read_hub_config(text)
     model = model_from_config(read.data, name=read.repository.split("/")[1], origin=read.origin)
     return replace(model, revision=f"{read.repository}@{read.revision}")
@@ -64,18 +63,12 @@ def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
     if "kind" in spec:
         return _from_profile(spec, origin="the request's model")
     if "model_type" in spec:
-        from optimizer.workload.huggingface import model_from_config
-
         return model_from_config(dict(spec), name=str(spec["model_type"]), origin="the model's configuration")
-    from optimizer.workload.fields import model_from_fields
-
     return model_from_fields(spec)
 
 
 def _from_function(text: str) -> ModelSpec:
     """Model that a function builds; any other text is unknown."""
-    from optimizer.workload.profile.profiler import is_function, profile_function
-
     if is_function(text):
         return model_from_profile(profile_function(text))
     known = presets()
@@ -94,8 +87,6 @@ _LIMIT = (
 
 
 def _from_file(path: Path) -> ModelSpec:
-    from optimizer.workload.huggingface import model_from_config, read_json
-
     data = read_json(path)
     if isinstance(data, dict) and "kind" in data and "model_type" not in data:
         return _from_profile(data, origin=str(path))
@@ -103,8 +94,6 @@ def _from_file(path: Path) -> ModelSpec:
 
 
 def _from_profile(data: Any, *, origin: str) -> ModelSpec:
-    from optimizer.workload.profile.profiler import parse_profile
-
     return model_from_profile(parse_profile(data, origin=origin))
 
 

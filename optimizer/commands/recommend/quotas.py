@@ -14,7 +14,7 @@ from optimizer.commands.output import write_notes
 from optimizer.commands.progress import steps
 from optimizer.contract.errors import GpufleetError
 from optimizer.recommend import Recommendation
-from optimizer.search.room import QuotaRoom, Rooms
+from optimizer.search.problem import QuotaRoom, Rooms
 
 # EC2 and Service Quotas throttle by account and region, so regions side by side do not slow each other:
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html

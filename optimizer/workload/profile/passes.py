@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import fake_tensors
 from optimizer.workload.profile.records import ArithmeticWidth, ProfiledCheckpointing
-from optimizer.workload.profile.trace import Counts, Trace
+from optimizer.workload.profile.trace import Counts, OperationTrace
 from optimizer.workload.profile.user_code import TrainingStep, blame_user_code, check_step, describe_inputs, find_loss
 
 PassKey = tuple[ArithmeticWidth, ProfiledCheckpointing]
@@ -32,7 +32,7 @@ class TracedBatch:
 
 def trace_batch(target: str, function: Callable[[int], Any], size: int, *, only_plain: bool) -> TracedBatch:
     """Build the module for one batch size and trace every pass, or the first only."""
-    trace = Trace()
+    trace = OperationTrace()
     with fake_tensors(), trace:
         with blame_user_code(f"{target}({size}) failed"):
             returned = function(size)
@@ -102,7 +102,7 @@ def _checkpoint_blocks(blocks: Sequence[torch.nn.Module]) -> None:
         block.forward = functools.partial(recompute, block.forward)
 
 
-def _trace_pass(step: TrainingStep, trace: Trace, width: ArithmeticWidth, target: str) -> Counts:
+def _trace_pass(step: TrainingStep, trace: OperationTrace, width: ArithmeticWidth, target: str) -> Counts:
     step.module.zero_grad(set_to_none=True)
     gc.collect()
     gc.disable()  # a collection in one pass only would move the peak

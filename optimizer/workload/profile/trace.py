@@ -55,7 +55,7 @@ class Counts:
     uncounted: set[str] = field(default_factory=set)
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators while active; ``start`` begins new ``counts``, ``start_backward`` the backward pass."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bootstrap.contract.timings import HOOK_LIMIT_S, LEAVING_S, SAVE_GIB_PER_S
-from optimizer.economics.controller import reserve_hours
+from optimizer.economics.running_costs import reserve_hours
 from tests.plans import SPOT_P4D, sample_plan
 
 DDP = {"sharding": "ddp"}

@@ -14,7 +14,7 @@ from infra.offline.resource_types import TYPES
 from optimizer.catalog import Catalog, load
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.contract.plan import FleetPlan
-from optimizer.economics.controller import controller_usd_per_hour
+from optimizer.economics.running_costs import controller_usd_per_hour
 from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, topped_up, workers
 from tests.plans import sample_plan
 

@@ -20,7 +20,7 @@ from optimizer.economics import interruption
 from optimizer.economics.checkpoint import (
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,
-    Checkpoints,
+    CheckpointTimes,
     checkpoint_usd,
     checkpoints,
     interval_s,
@@ -33,7 +33,7 @@ from tests.benchmarks.spot_zones import RESULTS
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
 
-def candidates(*, fallback: bool = False, saves: Checkpoints | None = None, **changes: float) -> Fleets:
+def candidates(*, fallback: bool = False, saves: CheckpointTimes | None = None, **changes: float) -> Fleets:
     saves = saves or SYNC
     values = {
         "train_hours": 10.0,
@@ -49,8 +49,8 @@ def candidates(*, fallback: bool = False, saves: Checkpoints | None = None, **ch
     return Fleets(**columns, checkpoints=saves, fallback=np.array([fallback]))
 
 
-def a_checkpoint(stall_s: float, save_s: float = 0.0, usd: float = 0.0) -> Checkpoints:
-    return Checkpoints(stall_s=np.array([stall_s]), save_s=np.array([save_s]), usd=np.array([usd]))
+def a_checkpoint(stall_s: float, save_s: float = 0.0, usd: float = 0.0) -> CheckpointTimes:
+    return CheckpointTimes(stall_s=np.array([stall_s]), save_s=np.array([save_s]), usd=np.array([usd]))
 
 
 SYNC = a_checkpoint(7.4)

@@ -14,10 +14,10 @@ import pytest
 from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
 from optimizer.contract.plan import PlanError
-from optimizer.economics.checkpoint import Checkpoints
+from optimizer.economics.checkpoint import CheckpointTimes
 from optimizer.economics.checkpoint import interval_s as checkpoint_interval_s
 from optimizer.report import charts, facts
-from optimizer.report.answer import Answer, answer_of, read_answer, read_no_plan
+from optimizer.report.answer import ReportAnswer, answer_of, read_answer, read_no_plan
 from optimizer.report.page import age, amount, hours, least, number, price, render, render_no_plan, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
@@ -48,7 +48,7 @@ CANDIDATES = {
 }
 
 
-def _answer() -> Answer:
+def _answer() -> ReportAnswer:
     dearer = sample_plan(purchase={"option": "on-demand", "on_demand_base": 0}, hours={"p95": 5.1})
     document = {
         "plans": [PLAN.model_dump(mode="json"), dearer.model_dump(mode="json")],
@@ -240,7 +240,7 @@ def test_parts_add_up() -> None:
 
 def test_the_plans_checkpoint_interval_loses_least() -> None:
     # Where neither end of docs/economics.md's range binds, the interval is the curve's minimum.
-    saves = Checkpoints(stall_s=np.array([2.0]), save_s=np.array([60.0]), usd=np.array([0.2]))
+    saves = CheckpointTimes(stall_s=np.array([2.0]), save_s=np.array([60.0]), usd=np.array([0.2]))
     price = np.array([PLAN.compute_usd_per_hour])
     interval_s = float(checkpoint_interval_s(saves, 0.02 * PLAN.node_count, price)[0])
     known = {"checkpoint_stall_s": 2.0, "checkpoint_save_s": 60.0, "checkpoint_usd": 0.2}
