@@ -3,10 +3,9 @@
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
 ``loops`` (the trainer, and torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet
-estimate``), ``profiles`` (what the GPU does in a step: computes, waits for a collective, is idle), ``encoders`` (T5,
-ViT and Whisper, on one GPU too).
-``--rows 2`` writes the layouts on 2 GPUs (with ``--parts encoders`` those) to OUT, in the columns of measured_runs.csv,
-for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
+estimate``), ``profiles`` (what the GPU does in a step: computes, waits for a collective, is idle).
+``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of measured_runs.csv, for ``gpufleet estimate
+--batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
 reading data is not measured; clipping and fused AdamW as in a run.
 """
 
@@ -40,8 +39,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bootstrap.trainer import parallelize
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import TrainerConfig, parse_config
-from optimizer.workload.architecture import build_architecture
-from optimizer.workload.resolve import resolve_model
 
 cuda: Any = torch.cuda  # its events have no types
 Step = Callable[[], object]
@@ -81,30 +78,6 @@ SCALING: list[Case] = [
 
 PROFILES = [*SCALING, LAYOUTS[1], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]]
 
-ENCODERS: list[Case] = [
-    ("t5-small", 512, "--micro-batch 64"),
-    ("t5-base", 512, "--micro-batch 32"),
-    ("t5-large", 512, "--micro-batch 16"),
-    ("t5-large", 512, "--micro-batch 32 --activation-checkpointing full"),
-    ("t5-3b", 512, "--micro-batch 8 --activation-checkpointing full"),
-    ("vit-b-16", 1, "--micro-batch 128"),
-    ("vit-l-16", 1, "--micro-batch 64"),
-    ("vit-l-16", 1, "--micro-batch 256 --activation-checkpointing full"),
-    ("vit-h-14", 1, "--micro-batch 32"),
-    ("whisper-tiny", 1, "--micro-batch 32"),
-    ("whisper-small", 1, "--micro-batch 16"),
-    ("whisper-medium", 1, "--micro-batch 8"),
-    ("whisper-large-v3", 1, "--micro-batch 8 --activation-checkpointing full"),
-]
-TINY_ENCODERS: dict[str, dict[str, Any]] = {
-    "t5": {"d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 512},
-    "vit": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "image_size": 32, "patch_size": 8},
-    "whisper": {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 128,
-                "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128, "vocab_size": 512,
-                "max_source_positions": 32, "max_target_positions": 16, "decoder_start_token_id": 1, "pad_token_id": 0},
-}  # fmt: skip
-
 
 def layouts(world: int) -> list[Case]:
     """Layouts that ``world`` GPUs can have."""
@@ -112,10 +85,6 @@ def layouts(world: int) -> list[Case]:
 
 
 def architecture(name: str, tiny: bool) -> dict[str, Any]:
-    if name in (case[0] for case in ENCODERS):
-        shape = build_architecture(resolve_model(name))
-        assert shape is not None
-        return shape | (TINY_ENCODERS[shape["model_type"]] if tiny else {})
     if name == "resnet50":
         return {"torchvision": "resnet50"}
     if name == "bert-large":
@@ -346,20 +315,15 @@ def scaling_of(bench: Bench, case: Case, name: str, alone: bool, more: str) -> N
         measure_trainer(bench, "scaling", case, f"{more} {flags}", variant=name, alone=alone)
 
 
-_SHAPE = (
-    "gated_mlp", "layers", "hidden_size", "ffn_size", "attention_heads", "kv_heads", "vocab_size",
-)  # fmt: skip
-
-
-def write_rows(path: Path, cases: list[Case], world: int, suite: str, gpu: str = "h200-141gb") -> None:
+def write_rows(path: Path, world: int, gpu: str) -> None:
     """Write configurations in the columns of measured_runs.csv."""
     rows = []
-    for number, case in enumerate(cases):
+    for number, case in enumerate([*layouts(world), *SCALING]):
         config = configuration(case, world, tiny=False)
         shape = config.architecture
-        is_llama, by_name = config.family == "decoder", config.family in ("seq2seq", "image", "speech")
+        is_llama = config.family == "decoder"
         rows.append({
-            "row_id": f"{suite}-{number:02}", "suite": suite, "model": case[0],
+            "row_id": f"trainer-{number:02}", "suite": "trainer", "model": case[0],
             "architecture": "llama" if is_llama else config.family, "gated_mlp": int(is_llama),
             "layers": shape.get("num_hidden_layers", ""), "hidden_size": shape.get("hidden_size", ""),
             "ffn_size": shape.get("intermediate_size", ""), "attention_heads": shape.get("num_attention_heads", ""),
@@ -373,8 +337,6 @@ def write_rows(path: Path, cases: list[Case], world: int, suite: str, gpu: str =
             "method": config.tuning.method, "lora_targets": config.tuning.lora_targets, "frozen": config.tuning.frozen,
             "framework": "gpufleet", "flags": case[2],
         })  # fmt: skip
-        if by_name:  # the row's model is its preset
-            rows[-1] |= dict.fromkeys(_SHAPE, "")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -394,8 +356,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200-141gb", help="GPU of the rows.")
     options = parser.parse_args()
     if options.rows:
-        cases = ENCODERS if options.parts == ["encoders"] else [*layouts(options.rows), *SCALING]
-        write_rows(options.out, cases, options.rows, "encoders" if cases is ENCODERS else "trainer", options.gpu)
+        write_rows(options.out, options.rows, options.gpu)
         return
     bench = Bench(options)
     if {"scaling", "profiles"} & set(options.parts):
@@ -425,9 +386,6 @@ def main() -> None:
         if importlib.util.find_spec("torchtitan"):
             for case, loop in itertools.product(LOOPS, ("trainer", "torchtitan")):
                 bench.attempt(f"profile {loop} {case}", partial(profile, bench, case, loop, alone=False))
-    if "encoders" in options.parts:
-        for number, case in enumerate(ENCODERS):
-            bench.attempt(f"{case}", partial(measure_trainer, bench, "encoders", case, row_id=f"encoders-{number:02}"))
     if "scaling" in options.parts:
         scaling(bench, alone=False, more=options.more)
     dist.destroy_process_group()
