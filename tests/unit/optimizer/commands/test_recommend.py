@@ -1,4 +1,4 @@
-"""``gpufleet recommend`` as a user runs it: answers, exit statuses and messages, in a process of its own."""
+"""``gpufleet recommend`` as a user runs it: answers, exit statuses and messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import struct
 import subprocess
 import sys
 import termios
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
+from optimizer.cli import main
 from optimizer.commands.output import json_text
 
 ISSUE_FLAGS = (
@@ -34,15 +37,29 @@ CONTRACT = {
 }
 
 
-def gpufleet(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from optimizer.cli import main; main()", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | environment,
-    )
+def gpufleet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, once for the same words; with other variables in a process of its own."""
+    if environment:
+        command = [sys.executable, "-c", "from optimizer.cli import main; main()", *arguments]
+        given = os.environ | environment
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=given, check=False)
+    reads_files = any("/" in word or "." in word for word in arguments if not word.startswith("-"))
+    return (run_here if reads_files else answered)(*arguments)
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code: object = 0
+    with patch.object(sys, "argv", ["gpufleet", *arguments]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, int(str(code)), *texts)
+
+
+answered = cache(run_here)
 
 
 def on_terminal(*arguments: str, columns: int = 120, status: int = 0) -> str:
