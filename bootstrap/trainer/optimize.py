@@ -62,6 +62,8 @@ def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Opti
             )
             return optimizer
         case "sgd":
+            # torch 2.11 has no fused SGD of DTensors.
+            fused = fused and not any(isinstance(p, DTensor) for p in model.parameters())
             return torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9, fused=fused)
         case _:
             return torch.optim.Adafactor(groups, lr=config.learning_rate)
