@@ -29,10 +29,10 @@ from bootstrap.training.ledger.summary import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
 from optimizer.economics.simulation.job import Job
-from optimizer.economics.simulation.omniscient import lower_bound_together
+from optimizer.economics.simulation.omniscient import lower_bound
+from optimizer.economics.simulation.policies import POLICIES
+from optimizer.economics.simulation.simulator import Launching, PoolsView, SimulatedRun, SpotPolicy, simulate
 from optimizer.economics.simulation.traces import Trace, read_trace
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
-from optimizer.economics.simulation.zones import Launching, ZonePolicy, ZoneRun, ZoneView, simulate_together
 from optimizer.performance.types import Bools
 
 TRACES = ROOT / "examples" / "traces"
@@ -48,11 +48,11 @@ READ_S = 1.0
 class Told:
     """Policy that says what it meets; refusals between two other events in one line."""
 
-    def __init__(self, policy: ZonePolicy, zones: list[str]) -> None:
+    def __init__(self, policy: SpotPolicy, zones: list[str]) -> None:
         self._policy, self._zones, self.beside = policy, zones, policy.beside
         self._refusals: Counter[str] = Counter()
 
-    def keep(self, view: ZoneView) -> Mode:
+    def keep(self, view: PoolsView) -> Mode:
         """Return the policy's choice."""
         kept = self._policy.keep(view)
         if kept is Mode.ON_DEMAND and view.mode is not Mode.ON_DEMAND:
@@ -60,7 +60,7 @@ class Told:
             self.say(view.elapsed_hours, f"spot will not do: {slack_hours:.1f} h of slack left; on demand")
         return kept
 
-    def next_try(self, view: ZoneView) -> int | None:
+    def next_try(self, view: PoolsView) -> int | None:
         """Return the policy's choice."""
         return self._policy.next_try(view)
 
@@ -81,14 +81,14 @@ class Told:
         say(f"{hours:6.2f} h {text}")
 
 
-class LiveRun(ZoneRun):
+class LiveRun(SimulatedRun):
     """Run of the simulation whose nodes train, never ahead of the trace's clock."""
 
     def __init__(
         self,
         available: Bools,
         gap_hours: float,
-        policy: ZonePolicy,
+        policy: SpotPolicy,
         node: Node,
         pace: Path,
         imds: LocalImds,
@@ -187,7 +187,7 @@ def demonstrate(folder: Path, imds: LocalImds, traces: list[Trace], steps: int) 
     pace = folder / "pace"
     os.mkfifo(pace)
     node = Node(folder / "spot", imds, steps=steps, pace=pace)
-    policy = Told(ZONE_POLICIES["adaptive"](len(zones), JOB), zones)
+    policy = Told(POLICIES["adaptive"](len(zones), JOB), zones)
     with LiveRun(available, traces[0].gap_s / 3600, policy, node, pace, imds, steps) as run:
         run.play()
         run.finish()
@@ -211,11 +211,11 @@ def simulated_costs(available: Bools, gap_s: float) -> dict[str, float]:
     """Cost of each policy of the simulation in the same window, and their lower bound."""
     prices = np.full((1, available.shape[1]), 1 / JOB.price_ratio)
     costs = {}
-    for name, new_policy in ZONE_POLICIES.items():
-        played = simulate_together(available, gap_s / 3600, JOB, LAUNCHING, prices, new_policy, seed=0)
-        late = ", late" if played.runs.late[0] else ""
-        costs[f"{name}, simulated{late}"] = float(played.runs.cost[0])
-    costs["lower bound"] = float(lower_bound_together(available, gap_s, JOB, prices).cost[0])
+    for name, new_policy in POLICIES.items():
+        played = simulate(available, gap_s / 3600, JOB, LAUNCHING, prices, new_policy, seed=0)
+        late = ", late" if played.late[0] else ""
+        costs[f"{name}, simulated{late}"] = float(played.cost[0])
+    costs["lower bound"] = float(lower_bound(available, gap_s, JOB, prices).cost[0])
     return {name: cost / JOB.on_demand_cost for name, cost in costs.items()}
 
 

@@ -7,9 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bootstrap.contract import one_group
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
 from infra.naming import Names
 from infra.places import alternates, places, reserves_starts
@@ -149,10 +147,6 @@ def control_settings(
         kept = list(control.places)
         kept.pop(-2 if control.fallback_on_demand and len(kept) > 2 else -1)
         control = replace(control, places={name: found[name] for name in kept} if len(kept) > 1 else {})
-    if terms := table_terms(control):
-        shipped = replace(control, table=one_group.pack(terms))
-        # A place is worth more than the half second once an instance of the function in which it computes the table.
-        control = shipped if _fits(shipped) else control
     return control
 
 

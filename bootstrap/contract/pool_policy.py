@@ -1,19 +1,19 @@
-"""The adaptive spot policy for several pools: which pool to try, and when to buy on demand. Pure; all can run it.
+"""The adaptive spot policy: which pool to ask, and when to buy on demand. Pure; one pool is the case n = 1.
 
-The simulation makes an ``Adaptive`` for each run and tells it every event; the controller makes one in each tick, from
-the records in its state. ``pools.py`` orders the pools; the guard here keeps the deadline, whatever they do.
+The simulation makes an ``Adaptive`` for each run and reports every event; the controller makes one in each tick, from
+the records in its state. ``pools.py`` orders the pools, ``spot_values.py`` weighs spot against on-demand; the guard
+here keeps the deadline, whatever they say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
-from bootstrap.contract import adaptive, one_group
-from bootstrap.contract.adaptive import Terms
 from bootstrap.contract.pools import (
     YOUNG_S,
     Pool,
@@ -28,10 +28,14 @@ from bootstrap.contract.pools import (
     reclaimed,
     refused,
 )
+from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
-# Cheapest spot, as a share of on-demand's price, that a table tells from a cheaper one.
-_LEAST_PRICE = 0.01
+# Rates of return are rounded to powers of this, and prices to this many digits, so that few tables serve a run.
+_FACTOR_STEP = 2.5
+_PRICE_DIGITS = 2
+# The controller cannot ask another place while its one Auto Scaling group has nodes.
+ASKS_BESIDE = False
 
 
 class Mode(Enum):
@@ -67,36 +71,20 @@ class Delays:
     lost_bound_hours: float
     try_hours: float
 
+    @classmethod
+    def of_run(cls, *, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
+        """Return the delays of a run whose nodes the controller moves.
 
-def one_group_delays(*, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
-    """Return the delays of a run whose nodes are all in one Auto Scaling group, which the controller moves.
-
-    On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window. A
-    tick sees a refusal, and the next one starts elsewhere.
-    """
-    bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
-    return Delays(
-        restart_hours=BOOT / HOUR,
-        restart_bound_hours=bound / HOUR,
-        lost_bound_hours=lost_bound_hours,
-        try_hours=2 * TICK / HOUR,
-    )
-
-
-def table_terms(delays: Delays, *, whole_hours: float, deadline_hours: float, spot_price: float) -> Terms:
-    """Return the terms of a run's table; ``spot_price`` is of an hour, on-demand's is 1.
-
-    They are rounded, so that all ticks of a run have the same table.
-    """
-    return Terms(
-        work_hours=round(whole_hours, 3),
-        # Work may be done faster than planned.
-        deadline_hours=round(max(deadline_hours, whole_hours + delays.restart_bound_hours), 3),
-        price_ratio=round(1 / max(spot_price, _LEAST_PRICE), 3),
-        restart_hours=delays.restart_hours,
-        restart_bound_hours=delays.restart_bound_hours,
-        lost_bound_hours=delays.lost_bound_hours,
-    )
+        On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window.
+        A tick sees a refusal, and the next one starts elsewhere.
+        """
+        bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
+        return cls(
+            restart_hours=BOOT / HOUR,
+            restart_bound_hours=bound / HOUR,
+            lost_bound_hours=lost_bound_hours,
+            try_hours=2 * TICK / HOUR,
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,27 +139,16 @@ def must_buy(view: RunView[Pool]) -> bool:
 
 
 class Adaptive(Generic[Pool]):
-    """Spot in the best pool; on-demand where a table says that waiting costs more, or the deadline demands it.
+    """Spot in the best pool; on-demand where waiting costs more, or the deadline demands it.
 
     Args:
         records: what the run knows of each pool; ties keep this order.
         spot_hours: time with spot nodes so far, for ``expected_spot_hours``.
-        beside: launches are tried beside running nodes; else these end first, as in one Auto Scaling group.
-        terms: of the tables; by default those of each view, with these records' pools.
-        packed: ``one_group.pack(terms)``, where it is known.
+        beside: pools are asked beside running nodes; else these end first, as in one Auto Scaling group.
     """
 
-    def __init__(
-        self,
-        records: Mapping[Pool, PoolRecord],
-        *,
-        spot_hours: float = 0.0,
-        beside: bool = True,
-        terms: Terms | None = None,
-        packed: str = "",
-    ) -> None:
+    def __init__(self, records: Mapping[Pool, PoolRecord], *, spot_hours: float = 0.0, beside: bool = True) -> None:
         self.beside = beside
-        self._terms, self._packed = terms, packed
         self._records = dict(records)
         self._spot_hours = spot_hours
         self._order: list[Pool] = []
@@ -179,9 +156,7 @@ class Adaptive(Generic[Pool]):
 
     def keep(self, view: RunView[Pool]) -> Mode:
         """Return what runs, or on-demand where spot will not do."""
-        if must_buy(view):
-            return Mode.ON_DEMAND
-        if view.mode is Mode.IDLE and not self._may_wait(view):
+        if must_buy(view) or (view.mode is Mode.IDLE and not self._should_wait(view)):
             return Mode.ON_DEMAND
         return view.mode
 
@@ -191,12 +166,9 @@ class Adaptive(Generic[Pool]):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
-            tries = self.beside or view.mode is Mode.IDLE or not self.why_stay(view)
-            ranked = self.rank(view) if tries else []
-            if self.beside and view.mode is Mode.ON_DEMAND:
-                ranked = [prospect for prospect in ranked if self._pays_to_move(view, prospect, ranked)]
-            self._order = [prospect.name for prospect in reversed(ranked)]
-            if ranked and not self.beside and view.mode is Mode.SPOT and view.pool is not None:
+            worth = [] if not self.beside and view.mode is not Mode.IDLE and self.why_stay(view) else self.worth(view)
+            self._order = [prospect.name for prospect in reversed(worth)]
+            if worth and not self.beside and view.mode is Mode.SPOT and view.pool is not None:
                 # The pool that was left is asked last: it most likely still has the nodes, should all others refuse.
                 self._order.insert(0, view.pool)
         return self._order.pop() if self._order else None
@@ -219,7 +191,7 @@ class Adaptive(Generic[Pool]):
         )
 
     def rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
-        """Order the pools that are worth more than what runs, the best first."""
+        """Order the pools whose hour is worth more than that of what runs, the best first."""
         running_price = None
         if view.mode is Mode.ON_DEMAND:
             running_price = 1.0
@@ -239,86 +211,84 @@ class Adaptive(Generic[Pool]):
             return ranked
         # Spot nodes of one group end before others are asked for: a refusal costs a restart of the old ones.
         least = 1.0 - running_price
-        return [one for one in ranked if one.chance * (one.value - least) * one.stay_s > (1 - one.chance) * restart_s]
+        return [
+            pool for pool in ranked if pool.chance * (pool.value - least) * pool.stay_s > (1 - pool.chance) * restart_s
+        ]
 
-    def _may_wait(self, view: RunView[Pool]) -> bool:
+    def worth(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
+        """Return the pools of ``rank`` that are worth asking now; the restarts of on-demand nodes spend slack, too."""
         ranked = self.rank(view)
-        droughts = self._droughts_s(view, ranked)
-        # A pool that has not refused is asked first; without one that is worth its restart nothing is waited for.
-        if len(droughts) < len(ranked) or not ranked:
-            return bool(ranked)
-        if self.beside:
-            return self._look_up(view, available=False, age_s=min(droughts), droughts_s=droughts) == adaptive.IDLE
-        return not self._changes(view, one_group.WAITING, min(droughts))
-
-    def _pays_to_move(self, view: RunView[Pool], prospect: Prospect[Pool], ranked: Sequence[Prospect[Pool]]) -> bool:
-        """Return whether on-demand nodes end for this pool if it has capacity: the restarts spend slack, too."""
-        refused_s = self._records[prospect.name].empty_at_s
-        if refused_s is None:
-            return True
-        age_s = age_since_s(view.now_s - refused_s)
-        droughts = self._droughts_s(view, ranked)
-        return self._look_up(view, available=True, age_s=age_s, droughts_s=droughts) == adaptive.SPOT
-
-    def _droughts_s(self, view: RunView[Pool], ranked: Sequence[Prospect[Pool]]) -> list[float]:
-        """Return how long each of these pools has been empty, as far as it has refused."""
-        since = [self._records[prospect.name].empty_since_s for prospect in ranked]
-        return [view.now_s - since_s for since_s in since if since_s is not None]
-
-    def _look_up(self, view: RunView[Pool], *, available: bool, age_s: float, droughts_s: Sequence[float]) -> int:
-        """Return the choice of the table for one pool; all pools are taken for one, whose droughts the first ends."""
-        terms = self._terms_of(view)
-        youngest_s = min(droughts_s, default=0.0)
-        choice: int = adaptive.look_up(
-            # Prices that change in every tick need no table each.
-            replace(terms, price_ratio=round(terms.price_ratio, 1)),
-            available=available,
-            mode=adaptive.ON_DEMAND if view.mode is Mode.ON_DEMAND else adaptive.IDLE,
-            work_hours=view.work_hours,
-            slack_hours=view.left_hours - view.work_hours,
-            age_hours=age_s / 3600,
-            # Rates add; each is 1 / (age + YOUNG_S).
-            return_factor=sum((YOUNG_S + youngest_s) / (YOUNG_S + one) for one in droughts_s) or 1.0,
-        )
-        return choice
+        if view.mode is not Mode.ON_DEMAND:
+            return ranked
+        terms, worth = self._terms(view, ranked), []
+        for prospect in ranked:
+            refused_s = self._records[prospect.name].empty_at_s
+            since_s = math.inf if refused_s is None else view.now_s - refused_s
+            saving = spot_saving(
+                terms,
+                work_hours=view.work_hours,
+                slack_hours=view.left_hours - view.work_hours,
+                age_hours=(age_since_s(since_s) if self.beside else since_s) / 3600,
+            )
+            if saving > 0:
+                worth.append(prospect)
+        # Once the nodes of one group have ended, every pool is asked.
+        return ranked if worth and not self.beside else worth
 
     def why_stay(self, view: RunView[Pool]) -> str:
-        """Say why running nodes of one group stay; empty where they should end before spot is tried, pool after pool.
+        """Say why running nodes stay; empty where a pool is worth asking.
 
-        If all refuse, nodes start again where they were, and the deadline must allow that.
+        Nodes of one group end before it is asked. If all refuse, nodes start again where they were, and the deadline
+        must allow that.
         """
         if view.loading_hours > 0:
             return "these nodes do not work yet"
         ranked, delays = self.rank(view), view.delays
         if not ranked:
             return "no other spot place is worth its restarts, or may be tried now"
-        spent = view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
+        spent = (
+            0.0 if self.beside else view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
+        )
         if not may_launch(view) or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
             return "the deadline does not allow a look at spot that fails"
-        if view.mode is Mode.SPOT:
-            return ""
-        refused_s = [self._records[prospect.name].empty_at_s for prospect in ranked]
-        # A pool that has not refused may have had capacity since the start.
-        age_s = min(view.elapsed_hours * 3600 if at_s is None else view.now_s - at_s for at_s in refused_s)
-        pays = self._changes(view, one_group.ON_DEMAND, age_s)
-        return "" if pays else "a look at spot would cost more than it can save"
+        return "" if self.worth(view) else "a look at spot would cost more than it can save"
 
-    def _changes(self, view: RunView[Pool], mode: int, age_s: float) -> bool:
-        return one_group.changes(
-            self._terms_of(view),
-            mode,
+    def _should_wait(self, view: RunView[Pool]) -> bool:
+        ranked = self.rank(view)
+        droughts = self._droughts_s(view, ranked)
+        # A pool that has not refused is asked first; without one that is worth its restart nothing is waited for.
+        if len(droughts) < len(ranked) or not ranked:
+            return bool(ranked)
+        return should_wait(
+            self._terms(view, ranked),
             work_hours=view.work_hours,
-            left_hours=view.left_hours,
-            age_hours=age_s / 3600,
-            packed=self._packed,
+            slack_hours=view.left_hours - view.work_hours,
+            drought_hours=min(droughts) / 3600,
         )
 
-    def _terms_of(self, view: RunView[Pool]) -> Terms:
-        return self._terms or table_terms(
-            view.delays,
-            whole_hours=view.whole_hours,
-            deadline_hours=view.elapsed_hours + view.left_hours,
-            spot_price=min(view.prices[name] for name in self._records),
+    def _droughts_s(self, view: RunView[Pool], ranked: list[Prospect[Pool]]) -> list[float]:
+        """Return how long each of these pools has been empty, as far as it has refused."""
+        since = [self._records[prospect.name].empty_since_s for prospect in ranked]
+        return [view.now_s - since_s for since_s in since if since_s is not None]
+
+    def _terms(self, view: RunView[Pool], ranked: list[Prospect[Pool]]) -> Terms:
+        """Return the terms of the run's values; all pools are taken for one, whose droughts the first of them ends."""
+        droughts = self._droughts_s(view, ranked)
+        youngest_s, delays = min(droughts, default=0.0), view.delays
+        # Rates add; each is 1 / (age + YOUNG_S). A group that ends its nodes to look sees no pool come back.
+        rates = [(YOUNG_S + youngest_s) / (YOUNG_S + drought_s) for drought_s in droughts if self.beside]
+        factor = sum(rates) or 1.0
+        deadline_hours = view.elapsed_hours + view.left_hours
+        return Terms(
+            work_hours=round(view.whole_hours, 3),
+            # Work may be done faster than planned.
+            deadline_hours=round(max(deadline_hours, view.whole_hours + delays.restart_bound_hours), 3),
+            spot_price=round(min(view.prices[name] for name in self._records), _PRICE_DIGITS),
+            restart_hours=delays.restart_hours,
+            restart_bound_hours=delays.restart_bound_hours,
+            lost_bound_hours=delays.lost_bound_hours,
+            return_factor=_FACTOR_STEP ** round(math.log(factor, _FACTOR_STEP)),
+            beside=self.beside,
         )
 
 

@@ -174,7 +174,7 @@ def _first_return_s(pools: Mapping[Pool, PoolRecord], now_s: float, most_s: floa
         if pool.empty_since_s is None or pool.empty_at_s is None:
             return 0.0
         seen, now = (YOUNG_S + at_s - pool.empty_since_s for at_s in (pool.empty_at_s, now_s))
-        droughts.append((seen, now, _factor(pool.returns, pool.expected_returns)))
+        droughts.append((seen, now, learned_factor(pool.returns, pool.expected_returns)))
     shortest, longest = 0.0, most_s
     for _ in range(_HALVINGS):
         middle = (shortest + longest) / 2
@@ -193,7 +193,7 @@ def age_since_s(refused_s: float) -> float:
 
 def stay_s(pool: PoolRecord, age_s: float) -> float:
     """Expected further stay, up to eight hours, of nodes in a pool that has had capacity for ``age_s``."""
-    rate = _factor(pool.reclaims, pool.expected_reclaims)
+    rate = learned_factor(pool.reclaims, pool.expected_reclaims)
     age = YOUNG_S + age_s
     if abs(rate - 1) < 1e-6:
         return age * math.log1p(_HORIZON_S / age)
@@ -203,7 +203,10 @@ def stay_s(pool: PoolRecord, age_s: float) -> float:
 
 def _outlook(pool: PoolRecord, now_s: float) -> tuple[float, float]:
     """Chance that a launch succeeds, and the stay if it does."""
-    leaves, returns = _factor(pool.reclaims, pool.expected_reclaims), _factor(pool.returns, pool.expected_returns)
+    leaves, returns = (
+        learned_factor(pool.reclaims, pool.expected_reclaims),
+        learned_factor(pool.returns, pool.expected_returns),
+    )
     usual = returns / (returns + leaves)
     if pool.empty_since_s is None or pool.empty_at_s is None:
         return usual, stay_s(pool, _UNSEEN_AGE_S)
@@ -215,5 +218,6 @@ def _outlook(pool: PoolRecord, now_s: float) -> tuple[float, float]:
     return max(returned * still_there, _LEAST_CHANCE), stay_s(pool, age_since_s(since_s))
 
 
-def _factor(events: int, expected: float) -> float:
+def learned_factor(events: float, expected: float) -> float:
+    """Estimate a rate over its prior, which weighs ten events, from the events seen and those that it expects."""
     return (_PRIOR_EVENTS + events) / (_PRIOR_EVENTS + expected)

@@ -106,7 +106,6 @@ class ControllerSettings:
     reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
     owned: OwnedNodes | None = None
     waits: bool = False  # starts no node before a person's first request
-    table: str = ""  # one_group.pack of an adaptive gang's run_terms.table_terms; empty: the controller computes it
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:

@@ -13,14 +13,13 @@ from datetime import timedelta
 
 from bootstrap.contract.pool_policy import Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord
-from bootstrap.contract.run_terms import buying
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ChosenPlace, ControllerState
 from bootstrap.contract.timings import BOOT
 from bootstrap.controller.ends import over_budget
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
-from bootstrap.controller.spot_policy import left_hours, make_policy, view_run
+from bootstrap.controller.spot_policy import buying, left_hours, make_policy, view_run
 
 # No nodes that work are given up for a place that refused less long ago: about a gang's boot.
 _EMPTY = timedelta(minutes=30)

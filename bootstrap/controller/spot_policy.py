@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from bootstrap.contract.pool_policy import Adaptive, Mode, RunView
+from bootstrap.contract.pool_policy import ASKS_BESIDE, Adaptive, Delays, Mode, RunView
 from bootstrap.contract.pools import PoolRecord
-from bootstrap.contract.run_terms import run_delays, table_terms, whole_hours, work_prices
+from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ControllerState
 from bootstrap.contract.timings import TICK
 from bootstrap.controller.meter import hours
@@ -21,7 +21,13 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     mode = Mode.IDLE
     if state.phase in UP:
         mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
-    whole, delays = whole_hours(places), run_delays(settings)
+    # The whole run's hours at p95 in the fastest on-demand place, else in the fastest place.
+    whole = min(place.hours_p95 for place in (buying(places, "on-demand") or places).values())
+    delays = Delays.of_run(
+        drain_s=settings.drain_s,
+        gang_window_s=settings.gang_window_s,
+        lost_bound_hours=settings.checkpoint_interval_s / 3600,
+    )
     # The policy itself counts what spot nodes may lose. Work of nodes that are gone may be lost without a report.
     saved = mode is Mode.SPOT or state.complete_since or not settings.adaptive
     unsaved = 0.0 if saved else min(delays.lost_bound_hours, state.progress * whole)
@@ -33,7 +39,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
         step_hours=hours(TICK),
         work_hours=(1 - state.progress) * whole + unsaved,
         whole_hours=whole,
-        prices=work_prices(places),
+        prices=_work_prices(places),
         mode=mode,
         pool=state.place.name if state.place and state.place.name in places else settings.own_place,
         # Until all nodes are in service nothing is worked.
@@ -42,16 +48,28 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
 
 
 def make_policy(tick: Tick, state: ControllerState, names: Iterable[str]) -> Adaptive[str]:
-    """Return the policy over these spot places, with what the run's launches told."""
+    """Return the policy over these spot places, with what the run has learned from its launches."""
     settings = tick.settings
     elapsed = hours(tick.now - state.run_started_at)
     served = state.progress * settings.places[settings.own_place].hours_p95
     records = {name: state.pools.get(name, PoolRecord()) for name in names}
     spot_hours = min(elapsed, served)
-    return Adaptive(records, spot_hours=spot_hours, beside=False, terms=table_terms(settings), packed=settings.table)
+    return Adaptive(records, spot_hours=spot_hours, beside=ASKS_BESIDE)
 
 
 def left_hours(tick: Tick, state: ControllerState) -> float:
     """Return the time to the deadline, which may be over; without one, infinity."""
     deadline = tick.settings.deadline_hours
     return float("inf") if deadline is None else deadline - hours(tick.now - state.run_started_at)
+
+
+def buying(places: Mapping[str, Place], purchase: Lifecycle) -> dict[str, Place]:
+    """Return the places whose nodes are bought so."""
+    return {name: place for name, place in places.items() if place.purchase == purchase}
+
+
+def _work_prices(places: Mapping[str, Place]) -> dict[str, float]:
+    """Return each place's price as a share of the cheapest on-demand place's, or of the dearest place's."""
+    usd = {name: place.usd_per_work_hour for name, place in places.items()}
+    reference = min((usd[name] for name in buying(places, "on-demand")), default=0.0) or max(usd.values()) or 1.0
+    return {name: place_usd / reference for name, place_usd in usd.items()}

@@ -21,11 +21,9 @@ from optimizer.contract.units import rounded
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
-from optimizer.economics.simulation.replay import NAMES, Result, replay
-from optimizer.economics.simulation.together import NAMES as TOGETHER_NAMES
-from optimizer.economics.simulation.together import replay_together
+from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
+from optimizer.economics.simulation.simulator import Launching
 from optimizer.economics.simulation.traces import Trace, read_trace
-from optimizer.economics.simulation.zones import Launching
 from optimizer.performance.types import Floats
 
 COLUMNS = {
@@ -39,9 +37,11 @@ COLUMNS = {
     "on_demand_hours": "on-demand h",
     "interruptions": "interruptions",
     "starts": "starts",
+    "refusals": "refusals",
+    "moves": "moves",
 }
-_SPARE = ("starts", "normalised_cost_p50", "interruptions", "spot_hours")
-_MEANS = {field: heading for field, heading in COLUMNS.items() if field not in ("trace", "starts")}
+_SPARE = ("starts", "moves", "refusals", "normalised_cost_p50", "interruptions", "spot_hours")
+_MEANS = {field: heading for field, heading in COLUMNS.items() if field not in ("trace", "starts", "refusals", "moves")}
 
 
 @click.command(
@@ -97,7 +97,7 @@ Example:
     "pool_price_ratios",
     multiple=True,
     type=click.FloatRange(min=1),
-    help="With --together: on-demand price over each trace's spot price, in the order of the traces; repeatable.",
+    help="On-demand price over each trace's spot price, in the order of the traces; repeatable.",
 )
 @click.option(
     "--price-history",
@@ -112,7 +112,7 @@ Example:
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
     show_default=True,
-    help="With --together: minutes from a launch to its refusal.",
+    help="Minutes from a launch to its refusal.",
 )
 @click.option(
     "--move-hours",
@@ -124,7 +124,7 @@ Example:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, started all or none.")
 @click.option(
     "--policy",
-    type=click.Choice([*dict.fromkeys((*NAMES, *TOGETHER_NAMES)), "all"]),
+    type=click.Choice([*NAMES, "all"]),
     multiple=True,
     default=["all"],
     help="Policy; repeatable.  [default: all]",
@@ -153,13 +153,12 @@ def command(
 
     Cost is a share of on-demand's from start to end; a run ends with its work or at its deadline. on_demand and
     spot_only pay one way only; greedy waits for spot until the deadline allows it no more; uniform_progress is the
-    policy of "Can't Be Late" (NSDI'24); adaptive is gpufleet's own, which learns how long the pool's capacity stays
-    and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of all
-    policies, with the trace known beforehand. With --together a policy knows a pool by its own launches only: it tries
-    one pool at a time, for all nodes, beside running ones; adaptive_one_group, as a stack's controller has it, ends
-    these first; fallback buys on demand to the end once spot has not come for 45 minutes, as a stack does by default. A
-    trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number of
-    nodes available in each tick.
+    policy of "Can't Be Late" (NSDI'24); fallback buys on demand to the end once spot has not come for 45 minutes, as a
+    stack does by default; adaptive is gpufleet's own, the rule of a stack's controller, which learns how long capacity
+    stays and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of
+    all policies, with the trace known beforehand. A policy knows a pool by its own launches only: it asks one pool at a
+    time, for all nodes, beside running ones. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number
+    of nodes available in each tick.
 
     With --price-history an hour of spot costs what it did in the trace's zone at that time, beside the catalog's
     on-demand price: adaptive and omniscient go by these prices. The zone is in the trace's file name, and its begin in
@@ -174,58 +173,39 @@ def command(
     repeated = {path for path in paths if paths.count(path) > 1}
     if repeated:
         raise InvalidInputError(f"--trace {min(repeated)} is given twice", next_step="name each trace once")
-    if together:
-        if price_histories and pool_price_ratios:
-            raise click.UsageError("give --price-history or --pool-price-ratio, not both")
-        if len(pool_price_ratios) not in (0, len(paths)):
-            raise InvalidInputError(
-                f"--pool-price-ratio is given {counted(len(pool_price_ratios), 'time')}",
-                limit=counted(len(paths), "trace"),
-                why="each trace is a pool with a price",
-                next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
-            )
-        asked = Job(**job)
-        traces = [read_trace(path) for path in paths]
-        ratios: Sequence[float] | Floats = pool_price_ratios or [asked.price_ratio] * len(paths)
-        if price_histories:
-            traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
-        names = TOGETHER_NAMES if "all" in policy else tuple(dict.fromkeys(policy))
-        with steps("policies", len(names), is_patient=True) as advance:
-            together_results = replay_together(
-                traces,
-                asked,
-                names,
-                launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
-                price_ratios=ratios,
-                starts=starts,
-                seed=seed,
-                nodes=nodes,
-                told=advance,
-            )
-        rows = [_row(result) for result in together_results]
-        columns = {**COLUMNS, "refusals": "refusals", "moves": "moves"}
-        write_rows(rows, columns, output_format, title="Policies over all traces together", spare=("trace", *_SPARE))
-        if plot:
-            _draw_together(plot, together_results)
-        return
-    if alone := set(policy) - {*NAMES, "all"}:
-        raise click.UsageError(f"--policy {min(alone)} needs --together")
+    if price_histories and pool_price_ratios:
+        raise click.UsageError("give --price-history or --pool-price-ratio, not both")
+    if len(pool_price_ratios) not in (0, len(paths)):
+        raise InvalidInputError(
+            f"--pool-price-ratio is given {counted(len(pool_price_ratios), 'time')}",
+            limit=counted(len(paths), "trace"),
+            why="each trace is a pool with a price",
+            next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
+        )
+    asked = Job(**job)
     traces = [read_trace(path) for path in paths]
+    ratios: Sequence[float] | Floats | None = pool_price_ratios or None
+    if price_histories:
+        traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
     names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
-    tick_lengths = {trace.gap_s for trace in traces}
-    with steps("policies", len(names) * len(tick_lengths), is_patient=True) as advance:
+    with steps("policies", len(names) * (1 if together else len(traces)), is_patient=True) as advance:
         results = replay(
             traces,
-            Job(**job),
+            asked,
             names,
+            launching=Launching(try_hours=try_minutes / 60, move_hours=move_hours),
+            price_ratios=ratios,
+            together=together,
             starts=starts,
             seed=seed,
             nodes=nodes,
             processes=len(os.sched_getaffinity(0)),
             told=advance,
         )
-    write_rows([_row(result) for result in results], COLUMNS, output_format, title="Policies by trace", spare=_SPARE)
-    if output_format == "table" and len(paths) > 1:
+    title = "Policies over all traces together" if together else "Policies by trace"
+    spare = ("trace", *_SPARE) if together else _SPARE
+    write_rows([_row(result) for result in results], COLUMNS, output_format, title=title, spare=spare)
+    if output_format == "table" and len(traces) > 1 and not together:
         click.echo()
         write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces", spare=_SPARE)
     if plot:
@@ -265,7 +245,7 @@ def _with_prices(history: PriceHistory, traces: list[Trace], nodes: int) -> tupl
     return traces, on_demand.usd_per_hour / usd_by_tick(history, traces)
 
 
-def _draw(path: Path, results: Sequence[Result]) -> None:
+def _draw(path: Path, results: Sequence[PolicyFigures]) -> None:
     figure = new_figure(9, 5)
     axes = figure.add_subplot()
     policies = list(dict.fromkeys(result.policy for result in results))
@@ -284,25 +264,11 @@ def _draw(path: Path, results: Sequence[Result]) -> None:
     save_plot(figure, path)
 
 
-def _draw_together(path: Path, results: Sequence[Result]) -> None:
-    figure = new_figure(7, 4)
-    axes = figure.add_subplot()
-    names = [result.policy for result in results]
-    axes.barh(names, [result.mean_normalised_cost for result in results], label="mean")
-    axes.plot([result.normalised_cost_p95 for result in results], names, "k|", markersize=14, label="p95")
-    axes.invert_yaxis()  # as the table has them
-    axes.set_xlabel(f"cost over {results[0].trace} together (on-demand = 1)")
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend()
-    save_plot(figure, path)
-
-
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: PolicyFigures) -> dict[str, Any]:
     return {field: rounded(value) if isinstance(value, float) else value for field, value in asdict(result).items()}
 
 
-def _means(results: Sequence[Result]) -> list[dict[str, Any]]:
+def _means(results: Sequence[PolicyFigures]) -> list[dict[str, Any]]:
     rows = []
     for policy in dict.fromkeys(result.policy for result in results):
         of_policy = [asdict(result) for result in results if result.policy == policy]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.contract.adaptive import learned_factor
 from bootstrap.contract.capacity import PoolEvents
+from bootstrap.contract.pools import learned_factor
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.contract.hardware import LearnedPool
 from optimizer.contract.units import HOURS_PER_MONTH
@@ -169,8 +169,8 @@ def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool], now: datetime) -> 
     first, last = min(pool.events.first_at for pool in pools), max(pool.events.last_at for pool in pools)
     seen_text = f"{reclaims} reclaims in {hours:.0f} h, {returns} returns in {empty_hours:.1f} h without capacity"
     return Hazard(
-        rate_per_node_hour=prior.rate_per_node_hour * float(learned_factor(kept_reclaims, expected_reclaims)),
-        wait_hours=prior.wait_hours / float(learned_factor(kept_returns, expected_returns)),
+        rate_per_node_hour=prior.rate_per_node_hour * learned_factor(kept_reclaims, expected_reclaims),
+        wait_hours=prior.wait_hours / learned_factor(kept_returns, expected_returns),
         source=f"{prior.source}; learned from stack {stacks}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}, "
         f"halved every {HALF_LIFE_DAYS:g} days",
     )

@@ -15,7 +15,8 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Delays, Event, Mode, one_group_delays
+from bootstrap.contract.pool_policy import ASKS_BESIDE, Adaptive, Delays, Event, Mode
+from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
@@ -24,10 +25,16 @@ from optimizer.contract.units import cents, rounded
 from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
-from optimizer.economics.simulation.engine import DONE_HOURS
 from optimizer.economics.simulation.job import Job
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
-from optimizer.economics.simulation.zones import Launching, ZonePolicy, ZoneRun, ZoneView
+from optimizer.economics.simulation.policies import Fallback
+from optimizer.economics.simulation.simulator import (
+    DONE_HOURS,
+    Launching,
+    NewPolicy,
+    PoolsView,
+    SimulatedRun,
+    SpotPolicy,
+)
 
 # Simulated runs of a plan, one for each of as many equally likely errors of the speed.
 RUNS = 40
@@ -42,7 +49,7 @@ _LEAST_HOURS = 1e-3
 _TICK_HOURS, _ASK_HOURS = TICK / HOUR, ASK_AGAIN / HOUR
 
 
-class ExponentialRun(ZoneRun):
+class ExponentialRun(SimulatedRun):
     """One run over one pool in continuous time, whose stays and droughts are exponential.
 
     Args:
@@ -59,7 +66,7 @@ class ExponentialRun(ZoneRun):
         self,
         job: Job,
         delays: Delays,
-        policy: ZonePolicy,
+        policy: SpotPolicy,
         random: Random,
         *,
         believed: float,
@@ -98,7 +105,7 @@ class ExponentialRun(ZoneRun):
         """Return whether the pool has the gang now."""
         return self._has
 
-    def view(self, elapsed: float, step: float) -> ZoneView:
+    def view(self, elapsed: float, step: float) -> PoolsView:
         """Build the run's state as the controller sees it, every minute."""
         view = super().view(elapsed, _TICK_HOURS)
         view.work_hours *= self._believed
@@ -180,7 +187,7 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
     prices = _prices(plan)
     if prices is None or plan.job.deadline_hours is None or least_hours(plan) > plan.job.deadline_hours:
         return None
-    before, after = (play_runs(plan, prices, ZONE_POLICIES[name]) for name in ("fallback", "adaptive_one_group"))
+    before, after = (play_runs(plan, prices, policy) for policy in (fall_back, adapt))
     hours = _shifted([run.elapsed_hours for run in before], [run.elapsed_hours for run in after], plan.hours.expected)
     dollars_before, dollars_after = _dollars(plan, prices, before), _dollars(plan, prices, after)
     usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
@@ -203,12 +210,21 @@ def price_rest(
     """Return hours and USD of the rest of a run under adaptive, as ``rest.forecast_rest`` describes it."""
     prices = _prices(plan)
     assert prices is not None
-    policy = ZONE_POLICIES["adaptive_one_group"]
-    runs = play_runs(plan, prices, policy, share=share, left_hours=left_hours, slower=slower, mode=mode)
+    runs = play_runs(plan, prices, adapt, share=share, left_hours=left_hours, slower=slower, mode=mode)
     return (
         _spread([run.elapsed_hours for run in runs], rounded, 0.0),
         _spread(_dollars(plan, prices, runs), cents, 0.0),
     )
+
+
+def fall_back(pools: int, job: Job) -> SpotPolicy:
+    """Make a stack's default policy."""
+    return Fallback(pools)
+
+
+def adapt(pools: int, job: Job) -> SpotPolicy:
+    """Make the adaptive policy as the controller has it."""
+    return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=ASKS_BESIDE)
 
 
 def _prices(plan: FleetPlan) -> tuple[float, float] | None:
@@ -256,7 +272,7 @@ def _restart_hours(plan: FleetPlan) -> float:
 def play_runs(
     plan: FleetPlan,
     prices: tuple[float, float],
-    new_policy: Callable[[int, Job], ZonePolicy],
+    new_policy: NewPolicy,
     *,
     share: float = 1.0,
     left_hours: float | None = None,
@@ -280,7 +296,7 @@ def play_runs(
     believed_hours = least - restart_hours
     lost_hours = plan.interruption.most_lost_s / 3600
     staging_s = limit_s(plan.staging.node_hours * 3600) if plan.staging else 0
-    delays = one_group_delays(
+    delays = Delays.of_run(
         drain_s=plan.terminate_timeout_s,
         gang_window_s=60 * DEFAULT_GANG_WINDOW_MINUTES + staging_s,
         lost_bound_hours=lost_hours,

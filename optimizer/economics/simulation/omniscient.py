@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bootstrap.contract.adaptive import IDLE, ON_DEMAND, SPOT
-from optimizer.economics.simulation.engine import Runs
 from optimizer.economics.simulation.job import Job
-from optimizer.economics.simulation.traces import Windows
-from optimizer.economics.simulation.zones import over_ticks
+from optimizer.economics.simulation.simulator import Runs, over_ticks
 from optimizer.performance.types import Bools, Floats
+
+# Rows of the modes; from _SPOT on a row a pool.
+_IDLE, _ON_DEMAND, _SPOT = range(3)
 
 # At this price of an hour of work (on-demand costs 1) the sequence with the most work wins.
 _ANY_PRICE = 1e6
@@ -42,14 +42,8 @@ class _Sequences(NamedTuple):
         return self.on_demand_hours + self.spot_hours - self.launches * job.restart_hours
 
 
-def lower_bound(windows: Windows, job: Job) -> Runs:
-    """Cost that no policy can go below, with the hours and interruptions of the sequences that make it."""
-    prices = np.full((len(windows.available), 1), 1 / job.price_ratio)
-    return lower_bound_together(windows.available[:, None], windows.gap_s, job, prices)
-
-
-def lower_bound_together(available: Bools, gap_s: float, job: Job, prices: Floats) -> Runs:
-    """The lower bound for runs in any of several pools.
+def lower_bound(available: Bools, gap_s: float, job: Job, prices: Floats) -> Runs:
+    """Cost that no policy can go below, with the hours and interruptions of the sequences that make it.
 
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
@@ -84,7 +78,7 @@ def lower_bound_together(available: Bools, gap_s: float, job: Job, prices: Float
 
 
 def _chosen(mask: Bools, yes: _Sequences, no: _Sequences) -> _Sequences:
-    return _Sequences(*(np.where(mask, one, other) for one, other in zip(yes, no, strict=True)))
+    return _Sequences(*(np.where(mask, *pair) for pair in zip(yes, no, strict=True)))
 
 
 def _stretches(available: Bools, prices: Floats, gap_hours: float, hours: float) -> tuple[Floats, Bools, Floats]:
@@ -113,28 +107,28 @@ def _stretches(available: Bools, prices: Floats, gap_hours: float, hours: float)
 def _best_sequences(lengths: Floats, available: Bools, job: Job, rates: Floats, price: Floats) -> _Sequences:
     """For each run, the modes of the stretches that maximise price times work minus cost.
 
-    The modes are IDLE, ON_DEMAND, and from SPOT on the pools; ``rates`` are hourly prices, from ON_DEMAND on.
+    The modes are _IDLE, _ON_DEMAND, and from _SPOT on the pools; ``rates`` are hourly prices, from _ON_DEMAND on.
     """
     count = lengths.shape[1]
     # Columns are worth, spot hours, on-demand hours, cost, launches, reclaims.
     state = np.zeros((1 + rates.shape[1], 6, count))
-    state[ON_DEMAND:, 0] = -np.inf
+    state[_ON_DEMAND:, 0] = -np.inf
     launch = price * job.restart_hours
     columns = np.arange(count)
     for hours, has_spot, usd in zip(lengths, available, rates, strict=True):
         best = state[:, 0].argmax(axis=0)
         from_best = state[best, :, columns].T
         # A pool that a stretch without capacity ends takes its nodes back, wherever the run goes from there.
-        from_best[5] += (best >= SPOT) & ~has_spot[np.maximum(best - SPOT, 0), columns]
-        starts = from_best[0] - launch > state[ON_DEMAND:, 0]
-        state[ON_DEMAND:] = np.where(starts[:, None], from_best, state[ON_DEMAND:])
-        state[IDLE] = from_best
-        state[ON_DEMAND:, 0] += (price - usd) * hours - starts * launch
-        state[ON_DEMAND, 2] += hours
-        state[SPOT:, 1] += hours
-        state[ON_DEMAND:, 3] += usd * hours
-        state[ON_DEMAND:, 4] += starts
-        state[SPOT:, 0][~has_spot] = -np.inf
+        from_best[5] += (best >= _SPOT) & ~has_spot[np.maximum(best - _SPOT, 0), columns]
+        starts = from_best[0] - launch > state[_ON_DEMAND:, 0]
+        state[_ON_DEMAND:] = np.where(starts[:, None], from_best, state[_ON_DEMAND:])
+        state[_IDLE] = from_best
+        state[_ON_DEMAND:, 0] += (price - usd) * hours - starts * launch
+        state[_ON_DEMAND, 2] += hours
+        state[_SPOT:, 1] += hours
+        state[_ON_DEMAND:, 3] += usd * hours
+        state[_ON_DEMAND:, 4] += starts
+        state[_SPOT:, 0][~has_spot] = -np.inf
     best = state[:, 0].argmax(axis=0)
     _, *totals = state[best, :, columns].T
     return _Sequences(*totals)

@@ -1,132 +1,139 @@
-"""The policies, each by its name.
+"""The policies, each by its name; adaptive is ``bootstrap.contract.pool_policy``, as the controller runs it.
 
 Greedy and Uniform Progress follow "Can't Be Late" (sections 3 and 5.2 of
-https://www.usenix.org/conference/nsdi24/presentation/wu-zhanghao) and the simulator of its authors: times are rounded
-to ticks against the policy, and its margin for a restart is the mean one. The rule of ``adaptive`` is
-``bootstrap.contract.adaptive``, which the controller can run as it is; here it gets arrays.
+https://www.usenix.org/conference/nsdi24/presentation/wu-zhanghao), with the guard of ``pool_policy`` for the deadline.
+Both were published for a pool whose capacity is known: they take several pools in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
-from bootstrap.contract.adaptive import FIRST_AGE_HOURS, IDLE, ON_DEMAND, SPOT, Arithmetic, Pool, Terms, decide
-from optimizer.economics.simulation.engine import Policy, View
+from bootstrap.contract.pool_policy import Adaptive, Event, Mode, has_no_time, must_buy
+from bootstrap.contract.pools import PoolRecord
+from optimizer.economics.interruption import FALLBACK_AFTER_HOURS
 from optimizer.economics.simulation.job import Job
-from optimizer.performance.types import Bools, Floats, Ints
+from optimizer.economics.simulation.simulator import NewPolicy, PoolsView
 
 
 class OnDemand:
     """On-demand from start to end."""
 
-    def decide(self, view: View) -> Ints:
-        """Return on-demand for every run."""
-        return np.full(len(view.mode), ON_DEMAND)
+    beside = True
+
+    def keep(self, view: PoolsView) -> Mode:
+        """Return on-demand."""
+        return Mode.ON_DEMAND
+
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return no pool."""
+        return None
+
+    def note(self, event: Event, pool: int, hours: float) -> None:
+        """Learn nothing."""
 
 
-class SpotOnly:
-    """Spot whenever the pool has it, whatever the deadline."""
+class _InTurn:
+    """The pools in turn, from the one that answered last."""
 
-    def decide(self, view: View) -> Ints:
-        """Return spot where it is available."""
-        return np.where(view.available, SPOT, IDLE)
+    beside = True
 
+    def __init__(self, pools: int) -> None:
+        self._pools, self._next = pools, 0
+        self._tried: set[int] = set()
+        self._asked_hours = -1.0
 
-class Greedy:
-    """Spot until the deadline allows no more waiting, then on-demand to the end."""
+    def _turn(self, view: PoolsView) -> int | None:
+        if view.elapsed_hours != self._asked_hours:
+            self._asked_hours, self._tried = view.elapsed_hours, set()
+        return None if self._next in self._tried else self._next
 
-    def decide(self, view: View) -> Ints:
-        """Return spot where it is available, and on-demand where the safety net demands it."""
-        return _safety_net(view, np.where(view.available, SPOT, IDLE))
-
-
-class UniformProgress:
-    """Progress in proportion to time: on-demand where the run is behind, spot whenever it comes."""
-
-    def decide(self, view: View) -> Ints:
-        """Apply the rules of section 5.2.2: uniform progress, taking risks, hysteresis, safety net."""
-        job = view.job
-        done = job.work_hours - view.work_hours
-        pace = job.work_hours / job.deadline_hours
-        behind = done < view.elapsed_hours * pace
-        wanted = np.where(view.available, SPOT, np.where(behind, ON_DEMAND, IDLE))
-        ahead = done > (view.elapsed_hours + 2 * job.restart_hours) * pace
-        stays = (view.mode == ON_DEMAND) & ~(view.available & ahead)
-        return _safety_net(view, np.where(stays, ON_DEMAND, wanted))
+    def note(self, event: Event, pool: int, hours: float) -> None:
+        """Go on to the next pool after a refusal; after a reclaim the same pool is tried first."""
+        if event is Event.REFUSED:
+            self._tried.add(pool)
+            self._next = (pool + 1) % self._pools
 
 
-class Adaptive:
-    """Dynamic programming over what the pool has shown so far; it keeps every deadline that on-demand can keep."""
+class SpotOnly(_InTurn):
+    """Spot from the first pool that has it, whatever the deadline."""
 
-    def __init__(self) -> None:
-        self._pool: Pool | None = None
+    def keep(self, view: PoolsView) -> Mode:
+        """Return what runs."""
+        return view.mode
 
-    def decide(self, view: View) -> Ints:
-        """Return the decisions of the contract's rule."""
-        if self._pool is None:
-            self._pool = Pool(available=view.available, age_hours=np.full(len(view.mode), FIRST_AGE_HOURS))
-        else:
-            self._pool.observe(view.available, view.gap_hours, ARRAYS)
-        modes: Ints = decide(
-            terms(view.job),
-            self._pool,
-            mode=view.mode,
-            loading=view.loading_hours > 0,
-            work_hours=view.work_hours,
-            left_hours=view.left_hours,
-            tick_hours=view.gap_hours,
-            arithmetic=ARRAYS,
-        ).mode
-        return modes
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return the next pool in turn while nothing runs."""
+        return self._turn(view) if view.mode is Mode.IDLE else None
 
 
-def terms(job: Job) -> Terms:
-    """Terms of the adaptive rule for a job."""
-    return Terms(
-        work_hours=job.work_hours,
-        deadline_hours=job.deadline_hours,
-        price_ratio=job.price_ratio,
-        restart_hours=job.restart_hours,
-        restart_bound_hours=job.restart_bound_hours,
-        lost_bound_hours=job.checkpoint_hours,
-    )
+class Greedy(_InTurn):
+    """Spot from the first pool that has it, until the deadline allows no more waiting; then on-demand to the end."""
+
+    def keep(self, view: PoolsView) -> Mode:
+        """Return what runs, or on-demand where the deadline demands it."""
+        return Mode.ON_DEMAND if must_buy(view) else view.mode
+
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return the next pool in turn while nothing runs."""
+        return self._turn(view) if view.mode is Mode.IDLE and not has_no_time(view) else None
 
 
-def _whole(numbers: Floats | Bools) -> Ints:
-    return np.asarray(numbers).astype(np.int64)
+class Fallback(_InTurn):
+    """The stack's default policy: on-demand to the end once spot has not come for a gang window."""
+
+    def __init__(self, pools: int) -> None:
+        super().__init__(pools)
+        self._lost_hours = 0.0
+
+    def keep(self, view: PoolsView) -> Mode:
+        """Return what runs, or on-demand after the window."""
+        waited = view.mode is Mode.IDLE and view.elapsed_hours - self._lost_hours >= FALLBACK_AFTER_HOURS
+        return Mode.ON_DEMAND if waited else view.mode
+
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return the next pool in turn while nothing runs and the window lasts."""
+        return self._turn(view) if self.keep(view) is Mode.IDLE else None
+
+    def note(self, event: Event, pool: int, hours: float) -> None:
+        """Begin a window at a reclaim."""
+        super().note(event, pool, hours)
+        if event is Event.RECLAIMED:
+            self._lost_hours = hours
 
 
-def _pick(tables: Callable[[int], bytes], which: Ints, index: Ints) -> Ints:
-    picked = np.empty(index.shape, dtype=np.int64)
-    for one in np.unique(which):
-        rows = which == one
-        picked[rows] = np.frombuffer(tables(int(one)), dtype=np.uint8)[index[rows]]
-    return picked
+class UniformProgress(_InTurn):
+    """Progress in proportion to time: on-demand where the run is behind, spot from any pool whenever it comes."""
+
+    def __init__(self, pools: int, job: Job) -> None:
+        super().__init__(pools)
+        self._job = job
+
+    def keep(self, view: PoolsView) -> Mode:
+        """Return on-demand where the run is behind."""
+        if must_buy(view):
+            return Mode.ON_DEMAND
+        if view.mode is Mode.IDLE and self._lead(view) < 0:
+            return Mode.ON_DEMAND
+        return view.mode
+
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return the next pool in turn while nothing runs, or on-demand nodes that are two restarts ahead."""
+        if view.mode is Mode.SPOT or has_no_time(view):
+            return None
+        if view.mode is Mode.ON_DEMAND and self._lead(view) <= 2 * self._job.restart_hours:
+            return None
+        return self._turn(view)
+
+    def _lead(self, view: PoolsView) -> float:
+        """Hours by which the work done is ahead of the pace."""
+        job = self._job
+        return (job.work_hours - view.work_hours) * job.deadline_hours / job.work_hours - view.elapsed_hours
 
 
-ARRAYS = Arithmetic(np.where, _whole, _pick)
-
-
-def _safety_net(view: View, wanted: Ints) -> Ints:
-    """Go to on-demand where the time left is work and two restarts, or one for a running spot node that works."""
-    gap, restart = view.gap_hours, view.job.restart_hours
-    left_ticks = np.floor(view.left_hours / gap + 1e-9)
-
-    def short(restarts: int) -> Bools:
-        ticks: Bools = np.ceil((view.work_hours + restarts * restart) / gap - 1e-9) >= left_ticks
-        return ticks
-
-    working_spot = (view.mode == SPOT) & (view.loading_hours <= 0)
-    wanted = np.where(short(2) & (view.mode != SPOT), ON_DEMAND, wanted)
-    return np.where(short(1), np.where(working_spot, SPOT, ON_DEMAND), wanted)
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "on_demand": OnDemand,
-    "spot_only": SpotOnly,
-    "greedy": Greedy,
+POLICIES: dict[str, NewPolicy] = {
+    "on_demand": lambda pools, job: OnDemand(),
+    "spot_only": lambda pools, job: SpotOnly(pools),
+    "greedy": lambda pools, job: Greedy(pools),
+    "fallback": lambda pools, job: Fallback(pools),
     "uniform_progress": UniformProgress,
-    "adaptive": Adaptive,
+    "adaptive": lambda pools, job: Adaptive(dict.fromkeys(range(pools), PoolRecord())),
 }

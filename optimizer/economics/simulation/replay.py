@@ -1,32 +1,38 @@
-"""All policies over all traces, and the figures of each pair."""
+"""All policies over all traces, one pool a run or all pools for each run, and the figures of each pair."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
 from multiprocessing import get_context
 
 import numpy as np
 
-from optimizer.economics.simulation.engine import Runs, simulate
+from bootstrap.contract.words import counted
+from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.traces import Trace, Windows, cut_windows
-from optimizer.performance.types import Floats
+from optimizer.economics.simulation.simulator import Launching, Runs, simulate
+from optimizer.economics.simulation.traces import Trace, draw_places
+from optimizer.performance.types import Bools, Floats
 
 OMNISCIENT = "omniscient"
 NAMES = (*POLICIES, OMNISCIENT)
 # Ticks times runs above which the simulation is worth the start of a second process.
-_WORTH_PROCESSES = 2e6
+_WORTH_PROCESSES = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """Figures of one policy on one trace; costs are shares of on-demand's from start to end."""
+class PolicyFigures:
+    """Figures of one policy on one trace, or on several together; costs are shares of on-demand's from start to end.
+
+    Attributes:
+        refusals, moves: mean launches that were refused, and that came in another pool than the last; None: unknown.
+    """
 
     trace: str
     policy: str
@@ -38,6 +44,22 @@ class Result:
     spot_hours: float
     on_demand_hours: float
     interruptions: float
+    refusals: float | None
+    moves: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """One policy in all windows of a trace, or of several together; shapes as ``simulate`` has them."""
+
+    trace: str
+    policy: str
+    available: Bools
+    prices: Floats
+    gap_s: float
+    job: Job
+    launching: Launching
+    seed: int
 
 
 def replay(
@@ -45,69 +67,118 @@ def replay(
     job: Job,
     policies: Iterable[str],
     *,
+    launching: Launching,
     starts: int,
     seed: int,
+    price_ratios: Sequence[float] | Floats | None = None,
+    together: bool = False,
     nodes: int = 1,
-    processes: int,
+    processes: int = 1,
     told: Callable[[str], object] = lambda _: None,
-) -> list[Result]:
-    """Simulate each of ``policies`` (of NAMES) from ``starts`` places of each trace.
+) -> list[PolicyFigures]:
+    """Simulate each of ``policies`` (of NAMES) from ``starts`` places of each trace, or of all traces ``together``.
 
-    ``told`` gets the policy's name after it has been played on all traces of one tick length.
+    Together, every run meets the pools in an order of its own, so that no policy gains from the order of the files.
+    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks); by default the
+    job's. ``told`` gets the policy's name after it has been played on a trace.
 
     Raises:
-        InvalidInputError: a trace is shorter than the deadline.
+        InvalidInputError: the traces do not fit together, or one is shorter than the deadline.
     """
     chosen = list(policies)
-    tasks: list[tuple[str, Windows, Job, int]] = []
-    groups: list[list[Trace]] = []
-    # Traces with the same tick are played together.
-    for _, group in groupby(sorted(traces, key=_gap), key=_gap):
-        groups.append(list(group))
-        windows = cut_windows(groups[-1], hours=job.deadline_hours, starts=starts, seed=seed, nodes=nodes)
-        tasks += [(policy, windows, job, seed) for policy in chosen]
-    size = sum(windows.available.size for _, windows, _, _ in tasks)
-    # The longest first, so that no process is left with one at the end.
-    order = sorted(range(len(tasks)), key=lambda place: -tasks[place][1].available.shape[1])
-    played = {}
+    ratios = np.asarray([job.price_ratio] * len(traces) if price_ratios is None else price_ratios, dtype=float)
+    groups = [list(range(len(traces)))] if together else [[place] for place in range(len(traces))]
+    tasks = []
+    for group in groups:
+        members = [traces[place] for place in group]
+        available, prices = _cut(members, 1 / ratios[group], job.deadline_hours, starts=starts, seed=seed, nodes=nodes)
+        name = counted(len(members), "trace") if together else members[0].name
+        for policy in chosen:
+            task = _Task(
+                trace=name,
+                policy=policy,
+                available=available,
+                prices=prices,
+                gap_s=members[0].gap_s,
+                job=job,
+                launching=launching,
+                seed=seed,
+            )
+            tasks.append(task)
+    size = sum(task.available.size for task in tasks)
+    figures = []
     with ExitStack() as stack:
-        play_all: Callable[..., Iterable[Runs]] = map
+        play_all: Callable[..., Iterable[PolicyFigures]] = map
         if processes > 1 and size > _WORTH_PROCESSES:
             play_all = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("fork"))).map
-        for place, runs in zip(order, play_all(_play, [tasks[place] for place in order]), strict=True):
-            played[place] = runs
-            told(tasks[place][0])
-    results = {}
-    for place, (policy, _, _, _) in enumerate(tasks):
-        for number, trace in enumerate(groups[place // len(chosen)]):
-            rows = slice(number * starts, (number + 1) * starts)
-            results[trace.name, policy] = summarise(trace.name, policy, played[place], rows, job)
-    return [results[trace.name, policy] for trace in traces for policy in chosen]
+        for row in play_all(_play, tasks):
+            figures.append(row)
+            told(row.policy)
+    return figures
 
 
-def _gap(trace: Trace) -> float:
-    return trace.gap_s
+def _play(task: _Task) -> PolicyFigures:
+    if task.policy == OMNISCIENT:
+        runs = lower_bound(task.available, task.gap_s, task.job, task.prices)
+    else:
+        new_policy = POLICIES[task.policy]
+        gap_hours = task.gap_s / 3600
+        runs = simulate(task.available, gap_hours, task.job, task.launching, task.prices, new_policy, seed=task.seed)
+    return _summarise(task, runs)
 
 
-def _play(task: tuple[str, Windows, Job, int]) -> Runs:
-    policy, windows, job, seed = task
-    if policy == OMNISCIENT:
-        return lower_bound(windows, job)
-    return simulate(windows, job, POLICIES[policy](), seed=seed)
-
-
-def summarise(trace: str, policy: str, runs: Runs, rows: slice, job: Job) -> Result:
-    """Figures of the runs in ``rows``."""
-    costs: Floats = runs.cost[rows] / job.on_demand_cost
-    return Result(
-        trace=trace,
-        policy=policy,
+def _summarise(task: _Task, runs: Runs) -> PolicyFigures:
+    costs: Floats = runs.cost / task.job.on_demand_cost
+    return PolicyFigures(
+        trace=task.trace,
+        policy=task.policy,
         starts=len(costs),
         mean_normalised_cost=float(costs.mean()),
         normalised_cost_p50=float(np.quantile(costs, 0.5)),
         normalised_cost_p95=float(np.quantile(costs, 0.95)),
-        missed_fraction=float(runs.late[rows].mean()),
-        spot_hours=float(runs.spot_hours[rows].mean()),
-        on_demand_hours=float(runs.on_demand_hours[rows].mean()),
-        interruptions=float(runs.interruptions[rows].mean()),
+        missed_fraction=float(runs.late.mean()),
+        spot_hours=float(runs.spot_hours.mean()),
+        on_demand_hours=float(runs.on_demand_hours.mean()),
+        interruptions=float(runs.interruptions.mean()),
+        refusals=None if runs.refusals is None else float(runs.refusals.mean()),
+        moves=None if runs.moves is None else float(runs.moves.mean()),
     )
+
+
+def _cut(
+    traces: Sequence[Trace], prices: Floats, hours: float, *, starts: int, seed: int, nodes: int
+) -> tuple[Bools, Floats]:
+    """Availability of windows at random places, the same of all traces, and prices, as ``simulate`` takes them.
+
+    The places of one trace depend on the seed and its name only, not on the other traces.
+    """
+    _check_fit(traces)
+    name = [] if len(traces) > 1 else [zlib.crc32(traces[0].name.encode())]
+    shortest = min(traces, key=lambda trace: len(trace.nodes))
+    places = draw_places(shortest, hours, starts, np.random.default_rng([seed, *name]))
+    available = np.stack([(trace.nodes >= nodes)[places] for trace in traces], axis=1)
+    random = np.random.default_rng([seed, len(traces)])
+    order = random.permuted(np.tile(np.arange(len(traces)), (starts, 1)), axis=1)
+    available = np.take_along_axis(available, order[:, :, None], axis=1)
+    if prices.ndim == 1:
+        return available, prices[order]
+    return available, np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
+
+
+def _check_fit(traces: Sequence[Trace]) -> None:
+    gaps = {trace.gap_s for trace in traces}
+    if len(gaps) > 1:
+        raise InvalidInputError(
+            f"the traces have ticks of {', '.join(f'{gap:g}' for gap in sorted(gaps))} s",
+            limit="one tick for all",
+            why="pools that are taken together are watched at the same times",
+            next_step="traces of one collection",
+        )
+    begins = {trace.start_time for trace in traces if trace.start_time}
+    if len(begins) > 1:
+        raise InvalidInputError(
+            f"the traces begin at {min(begins)} and at {max(begins)}",
+            limit="one start_time for all",
+            why="a tick is the same moment in all pools",
+            next_step="traces of one collection",
+        )

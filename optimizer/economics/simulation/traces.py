@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.types import Bools, Ints
+from optimizer.performance.types import Ints
 
 _FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value is the number of nodes available'
 
@@ -49,18 +47,6 @@ class Trace:
         return len(self.nodes) * self.gap_s / 3600
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Windows:
-    """Parts of traces with the same tick, one a run: from a run's start to its deadline.
-
-    Attributes:
-        available: the pool has all nodes of the run; shape (runs, ticks).
-    """
-
-    gap_s: float
-    available: Bools
-
-
 def read_trace(path: Path) -> Trace:
     """Read a trace file.
 
@@ -86,23 +72,6 @@ def read_trace(path: Path) -> Trace:
         nodes=np.array(content.data, dtype=np.int64),
         start_time=start.replace(tzinfo=start.tzinfo or UTC) if start else None,
     )
-
-
-def cut_windows(traces: Sequence[Trace], *, hours: float, starts: int, seed: int, nodes: int = 1) -> Windows:
-    """Cut ``starts`` windows of ``hours`` from each of ``traces``, which share a tick, at random places.
-
-    The places depend on the seed and the trace's name only, not on the other traces.
-
-    Raises:
-        InvalidInputError: a trace is shorter than a window.
-    """
-    (gap_s,) = {trace.gap_s for trace in traces}
-    parts = []
-    for trace in traces:
-        random = np.random.default_rng([seed, zlib.crc32(trace.name.encode())])
-        places = draw_places(trace, hours, starts, random)
-        parts.append((trace.nodes >= nodes)[places])
-    return Windows(gap_s=gap_s, available=np.concatenate(parts))
 
 
 def draw_places(trace: Trace, hours: float, starts: int, random: np.random.Generator) -> Ints:

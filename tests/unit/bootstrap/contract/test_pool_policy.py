@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract import adaptive
+from bootstrap.contract import pool_policy
 from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, has_no_time, may_launch, must_buy
-from bootstrap.contract.pools import YOUNG_S, PoolRecord, came, reclaimed, refused
+from bootstrap.contract.pools import PoolRecord, came, reclaimed, refused
+from bootstrap.contract.spot_values import Terms
 
 HOUR = 3600.0
 DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25, try_hours=0.05)
@@ -68,15 +69,16 @@ def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and
     assert tried(fresh, seen) == "a"
     # Half of the capacity that is met an hour after a refusal is younger than 21 minutes: not worth two restarts.
     just_now = dict.fromkeys(fresh, refused(PoolRecord(), 9 * HOUR))
-    for beside in (False, True):
-        assert (tried(lately, seen, beside=beside), tried(just_now, seen, beside=beside)) == ("a", None)
+    for beside, left_hours in ((False, 20.0), (True, 15.0)):
+        now = view(Mode.ON_DEMAND, left_hours)
+        assert (tried(lately, now, beside=beside), tried(just_now, now, beside=beside)) == ("a", None)
     assert tried({"a": flapping}, seen) is None
     assert tried(fresh, replace(seen, prices={"a": 0.9, "b": 0.9})) is None
     assert tried(fresh, replace(seen, loading_hours=0.2)) is None
     # Two tries, two slow launches, a tick and lost work on top of the work.
     assert tried(fresh, replace(seen, left_hours=12.46)) == "a"
     assert tried(fresh, replace(seen, left_hours=12.44)) is None
-    assert tried(fresh, replace(seen, work_hours=1.0)) is None
+    assert tried(fresh, replace(seen, work_hours=0.2)) is None
 
 
 def test_spot_nodes_of_one_group_end_for_much_cheaper_spot_and_are_asked_again_where_that_refuses() -> None:
@@ -97,26 +99,19 @@ def test_spot_nodes_of_one_group_end_for_much_cheaper_spot_and_are_asked_again_w
 
 
 def test_the_rates_at_which_empty_pools_come_back_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[tuple[float, float]] = []
 
-    def look_up(terms: object, **state: Any) -> int:
-        asked.append(state)
-        return adaptive.IDLE
+    def should_wait(terms: Terms, *, work_hours: float, slack_hours: float, drought_hours: float) -> bool:
+        assert (work_hours, slack_hours) == (10.0, 10.0)
+        asked.append((terms.return_factor, drought_hours))
+        return True
 
-    monkeypatch.setattr(adaptive, "look_up", look_up)
-    # Pool a is empty since two hours, pool b since five; c, whose spot costs more than on-demand, ends no wait.
-    records = {name: refused(PoolRecord(), (10 - hours) * HOUR) for name, hours in (("a", 2), ("b", 5), ("c", 1))}
-    seen = view(Mode.IDLE, 20.0, prices={"a": 0.3, "b": 0.3, "c": 1.2})
-    assert Adaptive(records).keep(seen) is Mode.IDLE
-    young = YOUNG_S / HOUR
-    factor = 1 + (young + 2) / (young + 5)
-    assert asked == [
-        {
-            "available": False,
-            "mode": adaptive.IDLE,
-            "work_hours": 10.0,
-            "slack_hours": 10.0,
-            "age_hours": 2.0,
-            "return_factor": pytest.approx(factor),
-        }
-    ]
+    monkeypatch.setattr(pool_policy, "should_wait", should_wait)
+    # Five pools are empty since about two hours; another, whose spot costs more than on-demand, ends no wait.
+    hours = {"a": 2.0, "b": 2.1, "c": 2.2, "d": 2.3, "e": 2.4, "dear": 1.0}
+    records = {name: refused(PoolRecord(), (10 - since) * HOUR) for name, since in hours.items()}
+    seen = view(Mode.IDLE, 20.0, prices=dict.fromkeys(hours, 0.3) | {"dear": 1.2})
+    for names in (list(hours), ["a", "dear"]):
+        assert Adaptive({name: records[name] for name in names}).keep(seen) is Mode.IDLE
+    # The sum of the rates, 4.6 times the youngest one's, is 2.5 squared to the nearest power.
+    assert asked == [(pytest.approx(2.5**2), pytest.approx(2.0)), (1.0, pytest.approx(2.0))]

@@ -11,8 +11,6 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bootstrap.contract import one_group
-from bootstrap.contract.run_terms import table_terms
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import StandingDecision, read_state
 from bootstrap.controller.observation import Target
@@ -129,36 +127,6 @@ def test_on_demand_nodes_are_left_for_spot_again_where_that_pays() -> None:
     reasons = [one.state.reason for one in world.decisions]
     assert any("waiting longer for spot costs more than it can save: 26.4 h are left" in reason for reason in reasons)
     assert any("the nodes are given up: next is spot" in reason and "chance" in reason for reason in reasons)
-
-
-def test_the_table_of_the_settings_decides_every_tick_as_the_one_that_the_controller_computes() -> None:
-    places = {name: replace(one, hours_p95=15.0) for name, one in PLACES.items()}
-    bare = adaptive(places=places, deadline_hours=40.0, steps=900)
-    terms = table_terms(bare)
-    assert terms
-    histories, computed = [], []
-    for config in (bare, replace(bare, table=one_group.pack(terms))):
-        one_group.table.cache_clear()
-        training = Training(World(config, rooms=dict(NO_SPOT)))
-        world = training.world
-        while not (world.state and world.phase == "running"):
-            training.minute()
-        # One zone comes back, its nodes are reclaimed at once, and later all zones have nodes.
-        world.rooms["spot", "subnet-az1"] = 3
-        while bought(world)[-1] == "on-demand":
-            training.minute()
-        world.rooms = dict(NO_SPOT)
-        training.reclaim(3)
-        for _ in range(600):
-            training.minute()
-        world.rooms = {}
-        training.finish()
-        histories.append([one.state for one in world.decisions])
-        computed.append(one_group.table.cache_info().misses)
-        assert {"spot", "on-demand"} == set(bought(world))
-    assert histories[0] == histories[1]
-    # All ticks of a run have one table.
-    assert computed == [1, 0]
 
 
 def standings(world: World) -> list[StandingDecision]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.adaptive import LEARNED_FROM
+from bootstrap.contract.pools import learned_factor
 from optimizer.catalog.snapshot import SHIPPED, learned_file
 from optimizer.economics.interruption import GANG_RECLAIMS, GANG_WAITS
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -71,14 +71,10 @@ def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpuflee
     expected = band * 120 * 4 ** GANG_RECLAIMS[0]
     own, kept = rows[POOL], rows[POOL]["weight"]
     assert kept == pytest.approx((2**-0.2 - 2**-2.3) / (2.1 * math.log(2)), abs=1e-3)
-    assert own["reclaims_per_node_hour"] == pytest.approx(
-        band * (LEARNED_FROM + kept * 6) / (LEARNED_FROM + kept * expected), rel=2e-3
-    )
+    assert own["reclaims_per_node_hour"] == pytest.approx(band * learned_factor(kept * 6, kept * expected), rel=2e-3)
     wait = hazard(prior)["wait_hours"]
     expected = 40 / (wait * 4 ** (GANG_WAITS[0] - GANG_RECLAIMS[0]))
-    assert own["wait_hours"] == pytest.approx(
-        wait * (LEARNED_FROM + kept * expected) / (LEARNED_FROM + kept * 5), rel=1e-3
-    )
+    assert own["wait_hours"] == pytest.approx(wait / learned_factor(kept * 5, kept * expected), rel=1e-3)
     assert rows[POOL.replace("spot", "on-demand")]["wait_hours"] is None
     # A drought that lasts counts up to its last refusal.
     assert rows[POOL.replace("az1", "az2")]["wait_hours"] > wait

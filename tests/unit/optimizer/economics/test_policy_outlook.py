@@ -11,9 +11,9 @@ import pytest
 from bootstrap.contract.pool_policy import Mode
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy
 from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
-from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, play_runs, price_policies
+from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, adapt, fall_back, play_runs, price_policies
 from optimizer.economics.rest import forecast_rest
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
+from optimizer.economics.simulation.simulator import NewPolicy
 from optimizer.search.levers import describe_policies
 from tests.unit.optimizer.search.requests import answer
 
@@ -32,11 +32,11 @@ def plan(instance_type: str, deadline_hours: float, samples: int = 5_300_000) ->
     ).plans[0]
 
 
-def expected(one: FleetPlan, policy: str, deadline_hours: float | None = None) -> tuple[float, float, int]:
+def expected(one: FleetPlan, policy: NewPolicy, deadline_hours: float | None = None) -> tuple[float, float, int]:
     """Compute dollars and hours of the simulation, and runs that miss the deadline."""
     known = one.node_prices_usd_per_hour
     spot, demand = (known[NodeItem(market, one.instance_type, one.region)] for market in ("spot", "on-demand"))
-    runs = play_runs(one, (spot, demand), ZONE_POLICIES[policy])
+    runs = play_runs(one, (spot, demand), policy)
     assert len(runs) == RUNS
     late = sum(run.elapsed_hours > (deadline_hours or 0) for run in runs)
     return one.node_count * demand * fmean(run.cost for run in runs), fmean(run.elapsed_hours for run in runs), late
@@ -47,7 +47,7 @@ def expected(one: FleetPlan, policy: str, deadline_hours: float | None = None) -
 def test_fallback_simulated_costs_what_the_closed_form_says(instance_type: str) -> None:
     # The form is of long runs: one of 3 hours that is reclaimed hourly costs up to 8% more.
     one = plan(instance_type, 1000.0, samples=8_000_000)
-    compute_usd, hours, _ = expected(one, "fallback")
+    compute_usd, hours, _ = expected(one, fall_back)
     assert compute_usd == pytest.approx(one.cost_usd.breakdown.compute, rel=0.06)
     assert hours == pytest.approx(one.hours.expected, rel=0.06)
 
@@ -65,7 +65,7 @@ def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> 
         assert known.expected_usd["fallback"] == one.cost_usd.expected
         costs.append(known.cost_usd.expected)
         # Only a speed beyond its own 95th percentile misses the deadline.
-        assert expected(one, "adaptive_one_group", deadline_hours)[2] <= 0.05 * RUNS
+        assert expected(one, adapt, deadline_hours)[2] <= 0.05 * RUNS
     assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
 
 

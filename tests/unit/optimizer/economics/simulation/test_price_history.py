@@ -12,12 +12,12 @@ import pytest
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
-from optimizer.economics.simulation.omniscient import lower_bound_together
+from optimizer.economics.simulation.omniscient import lower_bound
+from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.price_history import assume_capacity, read_histories, usd_by_tick
-from optimizer.economics.simulation.together import replay_together
+from optimizer.economics.simulation.replay import replay
+from optimizer.economics.simulation.simulator import Launching, simulate
 from optimizer.economics.simulation.traces import Trace
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES
-from optimizer.economics.simulation.zones import Launching, simulate_together
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -113,16 +113,14 @@ def test_adaptive_and_the_bound_follow_prices_that_change() -> None:
     prices = np.array([[[0.6] * 12 + [0.1] * 12, [0.1] * 12 + [0.6] * 12]])
     available = np.ones((1, 2, 24), dtype=bool)
     job = Job(work_hours=20, deadline_hours=24, price_ratio=4.0, restart_hours=0.5)
-    bound = lower_bound_together(available, 3600, job, prices).cost[0]
+    bound = lower_bound(available, 3600, job, prices).cost[0]
     # Two launches of half an hour: 21 hours at 0.1.
     assert bound == pytest.approx(2.1, abs=0.06)
-    played = simulate_together(
-        available, 1.0, job, Launching(try_hours=0.05), prices, ZONE_POLICIES["adaptive"], seed=0
-    )
+    played = simulate(available, 1.0, job, Launching(try_hours=0.05), prices, POLICIES["adaptive"], seed=0)
     assert played.moves[0] == 1
-    assert bound <= played.runs.cost[0] <= 1.05 * bound
-    stays = simulate_together(available, 1.0, job, Launching(try_hours=0.05), prices, ZONE_POLICIES["greedy"], seed=0)
-    assert stays.runs.cost[0] == pytest.approx(0.6 * 12 + 0.1 * 8.5)
+    assert bound <= played.cost[0] <= 1.05 * bound
+    stays = simulate(available, 1.0, job, Launching(try_hours=0.05), prices, POLICIES["greedy"], seed=0)
+    assert stays.cost[0] == pytest.approx(0.6 * 12 + 0.1 * 8.5)
 
 
 def test_prices_of_ticks_are_cut_as_the_traces_are() -> None:
@@ -131,19 +129,27 @@ def test_prices_of_ticks_are_cut_as_the_traces_are() -> None:
 
     def costs(ratios: Any) -> list[float]:
         policies = ("greedy", "adaptive", "omniscient")
-        found = replay_together(
-            traces, job, policies, launching=Launching(try_hours=0.05), price_ratios=ratios, starts=30, seed=0
+        found = replay(
+            traces,
+            job,
+            policies,
+            launching=Launching(try_hours=0.05),
+            price_ratios=ratios,
+            together=True,
+            starts=30,
+            seed=0,
         )
         return [result.mean_normalised_cost for result in found]
 
     constant = costs([4.0, 2.0])
     # Runs with fewer changes of price than another end without a reclaim.
-    (bound,) = replay_together(
+    (bound,) = replay(
         traces,
         job,
         ["omniscient"],
         launching=Launching(try_hours=0.05),
         price_ratios=np.repeat([[4.0, 2.0], [2.0, 4.0]], 30, axis=1),
+        together=True,
         starts=30,
         seed=0,
     )

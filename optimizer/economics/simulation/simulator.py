@@ -1,4 +1,4 @@
-"""The engine for one run that may take its nodes from any of several pools: it plays a policy run by run.
+"""The simulator: one run that may take its nodes from any of 1 to n pools, tick by tick.
 
 A policy knows a pool by its own launches only. A launch is tried in one pool at a time, for the whole gang; a refusal
 takes ``try_hours`` and no money, as a request that is all or nothing bills no node. Nodes that work go on until their
@@ -14,15 +14,17 @@ from typing import Protocol
 import numpy as np
 
 from bootstrap.contract.pool_policy import Delays, Event, Mode, RunView
-from optimizer.economics.simulation.engine import DONE_HOURS, DRAWS, Runs
 from optimizer.economics.simulation.job import Job
 from optimizer.performance.types import Bools, Floats
 
+# Launches of a run that draw a delay of their own; later ones use the draws again.
+_DRAWS = 64
+DONE_HOURS = 1e-9
 # A run's pools are numbered.
-ZoneView = RunView[int]
+PoolsView = RunView[int]
 
 
-class ZonePolicy(Protocol):
+class SpotPolicy(Protocol):
     """Decides for one run; made anew for each.
 
     Attributes:
@@ -31,14 +33,17 @@ class ZonePolicy(Protocol):
 
     beside: bool
 
-    def keep(self, view: ZoneView) -> Mode:
+    def keep(self, view: PoolsView) -> Mode:
         """Return what runs until the next tick where no launch brings spot nodes; SPOT keeps the running ones."""
 
-    def next_try(self, view: ZoneView) -> int | None:
+    def next_try(self, view: PoolsView) -> int | None:
         """Return the pool in which to try a launch now, beside the running nodes; None: no more in this tick."""
 
     def note(self, event: Event, pool: int, hours: float) -> None:
         """Learn what a pool did, ``hours`` after the start."""
+
+
+NewPolicy = Callable[[int, Job], SpotPolicy]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,24 +60,34 @@ class Launching:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZoneRuns:
-    """Simulated runs, with the launches that were refused and those in another pool than the last, one an element."""
+class Runs:
+    """Simulated runs, one an element.
 
-    runs: Runs
-    refusals: Floats
-    moves: Floats
+    Attributes:
+        cost: hours of on-demand that would cost as much.
+        late: the work was not done at the deadline, where the simulation ends.
+        refusals, moves: launches that were refused, and that came in another pool than the last; None: unknown.
+    """
+
+    cost: Floats
+    late: Bools
+    spot_hours: Floats
+    on_demand_hours: Floats
+    interruptions: Floats
+    refusals: Floats | None = None
+    moves: Floats | None = None
 
 
-def simulate_together(
+def simulate(
     available: Bools,
     gap_hours: float,
     job: Job,
     launching: Launching,
     prices: Floats,
-    new_policy: Callable[[int, Job], ZonePolicy],
+    new_policy: NewPolicy,
     *,
     seed: int,
-) -> ZoneRuns:
+) -> Runs:
     """Play a policy in every window.
 
     All policies meet the same delays: a run's n-th launch and n-th interruption draw the same hours.
@@ -84,25 +99,24 @@ def simulate_together(
     """
     random = np.random.default_rng(seed)
     count = len(available)
-    restarts, losses = (draw(random, (count, DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
+    restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
     by_tick = over_ticks(prices, available).transpose(0, 2, 1)
     played = []
     for window, price, restart, lost in zip(available, by_tick, restarts, losses, strict=True):
         policy = new_policy(len(window), job)
-        played.append(ZoneRun(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost))
-        played[-1].play()
+        run = SimulatedRun(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost)
+        run.play()
+        played.append(run)
 
     def column(field: str) -> Floats:
         return np.array([getattr(run, field) for run in played], dtype=float)
 
-    return ZoneRuns(
-        runs=Runs(
-            cost=column("cost"),
-            late=column("work") > DONE_HOURS,
-            spot_hours=column("spot_hours"),
-            on_demand_hours=column("on_demand_hours"),
-            interruptions=column("interruptions"),
-        ),
+    return Runs(
+        late=column("work") > DONE_HOURS,
+        cost=column("cost"),
+        spot_hours=column("spot_hours"),
+        on_demand_hours=column("on_demand_hours"),
+        interruptions=column("interruptions"),
         refusals=column("refusals"),
         moves=column("moves"),
     )
@@ -113,7 +127,7 @@ def over_ticks(prices: Floats, available: Bools) -> Floats:
     return np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
 
 
-class ZoneRun:
+class SimulatedRun:
     """One run, from its start to the end of its work or its deadline.
 
     A subclass may carry out what the policy decides: ``launch``, ``advance``, ``end`` and ``reclaim``.
@@ -132,7 +146,7 @@ class ZoneRun:
         job: Job,
         launching: Launching,
         prices: Sequence[Sequence[float]],
-        policy: ZonePolicy,
+        policy: SpotPolicy,
         restarts: list[float],
         losses: list[float],
     ) -> None:
@@ -156,11 +170,21 @@ class ZoneRun:
 
     def play(self) -> None:
         """Play all ticks."""
+        kept_launch = -1
         for tick, prices in enumerate(self._prices):
             if self.work <= DONE_HOURS:
                 return
             self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
-            self.decide(elapsed, min(self._gap_hours, self._job.deadline_hours - elapsed))
+            step = min(self._gap_hours, self._job.deadline_hours - elapsed)
+            working = self.mode is Mode.SPOT and self.loading_hours <= 0
+            # No policy leaves working nodes of the cheapest pool that it has kept while they worked: slack stays.
+            kept = working and kept_launch == self._launches and self.has_capacity(self.pool)
+            if kept and prices[self.pool] <= min(prices):
+                self.advance(step)
+                continue
+            before = self._launches
+            self.decide(elapsed, step)
+            kept_launch = before if working else -1
 
     def decide(self, elapsed: float, step: float) -> None:
         """Do what the policy says until its next decision, ``step`` hours on."""
@@ -188,9 +212,9 @@ class ZoneRun:
         """Return whether a pool has the gang in the present tick."""
         return self._available[pool][self._tick]
 
-    def view(self, elapsed: float, step: float) -> ZoneView:
+    def view(self, elapsed: float, step: float) -> PoolsView:
         """Build the run's state as its policy sees it."""
-        return ZoneView(
+        return RunView(
             delays=self._delays,
             now_s=elapsed * 3600,
             elapsed_hours=elapsed,
@@ -204,7 +228,7 @@ class ZoneRun:
             loading_hours=self.loading_hours,
         )
 
-    def _try_pools(self, elapsed: float, step: float, view: ZoneView, *, hurry: bool) -> tuple[float, int | None]:
+    def _try_pools(self, elapsed: float, step: float, view: PoolsView, *, hurry: bool) -> tuple[float, int | None]:
         """Hours from the tick's start to the last answer, and the pool that gave its nodes.
 
         A refusal that is still awaited from the tick before does not hold up a launch on demand (``hurry``).

@@ -1,27 +1,39 @@
-"""Several pools together: hours by hand, the lower bound, deadlines, and what the order of tries is worth."""
+"""The simulator: hours by hand, the published policies, the lower bound, deadlines, worth of the order of tries."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bootstrap.contract.pool_policy import Event, Mode
+from bootstrap.contract.pool_policy import Adaptive, Event, Mode
+from bootstrap.contract.pools import PoolRecord
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import Job
-from optimizer.economics.simulation.omniscient import lower_bound_together
-from optimizer.economics.simulation.together import NAMES, TogetherResult, replay_together
-from optimizer.economics.simulation.traces import Trace
-from optimizer.economics.simulation.zone_policies import ZONE_POLICIES, NewPolicy, UniformProgress
-from optimizer.economics.simulation.zones import Launching, ZoneRuns, ZoneView, simulate_together
+from optimizer.economics.simulation.omniscient import lower_bound
+from optimizer.economics.simulation.policies import POLICIES
+from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
+from optimizer.economics.simulation.simulator import (
+    DONE_HOURS,
+    Launching,
+    NewPolicy,
+    PoolsView,
+    Runs,
+    SimulatedRun,
+    simulate,
+)
+from optimizer.economics.simulation.traces import Trace, read_trace
 from optimizer.performance.types import Bools
 
 TRY = Launching(try_hours=0.1)
+HOUR = Trace(name="one-hour ticks", gap_s=3600, nodes=np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1]))
 
 
 def job(work: float, deadline: float, **changes: float) -> Job:
@@ -43,11 +55,11 @@ class Script:
         self.events: list[tuple[Event, int, float]] = []
         self._next = 0
 
-    def keep(self, view: ZoneView) -> Mode:
+    def keep(self, view: PoolsView) -> Mode:
         self._next = 0
         return Mode.ON_DEMAND if view.elapsed_hours >= self._buys_at else view.mode
 
-    def next_try(self, view: ZoneView) -> int | None:
+    def next_try(self, view: PoolsView) -> int | None:
         if view.mode is not Mode.IDLE or view.elapsed_hours >= self._buys_at or self._next == self._count:
             return None
         self._next += 1
@@ -59,20 +71,20 @@ class Script:
 
 def play(
     available: Bools, asked: Job, policy: Script, *, prices: tuple[float, ...] = (0.25, 0.5), move_hours: float = 0.0
-) -> ZoneRuns:
+) -> Runs:
     launching = Launching(try_hours=TRY.try_hours, move_hours=move_hours)
-    return simulate_together(available, 1.0, asked, launching, np.array([prices]), lambda *_: policy, seed=0)
+    return simulate(available, 1.0, asked, launching, np.array([prices]), lambda *_: policy, seed=0)
 
 
 def test_hours_refusals_and_moves_are_as_counted_by_hand() -> None:
     script = Script(2, buys_at=4)
     played = play(pools("0010" + "0" * 4, "1100" + "0" * 4), job(4, 8), script)
     # Pool 0 refuses for 0.1 h; pool 1 gives 1.9 h, 0.5 of them restart. Pool 0 gives an hour, half of it restart.
-    assert played.runs.spot_hours[0] == pytest.approx(1.9 + 1.0)
+    assert played.spot_hours[0] == pytest.approx(1.9 + 1.0)
     # Two refusals at 3 h; from 4 h on-demand: a restart and the rest of 4 h of work.
-    assert played.runs.on_demand_hours[0] == pytest.approx(0.5 + 4 - 1.4 - 0.5)
-    assert played.runs.cost[0] == pytest.approx(1.9 * 0.5 + 0.25 + 2.6)
-    assert (played.refusals[0], played.moves[0], played.runs.interruptions[0]) == (3, 1, 2)
+    assert played.on_demand_hours[0] == pytest.approx(0.5 + 4 - 1.4 - 0.5)
+    assert played.cost[0] == pytest.approx(1.9 * 0.5 + 0.25 + 2.6)
+    assert (played.refusals[0], played.moves[0], played.interruptions[0]) == (3, 1, 2)
     assert [(event, pool) for event, pool, _ in script.events] == [
         (Event.REFUSED, 0),
         (Event.CAME, 1),
@@ -89,23 +101,76 @@ class EndsFirst(Script):
 
     beside = False
 
-    def next_try(self, view: ZoneView) -> int | None:
+    def next_try(self, view: PoolsView) -> int | None:
         self._next += 1
         return 0 if view.elapsed_hours == 2 and self._next == 1 else None
 
 
 def test_nodes_that_end_before_a_try_load_again_where_it_is_refused() -> None:
     refused, given = (play(pools(row), job(4, 8), EndsFirst(1, 0), prices=(0.25,)) for row in ("0" * 8, "00110000"))
-    assert refused.runs.on_demand_hours[0] == pytest.approx(2 + 0.5 + 2.5)
-    assert refused.runs.cost[0] == pytest.approx(5.0)
+    assert refused.on_demand_hours[0] == pytest.approx(2 + 0.5 + 2.5)
+    assert refused.cost[0] == pytest.approx(5.0)
     # From 2 h to 3 h spot, half of it restart; then on-demand nodes load again.
-    assert (given.runs.spot_hours[0], given.runs.on_demand_hours[0]) == (1.0, pytest.approx(2 + 0.5 + 2.0))
+    assert (given.spot_hours[0], given.on_demand_hours[0]) == (1.0, pytest.approx(2 + 0.5 + 2.0))
 
 
 def test_a_move_to_another_pool_takes_the_checkpoints_copy() -> None:
     row = "0010" + "0" * 4, "1100" + "0" * 4
     near, far = (play(pools(*row), job(4, 8), Script(2, 4), move_hours=hours) for hours in (0.0, 0.4))
-    assert far.runs.on_demand_hours[0] == pytest.approx(near.runs.on_demand_hours[0] + 0.4)
+    assert far.on_demand_hours[0] == pytest.approx(near.on_demand_hours[0] + 0.4)
+
+
+def test_an_interruption_loses_work_since_the_checkpoint_and_never_more_than_the_node_did() -> None:
+    def restarted(checkpoint_hours: float, capacity: int) -> float:
+        """On-demand hours of a run that is reclaimed after ``capacity`` hours."""
+        asked = job(4, 24, checkpoint_hours=checkpoint_hours)
+        row = "1" * capacity + "0" * (24 - capacity)
+        return float(play(pools(row), asked, Script(1, capacity), prices=(0.25,)).on_demand_hours[0])
+
+    # The restart, the half hour of work that the spot nodes' restart took, and lost work.
+    assert 0 < restarted(2.0, 4) - 0.5 - 0.5 < 2
+    assert restarted(1e3, 1) == pytest.approx(0.5 + 4)
+
+
+def test_on_demand_costs_one_and_the_mean_of_the_restarts_is_as_asked() -> None:
+    (row,) = replay([HOUR], job(4, 6), ["on_demand"], launching=TRY, starts=5, seed=0)
+    assert row.mean_normalised_cost == row.normalised_cost_p95 == 1 and row.missed_fraction == 0
+    drawn = job(4, 6, restart_p95_hours=1.2).draw_restarts(np.random.default_rng(0), (200_000,))
+    assert drawn.mean() == pytest.approx(0.5, rel=0.01)
+    assert np.quantile(drawn, 0.95) == pytest.approx(1.2, rel=0.01)
+    assert (drawn > job(4, 6, restart_p95_hours=1.2).restart_bound_hours).sum() <= 3  # of 200,000: 0.7 expected
+
+
+def published(name: str, row: str) -> str:
+    """Modes that a policy takes in one run with 4 h of work in 12 h, a letter a tick."""
+    taken: list[str] = []
+
+    class Recorded(SimulatedRun):
+        def advance(self, hours: float) -> None:
+            if hours > 0.5 and self.work > DONE_HOURS:
+                taken.append({Mode.IDLE: "i", Mode.ON_DEMAND: "d", Mode.SPOT: "s"}[self.mode])
+            super().advance(hours)
+
+    asked, launching = job(4, 12), Launching(try_hours=1e-9)
+    prices, policy = [[0.25]] * len(row), POLICIES[name](1, asked)
+    Recorded(pools(row)[0].tolist(), 1.0, asked, launching, prices, policy, [0.5], [0.0]).play()
+    return "".join(taken)
+
+
+def test_greedy_waits_until_work_a_tick_and_a_restart_are_left() -> None:
+    assert published("greedy", "000000000000") == "iiiiiiiddddd"
+    assert published("greedy", "000000011111") == "iiiiiiiddddd"  # and never goes back
+    assert published("greedy", "111110000000") == "sssss"
+    # Spot nodes that work may run on.
+    assert published("greedy", "000000111111") == "iiiiiisssss"
+
+
+def test_uniform_progress_follows_its_rules() -> None:
+    # Behind from the second tick on; on-demand until two restarts (1 h) ahead of pace, 1/3; without spot it stays.
+    assert published("uniform_progress", "000000000000") == "iddddd"
+    # Spot comes while it is behind the hysteresis: stays; with 1.5 h done at 4 h, 1.67 h are asked; 2.5 h do.
+    assert published("uniform_progress", "000111111111").startswith("idds")
+    assert published("uniform_progress", "111000000000")[:7] == "sssiiii"
 
 
 def cheapest(rows: tuple[str, ...], asked: Job, prices: tuple[float, ...]) -> float:
@@ -139,7 +204,7 @@ def test_the_lower_bound_is_below_the_optimum_and_equal_to_it_where_launches_are
     rows: tuple[str, ...], work: int, restart: float, prices: tuple[float, ...]
 ) -> None:
     asked = job(work, 16, restart_hours=restart)
-    bound = lower_bound_together(pools(*rows), 3600, asked, np.array([prices])).cost[0]
+    bound = lower_bound(pools(*rows), 3600, asked, np.array([prices])).cost[0]
     optimum = cheapest(rows, asked, prices)
     assert bound <= optimum + 1e-6
     assert restart or optimum <= bound + 1e-6
@@ -155,7 +220,7 @@ def test_the_lower_bound_is_a_third_of_a_launch_below_the_optimum_on_average(cou
         available = (np.cumsum(changes, axis=1) + random.integers(0, 2, (count, 1))) % 2
         rows = tuple("".join(map(str, row)) for row in available)
         asked, prices = job(int(random.integers(3, 15)), 16, restart_hours=1.0), random.choice([0.1, 0.3, 0.8], count)
-        bound = lower_bound_together(pools(*rows), 3600, asked, np.array([prices])).cost[0]
+        bound = lower_bound(pools(*rows), 3600, asked, np.array([prices])).cost[0]
         gaps.append(cheapest(rows, asked, tuple(prices)) - bound)
     assert 0.0 < np.mean(gaps) < 0.4
     # On-demand nodes that bridge several stretches make it larger.
@@ -185,9 +250,9 @@ def test_no_policy_beats_the_bound_and_only_those_without_a_deadline_are_late(
     asked = job(
         (deadline - 2 * restart) / slack, deadline, restart_hours=restart, checkpoint_hours=checkpoint * gap_hours
     )
-    bound = lower_bound_together(pools(*rows), gap_hours * 3600, asked, np.array([prices])).cost[0]
-    for name, new_policy in ZONE_POLICIES.items():
-        runs = simulate_together(pools(*rows), gap_hours, asked, TRY, np.array([prices]), new_policy, seed=0).runs
+    bound = lower_bound(pools(*rows), gap_hours * 3600, asked, np.array([prices])).cost[0]
+    for name, new_policy in POLICIES.items():
+        runs = simulate(pools(*rows), gap_hours, asked, TRY, np.array([prices]), new_policy, seed=0)
         assert name in ("spot_only", "fallback") or not runs.late[0], name
         assert runs.late[0] or bound <= runs.cost[0] + 1e-6, name
 
@@ -203,8 +268,8 @@ def random_traces(seed: int, stays: tuple[float, ...]) -> list[Trace]:
     return traces
 
 
-def costs(traces: list[Trace], asked: Job, ratios: tuple[float, ...]) -> dict[str, TogetherResult]:
-    rows = replay_together(traces, asked, NAMES, launching=TRY, price_ratios=ratios, starts=40, seed=0, nodes=4)
+def costs(traces: list[Trace], asked: Job, ratios: tuple[float, ...]) -> dict[str, PolicyFigures]:
+    rows = replay(traces, asked, NAMES, launching=TRY, price_ratios=ratios, together=True, starts=40, seed=0, nodes=4)
     return {row.policy: row for row in rows}
 
 
@@ -228,12 +293,6 @@ def test_adaptive_buys_on_demand_early_where_spot_will_not_do() -> None:
     assert rows["adaptive"].mean_normalised_cost < 0.9 * rows["greedy"].mean_normalised_cost
 
 
-class PaceInOneGroup(UniformProgress):
-    """Uniform Progress whose on-demand nodes end before spot is tried."""
-
-    beside = False
-
-
 def lomax_pools(seed: int, count: int, hours: float) -> list[Trace]:
     """Pools that lose and get capacity at the rate 1 / (age + 0.4 h), in ticks of five minutes."""
     random = np.random.default_rng(seed)
@@ -246,7 +305,7 @@ def lomax_pools(seed: int, count: int, hours: float) -> list[Trace]:
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.5])
-def test_one_group_costs_less_than_uniform_progress_and_a_little_more_than_launches_beside_nodes(factor: float) -> None:
+def test_nodes_that_end_before_a_try_cost_a_little_more_than_tries_beside_them(factor: float) -> None:
     asked = job(24, 24 * factor, price_ratio=3.3, restart_hours=0.2)
     traces = lomax_pools(3, 2, 300)
     windows = np.stack([[trace.nodes[first : first + 288 * 2] > 0 for trace in traces] for first in range(0, 2880, 96)])
@@ -254,29 +313,88 @@ def test_one_group_costs_less_than_uniform_progress_and_a_little_more_than_launc
     prices = np.full((len(windows), 2), 1 / 3.3)
 
     def cost(new_policy: NewPolicy) -> float:
-        played = simulate_together(windows, 1 / 12, asked, Launching(try_hours=2 / 60), prices, new_policy, seed=0)
-        assert not played.runs.late.any()
-        return float(played.runs.cost.mean())
+        played = simulate(windows, 1 / 12, asked, Launching(try_hours=2 / 60), prices, new_policy, seed=0)
+        assert not played.late.any()
+        return float(played.cost.mean())
 
-    one_group, beside = (cost(ZONE_POLICIES[name]) for name in ("adaptive_one_group", "adaptive"))
-    assert one_group < cost(PaceInOneGroup)
+    def ending_first(pools: int, job: Job) -> Adaptive[int]:
+        return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=False)
+
+    one_group, beside = cost(ending_first), cost(POLICIES["adaptive"])
     assert beside < one_group < 1.1 * beside
 
 
 def test_traces_that_do_not_fit_together_are_refused() -> None:
     ones = np.ones(100, dtype=np.int64)
 
-    def replay(*traces: Trace) -> None:
-        replay_together(
-            traces, job(4, 9), ["greedy"], launching=TRY, price_ratios=[4.0] * len(traces), starts=2, seed=0
-        )
+    def together(*traces: Trace) -> None:
+        replay(traces, job(4, 9), ["greedy"], launching=TRY, together=True, starts=2, seed=0)
 
     with pytest.raises(InvalidInputError, match="ticks of 300, 600 s"):
-        replay(Trace(name="a", gap_s=300, nodes=ones), Trace(name="b", gap_s=600, nodes=ones))
+        together(Trace(name="a", gap_s=300, nodes=ones), Trace(name="b", gap_s=600, nodes=ones))
     days = [
         Trace(name=str(day), gap_s=600, nodes=ones, start_time=datetime(2025, 10, day, tzinfo=UTC)) for day in (4, 5)
     ]
     with pytest.raises(InvalidInputError, match="begin at 2025-10-04"):
-        replay(*days)
+        together(*days)
     with pytest.raises(InvalidInputError, match="trace b lasts 8"):
-        replay(Trace(name="a", gap_s=600, nodes=ones), Trace(name="b", gap_s=600, nodes=ones[:50]))
+        together(Trace(name="a", gap_s=600, nodes=ones), Trace(name="b", gap_s=600, nodes=ones[:50]))
+
+
+def test_a_trace_has_the_same_starts_whatever_the_others_are_and_processes_change_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traces = [HOUR, Trace(name="minutes", gap_s=60, nodes=np.arange(2000) // 50 % 2)]
+
+    def play_all(traces: list[Trace], processes: int) -> list[PolicyFigures]:
+        return replay(traces, job(3, 8), NAMES, launching=TRY, starts=4, seed=0, processes=processes)
+
+    rows = play_all(traces, 1)
+    assert [(row.trace, row.policy) for row in rows] == [(trace.name, name) for trace in traces for name in NAMES]
+    assert play_all(traces[1:], 1) == rows[len(NAMES) :]
+    monkeypatch.setattr("optimizer.economics.simulation.replay._WORTH_PROCESSES", 0)
+    assert play_all(traces, 2) == rows
+
+
+def test_one_pool_is_cheaper_than_the_published_policies_and_never_late() -> None:
+    traces = lomax_pools(5, 3, 400)
+    cost: dict[str, float] = {}
+    for name in ("greedy", "uniform_progress", "adaptive", "omniscient"):
+        rows = replay(
+            traces, job(48, 57.6, price_ratio=3.3, restart_hours=0.2), [name], launching=TRY, starts=30, seed=0
+        )
+        cost[name] = float(np.mean([row.mean_normalised_cost for row in rows]))
+    assert cost["omniscient"] < cost["adaptive"] < 0.98 * min(cost["greedy"], cost["uniform_progress"])
+    uncertain = job(48, 57.6, price_ratio=3.3, restart_hours=0.2, restart_p95_hours=0.3, checkpoint_hours=0.5)
+    rows = replay(traces, uncertain, ["adaptive"], launching=TRY, starts=60, seed=0)
+    assert [row.missed_fraction for row in rows] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[1, 0", "is not JSON"),
+        ('{"data": [1]}', "metadata: Field required"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "metadata.gap_seconds: Input should be greater than 0"),
+        ('{"metadata": {"gap_seconds": 60}, "data": [1, -1]}', "data.1: Input should be greater than or equal to 0"),
+        ('{"metadata": {"gap_seconds": 60}, "data": []}', "data: List should have at least 1 item"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_fault(tmp_path: Path, content: str, named: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(InvalidInputError, match=named):
+        read_trace(path)
+
+
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="lasts 10 h"):
+        replay([HOUR], job(4, 11), ["greedy"], launching=TRY, starts=1, seed=0)
+    with pytest.raises(InvalidInputError, match=r"work and one restart, 48\.5 h"):
+        job(48, 48.2)
+    with pytest.raises(InvalidInputError, match=r"between the mean, 0\.5 h, and 3\.87 times"):
+        job(4, 9, restart_p95_hours=3)
+    with pytest.raises(InvalidInputError, match="No such file"):
+        read_trace(tmp_path / "absent.json")
+    (tmp_path / "t.json").write_text(json.dumps({"metadata": {"gap_seconds": 60, "nodes": 2}, "data": [2, 0]}))
+    assert read_trace(tmp_path / "t.json").nodes.tolist() == [2, 0]

@@ -1,0 +1,189 @@
+"""Finite-horizon values of the spot policy: what spot saves a run on demand, and whether a run without nodes waits.
+
+Dynamic programming over work left, slack left, age and what runs, with all pools as one whose capacity comes and goes
+at the rate of ``pools``. Slack is the time to the deadline beyond the work: only waiting, launches and lost work spend
+it. The age is that of the capacity, or of the drought. Costs are hours of on-demand.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from bootstrap.contract.pools import YOUNG_S, age_since_s
+
+# Lower ends of the age bins, h.
+AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
+# Cells (work x slack) of a table.
+_CELLS = 4000
+_SHORTEST_STEP_HOURS = 0.1
+# Cost of what the guard does not allow.
+_LATE = 1e6
+# Situations: no nodes, on-demand and spot while there is capacity; no nodes and on-demand without.
+_NONE_UP, _DEMAND_UP, _SPOT_UP, _NONE_DOWN, _DEMAND_DOWN = range(5)
+_Costs = tuple[float, ...]
+_BINS = range(len(AGES))
+# Age of a drought at the last refusal, h, and the longest look at the pools beyond two launches, h, of one group.
+_DROUGHT_HOURS, _LOOK_HOURS = 1.0, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Fixed terms of a run.
+
+    Attributes:
+        work_hours, deadline_hours: at the start.
+        spot_price: of an hour; on-demand's is 1.
+        restart_hours: mean hours from a launch to the first new step.
+        restart_bound_hours: hours that a launch never exceeds, for the guard.
+        lost_bound_hours: work that an interruption can lose: the checkpoint interval.
+        return_factor: rate at which the first of all pools comes back, over one pool's.
+        beside: on-demand nodes work on while spot is asked for, so that they know of its capacity; else they end first,
+            and start again after a refusal.
+    """
+
+    work_hours: float
+    deadline_hours: float
+    spot_price: float
+    restart_hours: float
+    restart_bound_hours: float
+    lost_bound_hours: float
+    return_factor: float
+    beside: bool
+
+    @cached_property
+    def step_hours(self) -> float:
+        """Length of a step: the work and the slack of a cell."""
+        slack_hours = self.deadline_hours - self.work_hours
+        return max(math.sqrt(self.work_hours * slack_hours / _CELLS), _SHORTEST_STEP_HOURS)
+
+    @cached_property
+    def slack_cells(self) -> int:
+        """Last cell of slack."""
+        return math.ceil((self.deadline_hours - self.work_hours) / self.step_hours)
+
+    @cached_property
+    def work_cells(self) -> int:
+        """Last cell of work."""
+        return math.ceil(self.work_hours / self.step_hours)
+
+    def cell(self, work_hours: float, slack_hours: float, age_hours: float) -> int:
+        """Place of a state in the table: slack is rounded down and work up, against the policy."""
+        step, last = self.step_hours, self.slack_cells
+        work = min(max(int(work_hours / step + 1 - 1e-9), 0), self.work_cells)
+        slack = min(max(int(slack_hours / step), 0), last)
+        return (work * (last + 1) + slack) * len(AGES) + _age_bin(age_hours)
+
+
+def should_wait(terms: Terms, *, work_hours: float, slack_hours: float, drought_hours: float) -> bool:
+    """Return whether a run without nodes, whose pools are empty since ``drought_hours``, waits rather than buys."""
+    return bool(_tables(terms)[1][terms.cell(work_hours, slack_hours, drought_hours)])
+
+
+def spot_saving(terms: Terms, *, work_hours: float, slack_hours: float, age_hours: float) -> float:
+    """Return what a run on demand saves by capacity of an age, in hours of on-demand; below 0: it would lose."""
+    return _tables(terms)[0][terms.cell(work_hours, slack_hours, age_hours)]
+
+
+@lru_cache(maxsize=64)
+def _tables(terms: Terms) -> tuple[array[float], bytes]:
+    """Savings and waits of every cell, by backward induction. A launch takes its mean restart at once."""
+    step, spot_price, restart = terms.step_hours, terms.spot_price, terms.restart_hours
+    bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
+    loses, comes = _chances(1.0, step), _chances(terms.return_factor, step)
+    seen = comes if terms.beside else [0.0] * len(AGES)
+    growth = [
+        (min(age + 1, len(AGES) - 1), min(step / (end - start), 1.0))
+        for age, (start, end) in enumerate(pairwise((*AGES, math.inf)))
+    ]
+    middles = [(start + end) / 2 for start, end in pairwise((*AGES, 2 * AGES[-1]))]
+    found = [_chance_after(hours) for hours in middles]
+    found_age = [_age_bin(age_since_s(3600 * hours) / 3600) for hours in middles]
+    launch_cells, part = int(restart / step), restart / step % 1.0
+    slacks = range(terms.slack_cells + 1)
+    savings, waits = array("f", bytes(4 * len(AGES) * len(slacks))), bytearray(len(AGES) * len(slacks))
+
+    def later(costs: list[_Costs], age: int, situation: int) -> float:
+        """Cost after a step without a change: some of an age bin reach the next one."""
+        older, grow = growth[age]
+        return costs[age][situation] + grow * (costs[older][situation] - costs[age][situation])
+
+    before: list[list[_Costs]] = [[(0.0,) * 5] * len(AGES) for _ in slacks]
+    for _ in range(terms.work_cells):
+        # Costs by slack and age: of all situations, and of a step of work that begins on-demand or on spot with
+        # capacity, or on-demand without.
+        values: list[list[_Costs]] = []
+        runs: list[list[tuple[float, float, float]]] = []
+        for cell in slacks:
+            slack, after = cell * step, before[cell]
+            # An interruption loses half of the interval on average.
+            reclaimed = after[0][_NONE_DOWN] + lost / 2
+            run = [
+                (
+                    step + (1 - loses[age]) * later(after, age, _DEMAND_UP) + loses[age] * after[0][_DEMAND_DOWN],
+                    step * spot_price + (1 - loses[age]) * later(after, age, _SPOT_UP) + loses[age] * reclaimed,
+                    step + (1 - seen[age]) * later(after, age, _DEMAND_DOWN) + seen[age] * after[0][_DEMAND_UP],
+                )
+                for age in _BINS
+            ]
+            runs.append(run)
+            near, far = runs[max(cell - launch_cells, 0)], runs[max(cell - launch_cells - 1, 0)]
+            waited = values[cell - 1] if cell and slack - step >= bound else None
+            launched: list[float] = []
+            here: list[_Costs] = []
+            for age in _BINS:
+                demand_up, spot_up, demand_down = run[age]
+                buy_up, take, buy_down = (
+                    restart * price + close + part * (distant - close)
+                    for price, close, distant in zip((1, spot_price, 1), near[age], far[age], strict=True)
+                )
+                launched.append(take if slack >= bound + restart + lost else _LATE)
+                wait_up = wait_down = _LATE
+                if waited:
+                    wait_up = (1 - loses[age]) * later(waited, age, _NONE_UP) + loses[age] * waited[0][_NONE_DOWN]
+                    wait_down = (1 - comes[age]) * later(waited, age, _NONE_DOWN) + comes[age] * waited[0][_NONE_UP]
+                look = _LATE
+                if not terms.beside:
+                    # New on-demand nodes have age 0: nothing has been asked since.
+                    buy_down = restart + near[0][2] + part * (far[0][2] - near[0][2])
+                    if slack >= 2 * bound + lost + _LOOK_HOURS:
+                        look = found[age] * launched[found_age[age]] + (1 - found[age]) * buy_down
+                here.append(
+                    (
+                        min(wait_up, buy_up, launched[age]),
+                        min(wait_up, demand_up, launched[age]),
+                        min(wait_up, buy_up, spot_up if slack >= bound + lost else _LATE),
+                        min(wait_down, buy_down),
+                        min(wait_down, demand_down, look),
+                    )
+                )
+                savings.append(demand_up - launched[age] if terms.beside else demand_down - look)
+                waits.append(wait_down <= buy_down)
+            values.append(here)
+        before = values
+    return savings, bytes(waits)
+
+
+def _age_bin(hours: float) -> int:
+    return sum(hours >= edge for edge in AGES[1:])
+
+
+def _chances(factor: float, step: float) -> list[float]:
+    """Chance of a change within a step, by age bin: the mean rate over the bin."""
+    young = YOUNG_S / 3600
+    chances = []
+    for start, end in pairwise((*AGES, 3 * AGES[-1])):
+        rate = factor * math.log((end + young) / (start + young)) / (end - start)
+        chances.append(1 - math.exp(-rate * step))
+    return chances
+
+
+def _chance_after(hours: float) -> float:
+    """Chance that capacity has come back ``hours`` after a refusal, and is still there."""
+    young = YOUNG_S / 3600
+    came = hours / (hours + young + _DROUGHT_HOURS)
+    # Capacity that came back may have gone again: half of the time there is some.
+    return came * (0.5 + 0.5 * young / (young + hours))
