@@ -17,7 +17,6 @@ LOOKS = {
     "greedy": ("#d95f02", "^"),
     "uniform_progress": ("#7570b3", "v"),
     "adaptive": ("#1b9e77", "o"),
-    "adaptive_one_group": ("#1f78b4", "D"),
     "omniscient": ("#000000", "_"),
 }
 
@@ -26,16 +25,16 @@ def draw() -> Figure:
     """Draw the cost by deadline on one pool of AWS, and the cost over the lower bound on several pools."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     one, several = figure.subplots(1, 2)
-    runs = pd.read_csv(RESULTS / "spot_policies_202611.csv")
-    runs = runs[(runs.curve == "shipped") & ~runs.trace.str.startswith("gcp-")]
+    rows = pd.read_csv(RESULTS / "spot_policies_202611.csv")
+    runs = rows[(rows.pools == "one") & ~rows.trace.str.startswith("gcp-")]
     for policy, (color, marker) in LOOKS.items():
-        mean = runs[runs.policy == policy].groupby("deadline_factor").mean_normalised_cost.mean()
+        mean = runs[runs.policy == policy].groupby("deadline_over_work").mean_normalised_cost.mean()
         if len(mean):
             one.plot(mean.index, mean, color=color, marker=marker, label=policy)
     one.set(title=f"One pool: {runs.trace.nunique()} AWS traces", xlabel="deadline over work")
     one.set(ylabel="mean cost (on-demand = 1)", ylim=(0, None))
     one.legend(fontsize=8)
-    zones = pd.read_csv(RESULTS / "spot_zones_202611.csv")
+    zones = rows[~rows.pools.str.startswith("one")]
     keys = ["pools", "gang", "deadline_over_work"]
     cases = zones.pivot_table(index=keys, columns="policy", values="mean_normalised_cost", sort=False)
     over = cases.div(cases["omniscient"], axis=0)

@@ -5,7 +5,8 @@ launches tell: refused, came, was reclaimed, when.
 
 Pools that have lived long stay, and pools that have been empty long stay empty: in the AWS traces of 2022 and 2023
 (2,528 stays, 1 to 16 nodes) the rate at age a is 1 / (a + 0.4 h) in both directions
-(``python -m tests.benchmarks.spot_zones``). Each pool's own factor on the two rates starts at 1 and follows its events.
+(tests/benchmarks/results/spot_zones_202611.md). Each pool's own factor on the two rates starts at 1 and follows its
+events.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from optimizer.economics.checkpoint import (
 )
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
 from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
-from tests.benchmarks import spot_gangs, spot_memory
-from tests.benchmarks.spot_zones import RESULTS
+from tests.benchmarks.spot_policies import RESULTS
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
@@ -208,12 +208,6 @@ def test_events_of_a_pool_weigh_half_after_the_half_life_that_predicts_best() ->
     with (RESULTS / "spot_memory_202611.csv").open(encoding="utf-8") as file:
         best = {row["events"]: float(row["best_days"]) for row in csv.DictReader(file) if row["family"] == "all"}
     assert best == {"losses": interruption.HALF_LIFE_DAYS, "returns": interruption.HALF_LIFE_DAYS}
-    # A pool whose events halve their say every ten days, by construction, is found.
-    weights = enumerate(0.5 ** ((np.arange(25) + 1.5) / 10))
-    cases = [(lag, 50.0, 1.0, float((10 + 50 * kept) / (10 + kept)), 1.0) for lag, kept in weights]
-    gains = spot_memory.score(cases * spot_memory.LEAST_CASES)
-    assert max(gains, key=lambda days: gains[days]) == 10
-
     now = datetime(2026, 11, 24, tzinfo=UTC)
 
     def weight(first: float, last: float) -> float:
@@ -230,18 +224,22 @@ def test_a_gang_breaks_as_the_measured_pools_say() -> None:
     """The exponents are those of the committed rows; the 95th percentile holds for pools it was not fitted on."""
     with (RESULTS / "spot_gangs_202611.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    clouds = [[row for row in rows if row["family"] == family] for family in dict.fromkeys(r["family"] for r in rows)]
-    assert [len(spot_gangs.largest(cloud)) for cloud in clouds] == [6, 11]
-    breaks = spot_gangs.fit(rows, "breaks")
-    assert breaks == pytest.approx(interruption.GANG_RECLAIMS, abs=5e-3)
-    assert max(spot_gangs.fit(cloud, "waits")[0] for cloud in clouds) == pytest.approx(
-        interruption.GANG_WAITS[0], abs=5e-3
-    )
-    assert interruption.GANG_WAITS[1] >= spot_gangs.fit(rows, "waits")[1]
-    for fitted, judged in (clouds, clouds[::-1]):
-        limit = spot_gangs.fit(fitted, "breaks")[1]
-        pools = spot_gangs.largest(judged)
-        assert sum(float(row["breaks_exponent"]) <= limit for row in pools) >= len(pools) - 1
+    # The largest gang of each pool.
+    pools = {row["pool"]: row for row in sorted(rows, key=lambda row: int(row["gang"]))}
+    clouds = {row["family"]: [pool for pool in pools.values() if pool["family"] == row["family"]] for row in rows}
+
+    def fit(name: str, fitted: Iterable[dict[str, str]]) -> tuple[float, float]:
+        values = np.array([float(row[f"{name}_exponent"]) for row in fitted])
+        return float(values.mean()), float(values.mean() + 1.645 * values.std(ddof=1))
+
+    assert [len(cloud) for cloud in clouds.values()] == [6, 11]
+    assert fit("breaks", pools.values()) == pytest.approx(interruption.GANG_RECLAIMS, abs=5e-3)
+    dearest = max(fit("waits", cloud)[0] for cloud in clouds.values())
+    assert dearest == pytest.approx(interruption.GANG_WAITS[0], abs=5e-3)
+    assert interruption.GANG_WAITS[1] >= fit("waits", pools.values())[1]
+    for fitted, judged in (list(clouds.values()), list(clouds.values())[::-1]):
+        limit = fit("breaks", fitted)[1]
+        assert sum(float(row["breaks_exponent"]) <= limit for row in judged) >= len(judged) - 1
 
 
 def test_a_gang_costs_between_one_node_and_the_sum_of_its_nodes() -> None:

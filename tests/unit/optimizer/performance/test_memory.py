@@ -17,7 +17,7 @@ from optimizer.performance.evaluate import reserve_gib
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.benchmarks.spot_zones import RESULTS
+from tests.benchmarks.spot_policies import RESULTS
 from tests.unit.optimizer.performance.fixtures import (
     BERT,
     CALIBRATION,
