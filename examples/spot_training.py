@@ -28,16 +28,16 @@ from bootstrap.contract.pool_policy import Event, Mode
 from bootstrap.training.ledger.summary import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import Launching, PoolsView, SimulatedRun, SpotPolicy, simulate
-from optimizer.economics.simulation.traces import Trace, read_trace
+from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Bools
 
 TRACES = ROOT / "examples" / "traces"
 GANG = 16
-JOB = Job(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
+JOB = SimulatedJob(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
 LAUNCHING = Launching(try_hours=2 / 60)
 # Steps that the training takes to leave: the ranks tell each other of a notice after one and read it after the next.
 LEAVING_STEPS = 2
@@ -169,7 +169,7 @@ class LiveRun(SimulatedRun):
         self.work = (self._steps - self._allowed) * self._step_hours
 
 
-def demonstrate(folder: Path, imds: LocalImds, traces: list[Trace], steps: int) -> bool:
+def demonstrate(folder: Path, imds: LocalImds, traces: list[CapacityTrace], steps: int) -> bool:
     """Train undisturbed and on spot; returns whether both runs are equal."""
     zones = [Path(trace.name).stem for trace in traces]
     available = np.stack([trace.nodes >= GANG for trace in traces])

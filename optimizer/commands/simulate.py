@@ -19,11 +19,11 @@ from optimizer.commands.progress import steps
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.units import rounded
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
 from optimizer.economics.simulation.simulator import Launching
-from optimizer.economics.simulation.traces import Trace, read_trace
+from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Floats
 
 COLUMNS = {
@@ -182,7 +182,7 @@ def command(
             why="each trace is a pool with a price",
             next_step="one --pool-price-ratio a trace, in the same order, or --price-ratio for all",
         )
-    asked = Job(**job)
+    asked = SimulatedJob(**job)
     traces = [read_trace(path) for path in paths]
     ratios: Sequence[float] | Floats | None = pool_price_ratios or None
     if price_histories:
@@ -212,7 +212,7 @@ def command(
         _draw(plot, results)
 
 
-def _with_prices(history: PriceHistory, traces: list[Trace], nodes: int) -> tuple[list[Trace], Floats]:
+def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int) -> tuple[list[CapacityTrace], Floats]:
     """The traces, or assumed ones, and on-demand's price over spot's in their pools and ticks."""
     from optimizer.catalog import load
     from optimizer.catalog.sources.offerings import zone_prefix

@@ -25,7 +25,7 @@ from optimizer.contract.units import cents, rounded
 from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.policies import Fallback
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
@@ -64,7 +64,7 @@ class ExponentialRun(SimulatedRun):
 
     def __init__(
         self,
-        job: Job,
+        job: SimulatedJob,
         delays: Delays,
         policy: SpotPolicy,
         random: Random,
@@ -217,12 +217,12 @@ def price_rest(
     )
 
 
-def fall_back(pools: int, job: Job) -> SpotPolicy:
+def fall_back(pools: int, job: SimulatedJob) -> SpotPolicy:
     """Make a stack's default policy."""
     return Fallback(pools)
 
 
-def adapt(pools: int, job: Job) -> SpotPolicy:
+def adapt(pools: int, job: SimulatedJob) -> SpotPolicy:
     """Make the adaptive policy as the controller has it."""
     return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=ASKS_BESIDE)
 
@@ -303,7 +303,7 @@ def play_runs(
     )
     base, spot_price = plan.purchase.on_demand_base, prices[0] / prices[1]
     price = (base + (nodes - base) * spot_price) / nodes
-    job = Job(
+    job = SimulatedJob(
         work_hours=believed_hours,
         deadline_hours=max(deadline_hours, least),
         price_ratio=1 / price,

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.replay import NAMES, OMNISCIENT, PolicyFigures, replay
 from optimizer.economics.simulation.simulator import Launching
-from optimizer.economics.simulation.traces import Trace, read_trace
+from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 
 RESULTS = Path(__file__).parent / "results"
 WORK_HOURS, RESTART_HOURS, PRICE_RATIO, TRY_HOURS = 48.0, 0.2, 3.3, 2 / 60
@@ -56,7 +56,9 @@ def write_results(name: str, lines: Sequence[str], rows: Sequence[Mapping[str, o
         writer.writerows(rows)
 
 
-def together(read: Mapping[str, list[Trace]]) -> Iterator[tuple[str, list[Trace], int, float, dict[str, float]]]:
+def together(
+    read: Mapping[str, list[CapacityTrace]],
+) -> Iterator[tuple[str, list[CapacityTrace], int, float, dict[str, float]]]:
     """Name, traces, gang, deadline over work, and extras of each case of several pools."""
     h100, aws = read["gcp-2025"], read["availability_16-node"]
     without = [trace for trace in h100 if "asia-south2" not in trace.name]
@@ -73,13 +75,15 @@ def together(read: Mapping[str, list[Trace]]) -> Iterator[tuple[str, list[Trace]
         yield "3 AWS zones, V100 2023", aws, gang, 1.2, {}
 
 
-def play(traces: list[Trace], factor: float, extras: Mapping[str, float], **choices: Any) -> list[PolicyFigures]:
+def play(
+    traces: list[CapacityTrace], factor: float, extras: Mapping[str, float], **choices: Any
+) -> list[PolicyFigures]:
     """All policies in one case; ``choices`` are those of ``replay``."""
     terms = {name: value for name, value in extras.items() if name not in ("move_hours", "spread")}
     ratios = np.full(len(traces), PRICE_RATIO)
     if extras.get("spread"):
         ratios = 1 / np.random.default_rng(0).permutation(np.linspace(0.15, 0.7, len(traces)))
-    job = Job(
+    job = SimulatedJob(
         work_hours=WORK_HOURS,
         deadline_hours=factor * WORK_HOURS,
         price_ratio=PRICE_RATIO,

@@ -16,7 +16,7 @@ _Z95 = 1.6448536269514722
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class SimulatedJob:
     """A run to simulate.
 
     Attributes:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.simulator import Runs, over_ticks
 from optimizer.performance.types import Bools, Floats
 
@@ -38,11 +38,11 @@ class _Sequences(NamedTuple):
     launches: Floats
     reclaims: Floats
 
-    def work_hours(self, job: Job) -> Floats:
+    def work_hours(self, job: SimulatedJob) -> Floats:
         return self.on_demand_hours + self.spot_hours - self.launches * job.restart_hours
 
 
-def lower_bound(available: Bools, gap_s: float, job: Job, prices: Floats) -> Runs:
+def lower_bound(available: Bools, gap_s: float, job: SimulatedJob, prices: Floats) -> Runs:
     """Cost that no policy can go below, with the hours and interruptions of the sequences that make it.
 
     Args:
@@ -104,7 +104,7 @@ def _stretches(available: Bools, prices: Floats, gap_hours: float, hours: float)
     return lengths, np.ascontiguousarray(pools.transpose(0, 2, 1)), np.ascontiguousarray(rates.transpose(0, 2, 1))
 
 
-def _best_sequences(lengths: Floats, available: Bools, job: Job, rates: Floats, price: Floats) -> _Sequences:
+def _best_sequences(lengths: Floats, available: Bools, job: SimulatedJob, rates: Floats, price: Floats) -> _Sequences:
     """For each run, the modes of the stretches that maximise price times work minus cost.
 
     The modes are _IDLE, _ON_DEMAND, and from _SPOT on the pools; ``rates`` are hourly prices, from _ON_DEMAND on.

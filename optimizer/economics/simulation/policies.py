@@ -10,7 +10,7 @@ from __future__ import annotations
 from bootstrap.contract.pool_policy import Adaptive, Event, Mode, has_no_time, must_buy
 from bootstrap.contract.pools import PoolRecord
 from optimizer.economics.interruption import FALLBACK_AFTER_HOURS
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.simulator import NewPolicy, PoolsView
 
 
@@ -103,7 +103,7 @@ class Fallback(_InTurn):
 class UniformProgress(_InTurn):
     """Progress in proportion to time: on-demand where the run is behind, spot from any pool whenever it comes."""
 
-    def __init__(self, pools: int, job: Job) -> None:
+    def __init__(self, pools: int, job: SimulatedJob) -> None:
         super().__init__(pools)
         self._job = job
 

@@ -18,7 +18,7 @@ import numpy as np
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.catalog.sources.spot_history import Entry, parse_entry
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.traces import Trace
+from optimizer.economics.simulation.traces import CapacityTrace
 from optimizer.performance.types import Floats
 
 # Tick of pools that have no trace: that of the published traces of 2022.
@@ -89,16 +89,19 @@ def read_histories(paths: Sequence[Path]) -> PriceHistory:
     return PriceHistory(instance_type=types[0], zones=tuple(zones), skipped=tuple(skipped))
 
 
-def assume_capacity(history: PriceHistory, *, nodes: int) -> list[Trace]:
+def assume_capacity(history: PriceHistory, *, nodes: int) -> list[CapacityTrace]:
     """Traces of pools that always have capacity, from the moment when all zones have a price to the newest entry."""
     start = max(float(zone.since[0]) for zone in history.zones)
     ticks = int((history.newest - start) // ASSUMED_GAP_S)
     begin = datetime.fromtimestamp(start, UTC)
     always = np.full(max(ticks, 1), nodes, dtype=np.int64)
-    return [Trace(name=zone.zone_name, gap_s=ASSUMED_GAP_S, nodes=always, start_time=begin) for zone in history.zones]
+    return [
+        CapacityTrace(name=zone.zone_name, gap_s=ASSUMED_GAP_S, nodes=always, start_time=begin)
+        for zone in history.zones
+    ]
 
 
-def usd_by_tick(history: PriceHistory, traces: Sequence[Trace]) -> Floats:
+def usd_by_tick(history: PriceHistory, traces: Sequence[CapacityTrace]) -> Floats:
     """Prices of the pools of ``traces`` in their ticks, USD per hour; shape (pools, ticks).
 
     A trace's file name has the name or id of its zone. A price is in force until the next one.
@@ -168,7 +171,7 @@ def _line(text: str, number: int) -> int:
     return text.count("\n", 0, place) + 1
 
 
-def _zone_of(trace: Trace, history: PriceHistory) -> ZonePrices:
+def _zone_of(trace: CapacityTrace, history: PriceHistory) -> ZonePrices:
     found = [
         zone
         for zone in history.zones

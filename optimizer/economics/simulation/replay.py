@@ -13,11 +13,11 @@ import numpy as np
 
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import Launching, Runs, simulate
-from optimizer.economics.simulation.traces import Trace, draw_places
+from optimizer.economics.simulation.traces import CapacityTrace, draw_places
 from optimizer.performance.types import Bools, Floats
 
 OMNISCIENT = "omniscient"
@@ -57,14 +57,14 @@ class _Task:
     available: Bools
     prices: Floats
     gap_s: float
-    job: Job
+    job: SimulatedJob
     launching: Launching
     seed: int
 
 
 def replay(
-    traces: Sequence[Trace],
-    job: Job,
+    traces: Sequence[CapacityTrace],
+    job: SimulatedJob,
     policies: Iterable[str],
     *,
     launching: Launching,
@@ -146,7 +146,7 @@ def _summarise(task: _Task, runs: Runs) -> PolicyFigures:
 
 
 def _cut(
-    traces: Sequence[Trace], prices: Floats, hours: float, *, starts: int, seed: int, nodes: int
+    traces: Sequence[CapacityTrace], prices: Floats, hours: float, *, starts: int, seed: int, nodes: int
 ) -> tuple[Bools, Floats]:
     """Availability of windows at random places, the same of all traces, and prices, as ``simulate`` takes them.
 
@@ -165,7 +165,7 @@ def _cut(
     return available, np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
 
 
-def _check_fit(traces: Sequence[Trace]) -> None:
+def _check_fit(traces: Sequence[CapacityTrace]) -> None:
     gaps = {trace.gap_s for trace in traces}
     if len(gaps) > 1:
         raise InvalidInputError(

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from bootstrap.contract.pool_policy import Delays, Event, Mode, RunView
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.performance.types import Bools, Floats
 
 # Launches of a run that draw a delay of their own; later ones use the draws again.
@@ -43,7 +43,7 @@ class SpotPolicy(Protocol):
         """Learn what a pool did, ``hours`` after the start."""
 
 
-NewPolicy = Callable[[int, Job], SpotPolicy]
+NewPolicy = Callable[[int, SimulatedJob], SpotPolicy]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ class Runs:
 def simulate(
     available: Bools,
     gap_hours: float,
-    job: Job,
+    job: SimulatedJob,
     launching: Launching,
     prices: Floats,
     new_policy: NewPolicy,
@@ -143,7 +143,7 @@ class SimulatedRun:
         self,
         available: list[list[bool]],
         gap_hours: float,
-        job: Job,
+        job: SimulatedJob,
         launching: Launching,
         prices: Sequence[Sequence[float]],
         policy: SpotPolicy,

@@ -33,7 +33,7 @@ class _TraceFile(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
+class CapacityTrace:
     """Nodes that one pool had, a tick an element."""
 
     name: str
@@ -47,7 +47,7 @@ class Trace:
         return len(self.nodes) * self.gap_s / 3600
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> CapacityTrace:
     """Read a trace file.
 
     Raises:
@@ -66,7 +66,7 @@ def read_trace(path: Path) -> Trace:
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
     start = content.metadata.start_time
-    return Trace(
+    return CapacityTrace(
         name=path.name,
         gap_s=content.metadata.gap_seconds,
         nodes=np.array(content.data, dtype=np.int64),
@@ -74,7 +74,7 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def draw_places(trace: Trace, hours: float, starts: int, random: np.random.Generator) -> Ints:
+def draw_places(trace: CapacityTrace, hours: float, starts: int, random: np.random.Generator) -> Ints:
     """Ticks of ``starts`` windows of ``hours`` at random places of a trace; shape (starts, ticks).
 
     Raises:

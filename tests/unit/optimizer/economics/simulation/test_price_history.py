@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.price_history import assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import replay
 from optimizer.economics.simulation.simulator import Launching, simulate
-from optimizer.economics.simulation.traces import Trace
+from optimizer.economics.simulation.traces import CapacityTrace
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -38,8 +38,8 @@ def write(path: Path, *entries: dict[str, Any]) -> Path:
     return path
 
 
-def trace(name: str, hours: int, begin: datetime | None = START) -> Trace:
-    return Trace(name=name, gap_s=3600.0, nodes=np.ones(hours, dtype=np.int64), start_time=begin)
+def trace(name: str, hours: int, begin: datetime | None = START) -> CapacityTrace:
+    return CapacityTrace(name=name, gap_s=3600.0, nodes=np.ones(hours, dtype=np.int64), start_time=begin)
 
 
 def test_a_tick_has_the_price_in_force_whatever_the_order_of_the_entries(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_adaptive_and_the_bound_follow_prices_that_change() -> None:
     # The first pool is dear for the first half, the second for the other; both have capacity all the time.
     prices = np.array([[[0.6] * 12 + [0.1] * 12, [0.1] * 12 + [0.6] * 12]])
     available = np.ones((1, 2, 24), dtype=bool)
-    job = Job(work_hours=20, deadline_hours=24, price_ratio=4.0, restart_hours=0.5)
+    job = SimulatedJob(work_hours=20, deadline_hours=24, price_ratio=4.0, restart_hours=0.5)
     bound = lower_bound(available, 3600, job, prices).cost[0]
     # Two launches of half an hour: 21 hours at 0.1.
     assert bound == pytest.approx(2.1, abs=0.06)
@@ -125,7 +125,7 @@ def test_adaptive_and_the_bound_follow_prices_that_change() -> None:
 
 def test_prices_of_ticks_are_cut_as_the_traces_are() -> None:
     traces = [trace("a", 60), trace("b", 60)]
-    job = Job(work_hours=10, deadline_hours=15, price_ratio=4.0, restart_hours=0.2)
+    job = SimulatedJob(work_hours=10, deadline_hours=15, price_ratio=4.0, restart_hours=0.2)
 
     def costs(ratios: Any) -> list[float]:
         policies = ("greedy", "adaptive", "omniscient")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bootstrap.contract.pool_policy import Adaptive, Event, Mode
 from bootstrap.contract.pools import PoolRecord
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import Job
+from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
@@ -29,15 +29,17 @@ from optimizer.economics.simulation.simulator import (
     SimulatedRun,
     simulate,
 )
-from optimizer.economics.simulation.traces import Trace, read_trace
+from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Bools
 
 TRY = Launching(try_hours=0.1)
-HOUR = Trace(name="one-hour ticks", gap_s=3600, nodes=np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1]))
+HOUR = CapacityTrace(name="one-hour ticks", gap_s=3600, nodes=np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1]))
 
 
-def job(work: float, deadline: float, **changes: float) -> Job:
-    return Job(work_hours=work, deadline_hours=deadline, **({"price_ratio": 4.0, "restart_hours": 0.5} | changes))
+def job(work: float, deadline: float, **changes: float) -> SimulatedJob:
+    return SimulatedJob(
+        work_hours=work, deadline_hours=deadline, **({"price_ratio": 4.0, "restart_hours": 0.5} | changes)
+    )
 
 
 def pools(*rows: str) -> Bools:
@@ -70,7 +72,12 @@ class Script:
 
 
 def play(
-    available: Bools, asked: Job, policy: Script, *, prices: tuple[float, ...] = (0.25, 0.5), move_hours: float = 0.0
+    available: Bools,
+    asked: SimulatedJob,
+    policy: Script,
+    *,
+    prices: tuple[float, ...] = (0.25, 0.5),
+    move_hours: float = 0.0,
 ) -> Runs:
     launching = Launching(try_hours=TRY.try_hours, move_hours=move_hours)
     return simulate(available, 1.0, asked, launching, np.array([prices]), lambda *_: policy, seed=0)
@@ -173,7 +180,7 @@ def test_uniform_progress_follows_its_rules() -> None:
     assert published("uniform_progress", "111000000000")[:7] == "sssiiii"
 
 
-def cheapest(rows: tuple[str, ...], asked: Job, prices: tuple[float, ...]) -> float:
+def cheapest(rows: tuple[str, ...], asked: SimulatedJob, prices: tuple[float, ...]) -> float:
     """Cost of the cheapest sequence of modes, of all there are; restarts are whole ticks."""
     rates = (0.0, 1.0, *prices)
     states = {(0, 0.0, asked.work_hours): 0.0}
@@ -257,18 +264,18 @@ def test_no_policy_beats_the_bound_and_only_those_without_a_deadline_are_late(
         assert runs.late[0] or bound <= runs.cost[0] + 1e-6, name
 
 
-def random_traces(seed: int, stays: tuple[float, ...]) -> list[Trace]:
+def random_traces(seed: int, stays: tuple[float, ...]) -> list[CapacityTrace]:
     """Pools with these mean stays, h, which are empty for two hours at a time; 400 h in ticks of ten minutes."""
     random = np.random.default_rng(seed)
     traces = []
     for place, stay in enumerate(stays):
         lengths = np.ceil(random.exponential(np.tile([stay * 6, 12.0], 4000)) + 0.01).astype(int)
         nodes = np.repeat(np.tile([4, 1], 4000), lengths)[:2400]
-        traces.append(Trace(name=f"pool {place}", gap_s=600, nodes=nodes))
+        traces.append(CapacityTrace(name=f"pool {place}", gap_s=600, nodes=nodes))
     return traces
 
 
-def costs(traces: list[Trace], asked: Job, ratios: tuple[float, ...]) -> dict[str, PolicyFigures]:
+def costs(traces: list[CapacityTrace], asked: SimulatedJob, ratios: tuple[float, ...]) -> dict[str, PolicyFigures]:
     rows = replay(traces, asked, NAMES, launching=TRY, price_ratios=ratios, together=True, starts=40, seed=0, nodes=4)
     return {row.policy: row for row in rows}
 
@@ -293,14 +300,14 @@ def test_adaptive_buys_on_demand_early_where_spot_will_not_do() -> None:
     assert rows["adaptive"].mean_normalised_cost < 0.9 * rows["greedy"].mean_normalised_cost
 
 
-def lomax_pools(seed: int, count: int, hours: float) -> list[Trace]:
+def lomax_pools(seed: int, count: int, hours: float) -> list[CapacityTrace]:
     """Pools that lose and get capacity at the rate 1 / (age + 0.4 h), in ticks of five minutes."""
     random = np.random.default_rng(seed)
     traces = []
     for number in range(count):
         lengths = np.ceil(np.minimum(0.4 * (1 / random.random(2000) - 1), 24) * 12).astype(np.int64)
         nodes = np.repeat(np.arange(2000) % 2, lengths)[: int(hours * 12)]
-        traces.append(Trace(name=f"pool-{number}", gap_s=300, nodes=nodes))
+        traces.append(CapacityTrace(name=f"pool-{number}", gap_s=300, nodes=nodes))
     return traces
 
 
@@ -317,7 +324,7 @@ def test_nodes_that_end_before_a_try_cost_a_little_more_than_tries_beside_them(f
         assert not played.late.any()
         return float(played.cost.mean())
 
-    def ending_first(pools: int, job: Job) -> Adaptive[int]:
+    def ending_first(pools: int, job: SimulatedJob) -> Adaptive[int]:
         return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=False)
 
     one_group, beside = cost(ending_first), cost(POLICIES["adaptive"])
@@ -327,26 +334,27 @@ def test_nodes_that_end_before_a_try_cost_a_little_more_than_tries_beside_them(f
 def test_traces_that_do_not_fit_together_are_refused() -> None:
     ones = np.ones(100, dtype=np.int64)
 
-    def together(*traces: Trace) -> None:
+    def together(*traces: CapacityTrace) -> None:
         replay(traces, job(4, 9), ["greedy"], launching=TRY, together=True, starts=2, seed=0)
 
     with pytest.raises(InvalidInputError, match="ticks of 300, 600 s"):
-        together(Trace(name="a", gap_s=300, nodes=ones), Trace(name="b", gap_s=600, nodes=ones))
+        together(CapacityTrace(name="a", gap_s=300, nodes=ones), CapacityTrace(name="b", gap_s=600, nodes=ones))
     days = [
-        Trace(name=str(day), gap_s=600, nodes=ones, start_time=datetime(2025, 10, day, tzinfo=UTC)) for day in (4, 5)
+        CapacityTrace(name=str(day), gap_s=600, nodes=ones, start_time=datetime(2025, 10, day, tzinfo=UTC))
+        for day in (4, 5)
     ]
     with pytest.raises(InvalidInputError, match="begin at 2025-10-04"):
         together(*days)
     with pytest.raises(InvalidInputError, match="trace b lasts 8"):
-        together(Trace(name="a", gap_s=600, nodes=ones), Trace(name="b", gap_s=600, nodes=ones[:50]))
+        together(CapacityTrace(name="a", gap_s=600, nodes=ones), CapacityTrace(name="b", gap_s=600, nodes=ones[:50]))
 
 
 def test_a_trace_has_the_same_starts_whatever_the_others_are_and_processes_change_no_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    traces = [HOUR, Trace(name="minutes", gap_s=60, nodes=np.arange(2000) // 50 % 2)]
+    traces = [HOUR, CapacityTrace(name="minutes", gap_s=60, nodes=np.arange(2000) // 50 % 2)]
 
-    def play_all(traces: list[Trace], processes: int) -> list[PolicyFigures]:
+    def play_all(traces: list[CapacityTrace], processes: int) -> list[PolicyFigures]:
         return replay(traces, job(3, 8), NAMES, launching=TRY, starts=4, seed=0, processes=processes)
 
     rows = play_all(traces, 1)
