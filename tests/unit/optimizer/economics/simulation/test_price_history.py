@@ -117,7 +117,7 @@ def test_adaptive_and_the_bound_follow_prices_that_change() -> None:
     # Two launches of half an hour: 21 hours at 0.1.
     assert bound == pytest.approx(2.1, abs=0.06)
     played = simulate(available, 1.0, job, Launching(try_hours=0.05), prices, POLICIES["adaptive"], seed=0)
-    assert played.moves[0] == 1
+    assert played.moves is not None and played.moves[0] == 1
     assert bound <= played.cost[0] <= 1.05 * bound
     stays = simulate(available, 1.0, job, Launching(try_hours=0.05), prices, POLICIES["greedy"], seed=0)
     assert stays.cost[0] == pytest.approx(0.6 * 12 + 0.1 * 8.5)

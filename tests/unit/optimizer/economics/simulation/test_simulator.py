@@ -91,6 +91,7 @@ def test_hours_refusals_and_moves_are_as_counted_by_hand() -> None:
     # Two refusals at 3 h; from 4 h on-demand: a restart and the rest of 4 h of work.
     assert played.on_demand_hours[0] == pytest.approx(0.5 + 4 - 1.4 - 0.5)
     assert played.cost[0] == pytest.approx(1.9 * 0.5 + 0.25 + 2.6)
+    assert played.refusals is not None and played.moves is not None
     assert (played.refusals[0], played.moves[0], played.interruptions[0]) == (3, 1, 2)
     assert [(event, pool) for event, pool, _ in script.events] == [
         (Event.REFUSED, 0),
