@@ -167,12 +167,6 @@ def test_unused_reservations_count_as_if_they_were_used(aws: FakeAws) -> None:
     assert "192 in use" in row.text
 
 
-def test_open_spot_requests_count_too(aws: FakeAws) -> None:
-    request = {"State": "open", "LaunchSpecification": {"InstanceType": "p4d.24xlarge"}}
-    aws.answers["DescribeSpotInstanceRequests"] = {"SpotInstanceRequests": [request]}
-    assert "96 in use" in by_check(check_instance_quotas(context()))[SPOT_P4].text
-
-
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
@@ -359,11 +353,6 @@ def test_what_a_standing_network_has_yet_to_get_is_checked(aws: FakeAws) -> None
     assert levels(check_network_quotas(context(nat=True)))[1:] == [("quota EC2-VPC Elastic IPs", "unknown")]
 
 
-def test_vpcs_that_cannot_be_counted_are_unknown(aws: FakeAws) -> None:
-    aws.answers["DescribeVpcs"] = DENIED_EC2
-    assert levels(check_network_quotas(context()))[0] == ("quota VPCs per Region", "unknown")
-
-
 @pytest.mark.parametrize(("free", "level"), [(1, "ok"), (0, "error")])
 def test_the_controller_needs_an_execution(aws: FakeAws, free: int, level: str) -> None:
     aws.answers["GetAccountSettings"] = {
@@ -426,11 +415,6 @@ def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
     assert aws.asked("GetSpotPlacementScores")[0]["SingleAvailabilityZone"] is False
 
 
-def test_where_no_zone_is_known_the_best_counts(aws: FakeAws) -> None:
-    scores(aws, use1_az4=5, use1_az6=8)
-    assert only(check_spot_score(context(sample_plan(zone_ids=[])))).text.endswith("in use1-az6")
-
-
 @pytest.mark.parametrize("zones", [{}, {"use1_az4": 9}])
 def test_no_score_is_unknown_and_never_made_up(aws: FakeAws, zones: dict[str, int]) -> None:
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": []}
@@ -460,11 +444,6 @@ def reserved(aws: FakeAws, **changes: Any) -> list[Finding]:
     return list(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
 
 
-def test_a_reservation_that_fits(aws: FakeAws) -> None:
-    row = only(reserved(aws))
-    assert (row.level, row.text) == ("ok", "active, 2 of 2 p4d.24xlarge free in use1-az2, without an end")
-
-
 @pytest.mark.parametrize(
     ("changes", "level", "says"),
     [
@@ -488,11 +467,6 @@ def test_everything_wrong_with_a_reservation_is_said(
 ) -> None:
     row = only(reserved(aws, **changes))
     assert row.level == level and says in row.text and row.next_step
-
-
-def test_all_that_is_wrong_is_said_at_once(aws: FakeAws) -> None:
-    rows = reserved(aws, InstanceType="p5.48xlarge", State="cancelled", AvailabilityZoneId="use1-az6")
-    assert [row.level for row in rows] == ["error"] * 3
 
 
 def test_what_cannot_be_read_hides_nothing_that_was(aws: FakeAws) -> None:
