@@ -170,7 +170,7 @@ def test_capacity_block_rates_are_the_inputs_exactly(catalog: Catalog) -> None:
     lines = _input("capacity_blocks.csv")
     rates = {(line["instance_type"], line["region"]): float(line["usd_per_hour"]) for line in lines}
     shown = {(o.instance.name, o.region): o.capacity_block.usd_per_hour for o in catalog.offers if o.capacity_block}
-    assert shown == rates and len(rates) == 45
+    assert shown == rates and len(rates) == 47
 
 
 def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: Catalog) -> None:
