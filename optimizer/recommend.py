@@ -38,26 +38,18 @@ from optimizer.performance.setups import positions_note
 from optimizer.performance.stacks import lengths
 from optimizer.performance.types import arithmetic
 from optimizer.search.advice import (
+    describe_batch,
     describe_capacity,
+    describe_commitments,
+    describe_compiler,
     describe_input,
-    describe_knee,
-    describe_length,
     describe_network,
-    describe_passed_over,
+    describe_reclaims,
 )
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import CandidateTable, find_candidates, find_tables, list_cheapest
 from optimizer.search.global_batch import FEW_STEPS
-from optimizer.search.levers import (
-    describe_batch,
-    describe_commitments,
-    describe_compiler,
-    describe_haste,
-    describe_policies,
-    describe_reclaims,
-    describe_slack,
-)
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem, Rooms
@@ -82,7 +74,7 @@ class Recommendation:
         searched_plans: ``configurations`` crossed with their purchases.
         configurations: legal configurations of priced types.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
-        levers: break-evens of plan 1 between purchase options, and what a later deadline saves.
+        levers: break-evens of plan 1 between purchase options, and what compiled code or another batch saves.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
@@ -175,15 +167,11 @@ def recommend(
         elif not excluded:
             rejected.append(result.reject(limits))
     ranking = rank(feasible, request)
-    chosen = list_chosen(ranking, feasible, request)
+    chosen = list_chosen(ranking, request)
     positions = list(dict.fromkeys([*ranking.pareto, *chosen]))
     candidates = [(feasible[table], row) for table, row in positions]
     built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
     plans = dict(zip(positions, built, strict=True))
-    for position, better in ranking.passed_over.items():
-        if position in plans:
-            why = describe_passed_over((feasible[better.table], better.row), plans[position])
-            plans[position] = plans[position].model_copy(update={"passed_over": why})
     for position in chosen[:PRICED_PLANS]:
         outlook = price_policies(plans[position])
         plans[position] = plans[position].model_copy(update={"spot_policy": outlook})
@@ -197,30 +185,18 @@ def recommend(
     if chosen:
         first = plans[chosen[0]]
         offer = catalog.offer(first.instance_type, first.region)
-        slack = [
-            *describe_slack(problem, searched, first),
-            *describe_batch(problem, searched, first),
-            *describe_compiler(problem, first),
+        savings = [*describe_batch(problem, searched, first), *describe_compiler(problem, first)]
+        advice = [
+            *savings,
+            *describe_commitments(first, offer, only_long=True),
+            *describe_network(first),
+            *describe_capacity(first),
+            *describe_input(first, problem.recipe.samples_per_vcpu_s),
         ]
-        if request.objective == "cost":
-            slack += describe_policies([plans[position] for position in chosen[:PRICED_PLANS]])
-        advice += [*slack, *describe_commitments(first, offer, only_long=True)]
         levers = [
-            *slack,
+            *savings,
             *describe_reclaims(problem, feasible[chosen[0].table], chosen[0].row),
             *describe_commitments(first, offer, only_long=False),
-        ]
-    if chosen and request.objective != "pareto":
-        best = plans[chosen[0]]
-        if request.objective == "cost":
-            advice += describe_haste(problem, searched, best) or describe_length(best)
-        if request.objective == "time":
-            fastest = ranking.pareto[-1]
-            advice += describe_knee(best, (feasible[fastest.table], fastest.row))
-        advice += [
-            *describe_network(best),
-            *describe_capacity(best),
-            *describe_input(best, problem.recipe.samples_per_vcpu_s),
         ]
     return Recommendation(
         problem=problem,

@@ -20,6 +20,7 @@ from optimizer.search.candidates import CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
+from optimizer.search.ranking import rank_first
 
 Axis = Literal["deadline", "nodes", "budget"]
 _CONSTRAINTS: dict[Axis, str] = {"deadline": "deadline_hours", "budget": "budget_usd"}
@@ -69,8 +70,9 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
         return [float(nodes) for nodes in sorted(known & {factor << power for power in range(10) for factor in (1, 3)})]
     name = _CONSTRAINTS[against]
     limits = problem.with_constraints(**{name: None}).request.constraints
-    cheapest = find_least(tables, limits, "budget_usd") if against == "budget" else _find_cheapest(tables, limits)
-    ends = [cheapest, find_least(tables, limits, "deadline_hours")]
+    current = _at_current_prices(tables, limits)
+    cheapest = find_least(current, limits, "budget_usd") if against == "budget" else _find_best(problem, tables, limits)
+    ends = [cheapest, find_least(current, limits, "deadline_hours")]
     needs = [find_needs(*candidate)[name] for candidate in ends if candidate]
     if not needs:
         return []
@@ -80,28 +82,25 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
 
 def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:
     limits = problem.request.constraints
-    # The cheapest plan is the same for every budget that has one.
-    candidate = find_least(tables, limits, "deadline_hours") if against == "budget" else _find_cheapest(tables, limits)
+    if against == "budget":  # the cheapest plan is the same for every budget that has one
+        candidate = find_least(_at_current_prices(tables, limits), limits, "deadline_hours")
+    else:
+        candidate = _find_best(problem, tables, limits)
     return PlanBuilder(problem).build([candidate])[0] if candidate else None
 
 
-def _find_cheapest(tables: Sequence[CandidateTable], limits: Constraints) -> tuple[CandidateTable, int] | None:
-    """Find the candidate with the least expected USD; a looser limit never makes it dearer.
+def _find_best(
+    problem: Problem, tables: Sequence[CandidateTable], limits: Constraints
+) -> tuple[CandidateTable, int] | None:
+    """Find the first plan of ``recommend`` with objective cost within the limits."""
+    request = problem.request.model_copy(update={"constraints": limits, "objective": "cost"})
+    return rank_first(tables, request)
 
-    So ties are not settled as ``recommend`` settles them: the surer or simpler plan may cost more.
-    An old spot price counts only where no candidate at a current price is as fast.
-    """
-    found = [
-        (index, row, float(table.cost.expected[row]), float(table.outcome.hours_p95[row]), table.stale[row])
-        for index, table in enumerate(tables)
-        for row in np.flatnonzero(table.feasible(limits)).tolist()
-    ]
-    fastest = min((hours for *_, hours, stale in found if not stale), default=math.inf)
-    kept = [(usd, hours, index, row) for index, row, usd, hours, stale in found if not stale or hours < fastest]
-    if not kept:
-        return None
-    *_, index, row = min(kept)
-    return tables[index], row
+
+def _at_current_prices(tables: Sequence[CandidateTable], limits: Constraints) -> Sequence[CandidateTable]:
+    """Return the tables without their old spot prices, unless these alone keep the limits."""
+    current = [table.keep(np.flatnonzero(~table.stale)) for table in tables]
+    return current if any(table.feasible(limits).any() for table in current) else tables
 
 
 def _round_up(value: float) -> float:

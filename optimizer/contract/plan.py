@@ -619,11 +619,6 @@ class FleetPlan(_Model):
         exclude_if=lambda value: value is None,
         description="File system of the training data; null where the request has no lustre_gib.",
     )
-    passed_over: str | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="The nominally better plan that this one ties with, and why this one was chosen.",
-    )
     alternates: tuple[Alternate, ...] = Field(
         default=(),
         exclude_if=lambda value: not value,
@@ -762,7 +757,7 @@ class FleetPlan(_Model):
             ),
             "prices": (alternate.price, *(price for price in self.prices if price.node in (None, on_demand))),
             "expected": None if alternate.node else self.expected,
-            **dict.fromkeys(("step_breakdown_s", "spot_range", "passed_over")),
+            **dict.fromkeys(("step_breakdown_s", "spot_range")),
             "alternates": (),
         }
         # Not model_copy, which keeps the values of cached properties.

@@ -309,6 +309,9 @@ class FleetRequest(_Model):
     objective: Objective = Field(
         default="cost", description="cost and time rank by dollars and by hours; pareto lists the front of both."
     )
+    hour_usd: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] = Field(
+        default=0.0, description="What an hour of waiting is worth, USD; the ranking adds it to the dollars."
+    )
 
 
 # Models of a request by the key that holds them; "" is the request itself.

@@ -1,12 +1,23 @@
-"""Sentences about the choice: cheaper plans passed over, the knee of a time objective, capacity of large fleets."""
+"""Advice beside an answer: what its first plan needs and waits for; what other purchases, code or batches change."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
 from bootstrap.contract.trainer import loader_workers
-from bootstrap.contract.words import counted
+from optimizer.contract.hardware import Offer
 from optimizer.contract.plan import FleetPlan
-from optimizer.contract.units import short, usd_text
-from optimizer.search.candidates import CandidateTable
+from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
+from optimizer.economics.commitment import break_even_hours, break_even_share
+from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
+from optimizer.search.candidates import CandidateTable, build_tables, find_tables
+from optimizer.search.nearest import NODE_GPUS, change_work, divide_batch
+from optimizer.search.problem import Problem
+from optimizer.search.purchases import list_purchases
+from optimizer.search.ranking import rank_first
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud
@@ -14,62 +25,17 @@ from optimizer.search.candidates import CandidateTable
 SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
 # GPUs from which an answer names quota and capacity: eight nodes of eight GPUs, a choice of ours.
 LARGE_GPUS = 64
-# Days from which an answer without a deadline names them, a choice of ours.
-LONG_DAYS = 30
-
-
-def describe_passed_over(better: tuple[CandidateTable, int], plan: FleetPlan) -> str:
-    """Say which nominally better candidate a plan ties with, and why the plan is the surer or the simpler one."""
-    table, row = better
-    configuration = int(table.configuration[row])
-    split, nodes = table.fastest.parallelism(configuration), int(table.fastest.nodes[configuration])
-    hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
-    purchase = table.purchases[table.purchase[row]]
-    option, dollars = purchase.option, f"{usd_text(usd, is_old=purchase.stale)} USD"
-    simpler = [f"no {kind} parallelism" for kind in split.beyond_data if kind not in plan.parallelism.beyond_data]
-    if nodes > plan.node_count:
-        simpler.append(f"{counted(plan.node_count, 'node')} instead of {nodes}")
-    if option == "spot" and plan.purchase.option != "spot":
-        simpler.append("no spot interruptions")
-    candidate = f"{nodes} x {table.fastest.instance.name} {option}"
-    p95s = f"{float(table.cost.p95[row]):,.2f} against {plan.cost_usd.p95:,.2f}"
-    error = float(table.fastest.relative_error[configuration])
-    if plan.calibration.rows and not table.fastest.measured and plan.calibration.relative_error < error:
-        unknown = f"{no_run(plan.job.precision)} on {table.fastest.instance.gpu.name} was measured"
-        return f"{candidate}: {dollars} (p95 {p95s}) in {short(hours)} h; {', '.join([unknown, *simpler])}"
-    by_p95 = plan.spot_range and plan.instance_type != table.fastest.instance.name
-    compared = f" (at old prices p95 decides: {p95s})" if by_p95 else ""
-    tie = f"{candidate} ({split.in_short}): {dollars}{compared} in {short(hours)} h is a tie (error {error:.0%})"
-    return f"{tie}; this plan has {', '.join(simpler) or 'fewer splits'}"
+# A run of a tenth of the break-even hours: ten a year make a reservation pay.
+_LONG_SHARE = 0.1
+# Least saving worth a note, of the plan's expected dollars.
+_LEAST_SAVING = 0.05
+# Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
+_RATES = np.geomspace(1e-5, 10, 241)
 
 
 def no_run(precision: str) -> str:
     """Name the measured runs that are missing; a GPU may have others in bf16."""
     return "no run" if precision == "bf16" else f"no {precision} run"
-
-
-def describe_length(plan: FleetPlan) -> list[str]:
-    """Say that a run without a deadline is long."""
-    days = plan.hours.expected / 24
-    if plan.job.deadline_hours is not None or days < LONG_DAYS:
-        return []
-    return [f"the cheapest takes {days:,.0f} days: --deadline bounds them, gpufleet what-if shows what that costs"]
-
-
-def describe_knee(plan: FleetPlan, fastest: tuple[CandidateTable, int]) -> list[str]:
-    """Say where a time objective stopped, if the fastest candidate is another."""
-    table, row = fastest
-    hours, usd = float(table.outcome.hours_expected[row]), float(table.cost.expected[row])
-    saved = plan.hours.expected - hours
-    if saved <= 0.05 * plan.hours.expected or usd <= plan.cost_usd.expected:
-        return []
-    nodes = int(table.fastest.nodes[table.configuration[row]])
-    dollars = usd_text(usd, is_old=table.purchases[table.purchase[row]].stale)
-    return [
-        f"{nodes} x {table.fastest.instance.name} would take {short(hours)} h for {dollars} USD, "
-        f"{(usd - plan.cost_usd.expected) / saved:,.0f} USD per hour saved: beyond the knee (docs/economics.md); "
-        "--objective pareto lists all"
-    ]
 
 
 def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
@@ -115,3 +81,129 @@ def describe_network(plan: FleetPlan) -> list[str]:
         "memory, measured on no run, so that time may be half or double (docs/estimator.md); one node, or P types from "
         "p4d on, have no such doubt"
     ]
+
+
+def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: bool) -> list[str]:
+    """Say what a plan's new reservation bills, or from which use on a commitment would beat the plan's purchase.
+
+    ``only_long`` leaves out what does not matter to a short run.
+    """
+    hours, nodes, option = plan.hours.expected, plan.node_count, plan.purchase.option
+    if offer is None or offer.on_demand is None or plan.purchase.capacity_reservation_id:
+        return []
+    place = f"{plan.instance_type} in {plan.region}"
+    bought = any(node.market == "reserved-1yr" for node in plan.node_prices_usd_per_hour)
+    if bought and offer.reserved_1yr:
+        year_usd = offer.reserved_1yr.usd_per_hour * HOURS_PER_YEAR
+        return [
+            f"a one-year reservation of {nodes} x {place} bills {nodes * year_usd:,.0f} USD, used or "
+            "not, all in the plan; its "
+            f"{short(hours)} h cost {nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on "
+            "demand; buy it first: the "
+            "stack buys none"
+        ]
+    if option not in ("on-demand", "spot") or (only_long and option == "spot"):
+        return []
+    notes = []
+    for price, years in ((offer.reserved_1yr, 1), (offer.reserved_3yr, 3)):
+        needed = break_even_hours(price, offer.on_demand, years=years)
+        if price is None or needed is None or (only_long and hours < _LONG_SHARE * needed):
+            continue
+        spot_hours = break_even_hours(price, offer.spot, years=years)
+        spot = "never" if spot_hours is None else f"above {spot_hours:,.0f} h"
+        notes.append(
+            f"a {years}-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR * years:,.0f} USD a "
+            f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
+            f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
+        )
+    block = offer.capacity_block
+    share = break_even_share(block, offer.on_demand)
+    if share is not None and block is not None and not only_long:
+        notes.append(
+            f"a Capacity Block of {place} at the published {block.usd_per_hour:,.2f} USD/h ({block.as_of}) beats "
+            f"on-demand where more than {share:.0%} of its hours are used; AWS offers each block at its own price"
+        )
+    return notes
+
+
+def describe_reclaims(problem: Problem, table: CandidateTable, row: int) -> list[str]:
+    """Say up to how many reclaims spot stays cheaper than on-demand, for the nodes and layout of a candidate."""
+    offer = table.purchases[int(table.purchase[row])].offer
+    limits = problem.request.constraints.model_copy(
+        update={"purchase_options": ("on-demand", "spot"), "existing_reservations": (), "spot_fallback": "none"}
+    )
+    by_option = {purchase.option: purchase for purchase in reversed(list_purchases(offer, limits))}
+    on_demand, spot = by_option.get("on-demand"), by_option.get("spot")
+    if on_demand is None or spot is None or spot.hazard is None:
+        return []
+    one = table.fastest.only(int(table.configuration[row]))
+    nodes = int(one.nodes[0])
+    pools = [replace(spot, hazard=replace(spot.hazard, rate_per_node_hour=float(rate))) for rate in _RATES]
+    (priced,) = build_tables(problem, [(one, [on_demand, *pools])])
+    cheaper = priced.cost.expected[1:] < priced.cost.expected[0]
+    fleet = f"{nodes} x {offer.instance.name} in {spot.price.zone_id or offer.region}"
+    prices = f"{spot.price.usd_per_hour:,.2f} USD/h ({spot.price.as_of}) against {on_demand.price.usd_per_hour:,.2f}"
+    if not cheaper[0]:
+        return [f"spot of {fleet} is no cheaper than on-demand at any rate of reclaims: {prices}"]
+    last = int(np.argmin(cheaper)) - 1 if not cheaper.all() else len(_RATES) - 1
+    return [
+        f"spot of {fleet} stays cheaper than on-demand up to {_RATES[last]:.2g} reclaims/h a node, by expected dollars "
+        f"at {prices}; expected are {spot.hazard.rate_per_node_hour:.2g} ({spot.hazard.source})"
+    ]
+
+
+def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
+    """Say what compiled code saves on the plan's instance type, of models that the trainer is known to compile."""
+    model, recipe = problem.model, problem.recipe
+    kinds = ("decoder", "encoder", "cnn")
+    known = recipe.framework in (TRAINER, CNN_DEFAULT) and model.architecture in kinds and not model.experts
+    if recipe.compiled or not known or not recipe.tuning.trains_all or problem.request.objective != "cost":
+        return []
+    request = change_work(problem, compiled=True)
+    # One type: all of them would double the time of an answer.
+    own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
+    compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True), instance_types=own)
+    candidate = rank_first(find_tables(compiled), request)
+    if candidate is None:
+        return []
+    return _describe_saving("--compile", f"{_fleet(candidate)},", candidate, plan)
+
+
+def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
+    """Say what a near batch saves that more numbers of GPUs divide; ``tables`` are as above."""
+    one_node_divides = plan.node_count == 1 and problem.amount.global_batch % NODE_GPUS == 0
+    if problem.request.objective != "cost" or one_node_divides:
+        return []
+    moved = divide_batch(problem)
+    candidate = rank_first([*tables, *moved[1]], problem.request) if moved else None
+    # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
+    if moved is None or candidate is None or not any(candidate[0] is table for table in moved[1]):
+        return []
+    change = f"--global-batch {moved[0].amount.global_batch} instead of {problem.amount.global_batch}"
+    return _describe_saving(change, f"the ranks of {_fleet(candidate)} divide it;", candidate, plan)
+
+
+def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int], plan: FleetPlan) -> list[str]:
+    """Say what a candidate found after a change saves against the plan, where it saves enough."""
+    table, row = candidate
+    usd, purchase = float(table.cost.expected[row]), table.purchases[int(table.purchase[row])]
+    if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
+        return []
+    saved = plan.cost_usd.expected - usd
+    takes = f"{short(table.outcome.hours_expected[row])} h and {usd_text(usd, is_old=purchase.stale)} USD"
+    bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
+    own = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
+    if bought == own and (table.fastest.instance.name, int(table.nodes[row])) == (plan.instance_type, plan.node_count):
+        where = f"{takes} on the same nodes"
+    else:
+        where = f"{why} {purchase.in_short} in {purchase.offer.region}, {takes} expected"
+    return [f"{change} would save {_saved_text(saved)} USD: {where}"]
+
+
+def _saved_text(usd: float) -> str:
+    return f"{usd:,.{0 if usd >= 10 else 2}f}"
+
+
+def _fleet(candidate: tuple[CandidateTable, int]) -> str:
+    table, row = candidate
+    return f"{int(table.nodes[row])} x {table.fastest.instance.name}"

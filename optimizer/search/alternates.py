@@ -28,7 +28,7 @@ from optimizer.search.plan_builder import (
 )
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
-from optimizer.search.search_space import TIE
+from optimizer.search.search_space import SAME
 
 # Alternates of a plan at most; the plan is read by people, too.
 MAX_ALTERNATES = 6
@@ -141,7 +141,7 @@ class _Place(NamedTuple):
 def _choose(
     problem: Problem, moves: Sequence[tuple[_Move, CandidateTable]], estimates: Estimates | None
 ) -> tuple[Alternate, ...]:
-    """The places with the least expected cost; another type must be cheaper by more than a tie.
+    """The places with the least expected cost; another type must be cheaper by more than SAME.
 
     An on-demand place within the limits is among them: spot may be short in all zones together.
     """
@@ -149,7 +149,7 @@ def _choose(
     places = []
     for move, table in moves:
         for row in np.flatnonzero(table.feasible(problem.request.constraints)).tolist():
-            usd = float(table.cost.expected[row]) * (1 + TIE if move.speed else 1)
+            usd = float(table.cost.expected[row]) * (1 + SAME if move.speed else 1)
             place = _Place(usd, "", move, table, row)
             offer, priced = place.purchase.offer, place.purchase.price.zone_id
             places += [

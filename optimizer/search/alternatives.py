@@ -17,7 +17,7 @@ from optimizer.search.candidates import build_tables
 from optimizer.search.fastest import build_fastest, estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
-from optimizer.search.search_space import TIE, Configurations, SearchSpace
+from optimizer.search.search_space import SAME, Configurations, SearchSpace
 
 # Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
@@ -95,11 +95,11 @@ def _explain_loss(entry: dict[str, Any], slower: float, plan: FleetPlan) -> dict
             "loses_by": "memory",
             "why": f"needs {entry['p95_gib']:.1f} GiB a GPU (p95), {plan.node.gpu} leaves {entry['limit_gib']:.1f} GiB",
         }
-    if slower > TIE:
+    if slower > SAME:
         return {"loses_by": "slower", "why": f"takes {slower:.0%} longer than the plan"}
     dearer = entry["cost_usd_expected"] - plan.cost_usd.expected
-    if slower >= -TIE:
-        return {"loses_by": "tie", "why": f"as fast within {TIE:.0%}, and not simpler"}
+    if slower >= -SAME:
+        return {"loses_by": "tie", "why": f"as fast within {SAME:.0%}, and not simpler"}
     if dearer < 0:
         error = plan.calibration.relative_error
         return {

@@ -22,10 +22,8 @@ from optimizer.search.confidence import measured_splits, network_error, unmeasur
 from optimizer.search.layouts import LayoutTable
 from optimizer.search.problem import Problem
 
-# Relative difference of hours below which configurations of one fleet are tied: half the error that the estimate has
-# among layouts of one machine (the trainer's ten on two H200, 4.0% on average,
-# tests/benchmarks/results/h200_x2_trainer_202611.csv, 2026-11-22).
-TIE = 0.02
+# Share within which hours of one fleet, and scores of a ranking, are the same: the simpler wins.
+SAME = 0.01
 # Levels of ``SearchSpace.confidence``.
 _LEVELS = 3
 _PIPELINE = 1 << layouts.SPLITS.index("pipeline")  # of LayoutTable.splits
@@ -125,7 +123,7 @@ class SearchSpace:
     def find_fastest(self, machine: int) -> Configurations:
         """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count and confidence.
 
-        A lower confidence must beat the higher ones by more than a tie.
+        A lower confidence must beat the higher ones by more than SAME.
         """
         fits = self.p95_gib <= self.limit_gib(machine)
         sharding, row = np.nonzero(fits.any(axis=1))
@@ -135,7 +133,7 @@ class SearchSpace:
         best = np.full((int(self.table.nodes.max()) + 1, _LEVELS), np.inf)
         np.minimum.at(best.ravel(), slot, every.hours)
         np.minimum.accumulate(best, axis=1, out=best)
-        limits = (1 + TIE) * best
+        limits = (1 + SAME) * best
         limits[:, 1:][best[:, :-1] <= limits[:, 1:]] = -np.inf
         tied = np.flatnonzero(every.hours <= limits.ravel()[slot])
         every, slot = take_rows(every, tied), slot[tied]

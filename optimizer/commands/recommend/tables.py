@@ -261,8 +261,6 @@ def describe_best(answer: Recommendation) -> list[str]:
         lines.append(f"policy  {outlook.policy}: {dollars(outlook.cost_usd.expected)} USD expected{compared}")
     lines += [f"data    {plan.staging.describe_briefly()}"] if plan.staging else []
     lines += [f"data    {plan.lustre.describe()}"] if plan.lustre else []
-    if plan.passed_over:
-        lines.append(f"over    {plan.passed_over}")
     if plan.beyond_trainer:
         lines.append(f"code    your own (docs/training.md): {'; '.join(plan.beyond_trainer)}")
     return lines
@@ -315,8 +313,6 @@ def _distance(rejection: Rejection) -> float:
 
 
 def _print_caveats(answer: Recommendation) -> None:
-    if why := answer.plans[0].passed_over:
-        write_text(f"plan 1 was chosen over a tie: {why}.")
     if unmeasured := sorted({plan.node.gpu for plan in answer.plans if not plan.calibration.rows}):
         write_text(
             f"No training run on {', '.join(unmeasured)} was measured: speed is pooled from other GPUs, p95 is wide."

@@ -14,7 +14,6 @@ from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
 from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, adapt, fall_back, play_runs, price_policies
 from optimizer.economics.rest import forecast_rest
 from optimizer.economics.simulation.simulator import NewPolicy
-from optimizer.search.levers import describe_policies
 from tests.unit.optimizer.search.requests import answer
 
 
@@ -104,26 +103,6 @@ def test_a_rest_costs_what_the_stacks_own_policy_makes_of_the_time_that_is_left(
     working = forecast_rest(one, 0.5, left_hours=150.0, slower=1.0, mode=Mode.SPOT)
     assert working[0].expected < ample[0].expected and working[1].expected < ample[1].expected
     assert forecast_rest(one, 0.0, left_hours=1.0, mode=Mode.SPOT)[1].p95 == 0
-
-
-def test_a_plan_that_its_policy_makes_cheaper_than_the_first_is_named() -> None:
-    adapts = plan("p6-b200.48xlarge", 200.0).model_copy(update={"spot_range": None})
-    assert adapts.spot_policy
-    usd = (adapts.spot_policy.cost_usd.expected + adapts.cost_usd.expected) / 2
-    first = adapts.model_copy(
-        update={"spot_policy": None, "cost_usd": adapts.cost_usd.model_copy(update={"expected": usd})}
-    )
-    (note,) = describe_policies([first, adapts])
-    assert note.startswith(
-        f"plan 2, 1 x p6-b200.48xlarge, would save {usd - adapts.spot_policy.cost_usd.expected:,.0f} "
-    )
-    assert describe_policies([adapts, first]) == []
-    # Old prices have an order of their own.
-    assert describe_policies([first, plan("p6-b200.48xlarge", 200.0)]) == []
-    assert describe_policies([]) == []
-    # The cheaper plan of a tie is not cheaper by a policy.
-    dearer = first.model_copy(update={"cost_usd": first.cost_usd.model_copy(update={"expected": 2 * usd})})
-    assert describe_policies([dearer, first]) == []
 
 
 def test_a_pool_that_is_hardly_ever_reclaimed_costs_the_same_under_both() -> None:

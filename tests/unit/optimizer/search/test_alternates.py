@@ -12,7 +12,7 @@ from optimizer.audit.numbers import check_numbers
 from optimizer.contract.plan import Alternate, FleetPlan
 from optimizer.search.alternates import MAX_ALTERNATES
 from optimizer.search.plan_builder import can_replace, can_stand_in
-from optimizer.search.search_space import TIE
+from optimizer.search.search_space import SAME
 from tests.unit.optimizer.search.requests import answer, catalog
 
 A100: dict[str, Any] = {"instance_types": ["p4d", "p4de"], "regions": ["us-east-1"], "max_nodes": 2}
@@ -38,7 +38,7 @@ def test_alternates_are_other_places_cheapest_first_and_one_is_on_demand() -> No
         assert 2 < len(places) <= MAX_ALTERNATES and own not in places
         assert {alternate.purchase for alternate in plan.alternates} == {"spot", "on-demand"}
         usd = [
-            alternate.cost_usd.expected * (1 if alternate.instance_type == plan.instance_type else 1 + TIE)
+            alternate.cost_usd.expected * (1 if alternate.instance_type == plan.instance_type else 1 + SAME)
             for alternate in plan.alternates
         ]
         assert all(first <= second + 0.01 for first, second in pairwise(usd[:-1]))

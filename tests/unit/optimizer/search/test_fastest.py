@@ -25,7 +25,7 @@ from optimizer.search.confidence import MEASURED_SPLITS, measured_splits, speed_
 from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
-from optimizer.search.search_space import TIE, SearchSpace
+from optimizer.search.search_space import SAME, SearchSpace
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.search.requests import calibration, catalog, make_problem
@@ -87,8 +87,8 @@ def expected(
     surer = np.inf
     for group in (axes == 0, (axes > 0) & ~unmeasured, (axes > 0) & unmeasured):
         best = min(surer, hours[group].min(initial=np.inf))
-        if surer > (1 + TIE) * best:
-            at = np.flatnonzero(group & (hours <= (1 + TIE) * best))
+        if surer > (1 + SAME) * best:
+            at = np.flatnonzero(group & (hours <= (1 + SAME) * best))
             order = (found[n] for n in ("virtual_stages", "sharding", "checkpointing", "grad_accum"))
             keys = list(zip(*(column[at] for column in (axes, *order, hours)), strict=True))
             first = at[min(range(len(keys)), key=keys.__getitem__)]
