@@ -45,7 +45,7 @@ _PARSERS: dict[Axis, Callable[[str], float]] = {"deadline": parse_hours, "nodes"
 _REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
 
 
-def _parse_against(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[Axis, list[float]]:
+def _parse_against(given: Sequence[str]) -> dict[Axis, list[float]]:
     """Read "deadline" and "deadline=12h,3d" as curves with their values; without any, all curves without values."""
     curves: dict[Axis, list[float]] = {}
     for text in given:
@@ -80,13 +80,15 @@ Example:
 )
 @click.option(
     "--against",
-    "curves",
     metavar="LIMIT[=VALUE,...]",
     multiple=True,
-    callback=_parse_against,
     help="Curve to show: deadline, nodes or budget, also with the values to try (deadline=12h,3d; nodes=1,2,4; "
     "budget=100,1k); repeatable.  [default: all three]",
 )
+# Earlier forms of --against deadline=..., nodes=... and budget=...
+@click.option("--deadlines", hidden=True)
+@click.option("--node-counts", hidden=True)
+@click.option("--budgets", hidden=True)
 @click.option(
     "--points",
     type=click.IntRange(2, 100),
@@ -98,7 +100,10 @@ Example:
 @calibration_option
 @format_option
 def command(
-    curves: dict[Axis, list[float]],
+    against: tuple[str, ...],
+    deadlines: str | None,
+    node_counts: str | None,
+    budgets: str | None,
     points: int,
     plot: Path | None,
     calibration: Path | None,
@@ -108,14 +113,15 @@ def command(
 ) -> None:
     """Show what the training costs against the deadline, the number of nodes and the budget.
 
-    Takes the request of gpufleet recommend: REQUEST.yaml, its flags, or both. Each row is the best plan with one limit
-    at another value and the request's other limits: the cheapest for a deadline or a node count, the fastest for a
-    budget. Limits bind the 95th percentile. The cheapest has the least expected USD, so a later deadline never costs
-    more; recommend may prefer a tie that is surer or simpler. A budget takes old spot prices (~); a deadline and a node
-    count only where no plan at a current price is as fast. Exit status 3: no point has a plan.
+    Takes the request of gpufleet recommend: REQUEST.yaml, its flags, or both. Each row is the plan that recommend puts
+    first with one limit at another value and the request's other limits: with objective cost for a deadline or a node
+    count, the fastest at a current price for a budget. Limits bind the 95th percentile. Old spot prices (~) count only
+    where no plan at a current price keeps the limits. Exit status 3: no point has a plan.
     """
     if plot:
         check_plot(plot)
+    earlier = zip(_PARSERS, (deadlines, node_counts, budgets), strict=True)
+    curves = _parse_against([*against, *(f"{axis}={values}" for axis, values in earlier if values is not None)])
     request = read_request(request_file, flags)
     too_many = [count for count in curves.get("nodes", ()) if count > request.constraints.max_nodes]
     if too_many:

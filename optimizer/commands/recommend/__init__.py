@@ -111,6 +111,7 @@ Example:
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
+@click.option("--hour-usd", metavar="USD", help="What an hour of waiting is worth to you; the ranking adds it.")
 @click.option("--all", "show_all", is_flag=True, help="List every plan with its caveats, and the grounds of rejection.")
 @click.option(
     "--explain", is_flag=True, help="Also list why other layouts and types lose, each type with its own reason."
@@ -243,7 +244,7 @@ def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
         workload = {name: value for name, value in workload.items() if name not in AMOUNTS}
     workload |= {name: given[name] for name in Workload.model_fields if name in given}
     constraints |= {name: given[name] for name in Constraints.model_fields if name in given}
-    top: dict[str, Any] = {name: given[name] for name in ("model", "objective") if name in given}
+    top: dict[str, Any] = {name: given[name] for name in ("model", "objective", "hour_usd") if name in given}
     request = {**data, "workload": workload, "constraints": constraints, **top}
     if "model" not in request:
         raise InvalidInputError(
