@@ -6,27 +6,7 @@ from typing import Any
 import pytest
 
 from infra.settings import ConfigError
-from tests.infra.deployed import LINKED, LONE_NODE, LUSTRE, MOUNTED, deploy, on_demand, variant
-
-
-def test_the_file_system_is_beside_the_nodes_and_shows_the_data() -> None:
-    stack = deploy(LUSTRE, LINKED)
-    system, link = stack.one("LustreFileSystem"), stack.one("DataRepositoryAssociation")
-    assert (system["storageCapacity"], system["perUnitStorageThroughput"]) == (2400, 125)
-    assert (system["deploymentType"], system["kmsKeyId"]) == ("PERSISTENT_2", "arn:aws:kms:::gpufleet-dev-key")
-    assert [system["subnetIds"]] == stack.one("Group")["vpcZoneIdentifiers"]
-    # The nodes' group has the rules that servers and clients need: all traffic among its members.
-    nodes = stack.one("LaunchTemplate")["networkInterfaces"][0]["securityGroups"]
-    assert system["securityGroupIds"] == nodes
-    assert (link["dataRepositoryPath"], link["fileSystemPath"]) == ("s3://corpus/tokens/", "/")
-    assert link["batchImportMetaDataOnCreate"] is True and "s3" not in link, "nothing is written to the bucket"
-    assert "GPUFLEET_LUSTRE=" in stack.user_data and "@tcp:/" in stack.user_data
-    assert "GPUFLEET_STAGING_LIMIT_S=1800" in stack.user_data, "time for FSx to list the objects"
-
-
-def test_a_plan_without_one_declares_none() -> None:
-    assert not {resource.kind for resource in variant("spot")} & {"LustreFileSystem", "DataRepositoryAssociation"}
-    assert "GPUFLEET_LUSTRE=''" in deploy().user_data
+from tests.infra.deployed import LINKED, LONE_NODE, LUSTRE, MOUNTED, deploy, on_demand
 
 
 def test_a_lone_node_stays_in_the_file_systems_zone() -> None:

@@ -15,7 +15,7 @@ from infra.offline.guardrails.declared import as_list
 from infra.policies import roles
 from infra.policies.roles import node_policy
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import ALARM, CONTAINER, EXISTING_VPC, FULL, WORKERS, deploy, workers
+from tests.infra.deployed import CONTAINER, EXISTING_VPC, FULL, WORKERS, deploy, workers
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
@@ -27,31 +27,6 @@ def node_statements(**options: Any) -> dict[str, dict[str, Any]]:
 
 def node_actions(**options: Any) -> set[str]:
     return {action for statement in node_statements(**options).values() for action in as_list(statement["Action"])}
-
-
-def test_the_key_rotates_and_only_named_principals_use_it() -> None:
-    stack = deploy()
-    assert stack.one("Key")["enableKeyRotation"] is True
-    assert stack.one("Key")["deletionWindowInDays"] == 30
-    statements = stack.policy("Key")
-    service_role = "arn:aws:iam:::gpufleet-dev-auto-scaling"
-    use = statements["AutoScalingUsesKey"]
-    assert use["Principal"] == {"AWS": service_role}
-    assert set(use["Action"]) == {
-        "kms:Encrypt",
-        "kms:Decrypt",
-        "kms:ReEncrypt*",
-        "kms:GenerateDataKey*",
-        "kms:DescribeKey",
-    }
-    grant = statements["AutoScalingAttachesVolumes"]
-    assert (grant["Principal"], grant["Action"]) == ({"AWS": service_role}, "kms:CreateGrant")
-    assert grant["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
-    assert stack.one("ServiceLinkedRole")["awsServiceName"] == "autoscaling.amazonaws.com"
-    assert stack.one("Group")["serviceLinkedRoleArn"] == service_role
-    assert not [sid for sid in statements if "events.amazonaws.com" in str(statements[sid]["Principal"])]
-    assert "AlarmsPublish" not in statements
-    assert "AlarmsPublish" in deploy(config=ALARM).policy("Key")
 
 
 def test_a_node_reaches_its_stack_alone() -> None:
