@@ -22,7 +22,6 @@ from bootstrap.contract.pools import (
     Prospect,
     age_since_s,
     came,
-    expected_spot_s,
     left,
     rank_pools,
     reclaimed,
@@ -143,14 +142,12 @@ class Adaptive(Generic[Pool]):
 
     Args:
         records: what the run knows of each pool; ties keep this order.
-        spot_hours: time with spot nodes so far, for ``expected_spot_hours``.
         beside: pools are asked beside running nodes; else these end first, as in one Auto Scaling group.
     """
 
-    def __init__(self, records: Mapping[Pool, PoolRecord], *, spot_hours: float = 0.0, beside: bool = True) -> None:
+    def __init__(self, records: Mapping[Pool, PoolRecord], *, beside: bool = True) -> None:
         self.beside = beside
         self._records = dict(records)
-        self._spot_hours = spot_hours
         self._order: list[Pool] = []
         self._asked_hours = -1.0
 
@@ -176,19 +173,6 @@ class Adaptive(Generic[Pool]):
     def note(self, event: Event, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
         self._records[pool] = _RECORDED[event](self._records[pool], hours * 3600)
-
-    def expected_spot_hours(self, view: RunView[Pool]) -> float:
-        """Return the time with spot nodes that can be expected until the deadline."""
-        return (
-            expected_spot_s(
-                self._records,
-                view.now_s,
-                left_s=view.left_hours * 3600,
-                elapsed_s=view.elapsed_hours * 3600,
-                spot_s=self._spot_hours * 3600,
-            )
-            / 3600
-        )
 
     def rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
         """Order the pools whose hour is worth more than that of what runs, the best first."""

@@ -1,4 +1,4 @@
-"""Order of the spot pools for the next launch, and the spot time to expect, by the record that a run keeps of each.
+"""Order of the spot pools for the next launch, by the record that a run keeps of each.
 
 A pool is one instance type in one zone; a gang comes whole or not at all. A run knows of a pool only what its own
 launches tell: refused, came, was reclaimed, when.
@@ -25,9 +25,6 @@ _UNSEEN_AGE_S = 2.9 * 3600
 # A stay is valued up to this length.
 _HORIZON_S = 8 * 3600.0
 _LEAST_CHANCE = 0.02
-# Weight of the prior share of time with capacity, as time that the run has watched.
-_PRIOR_SHARE_S = 8 * 3600.0
-_HALVINGS = 15
 
 # A caller's name of a pool.
 Pool = TypeVar("Pool", bound=Hashable)
@@ -154,34 +151,6 @@ def rank_pools(
             value = hour if running_price is not None else hour - saving * try_s / chance / _HORIZON_S
             prospects.append(Prospect(name=name, chance=chance, stay_s=stay, value=value))
     return sorted(prospects, key=lambda prospect: -prospect.value)
-
-
-def expected_spot_s(
-    pools: Mapping[Pool, PoolRecord], now_s: float, *, left_s: float, elapsed_s: float, spot_s: float
-) -> float:
-    """Expected time with spot nodes in the next ``left_s``, after ``spot_s`` of the first ``elapsed_s``.
-
-    Nothing is expected before the first pool comes back, at its median; afterwards the share of time that the run has
-    had so far, which starts at a half for one pool and, as if pools were independent, at 1 - 1 / 2^n for n.
-    """
-    share = (_PRIOR_SHARE_S * (1 - 0.5 ** len(pools)) + spot_s) / (_PRIOR_SHARE_S + elapsed_s)
-    return share * (left_s - _first_return_s(pools, now_s, left_s))
-
-
-def _first_return_s(pools: Mapping[Pool, PoolRecord], now_s: float, most_s: float) -> float:
-    """Median time until the first pool has capacity again, up to ``most_s``."""
-    droughts = []
-    for pool in pools.values():
-        if pool.empty_since_s is None or pool.empty_at_s is None:
-            return 0.0
-        seen, now = (YOUNG_S + at_s - pool.empty_since_s for at_s in (pool.empty_at_s, now_s))
-        droughts.append((seen, now, learned_factor(pool.returns, pool.expected_returns)))
-    shortest, longest = 0.0, most_s
-    for _ in range(_HALVINGS):
-        middle = (shortest + longest) / 2
-        all_empty = math.prod((seen / (now + middle)) ** factor for seen, now, factor in droughts)
-        shortest, longest = (middle, longest) if all_empty > 0.5 else (shortest, middle)
-    return longest
 
 
 def age_since_s(refused_s: float) -> float:

@@ -15,7 +15,6 @@ from bootstrap.contract.pool_policy import Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ChosenPlace, ControllerState
-from bootstrap.contract.timings import BOOT
 from bootstrap.controller.ends import over_budget
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
@@ -123,7 +122,7 @@ def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
     if any(record and (record.returns or record.empty_at_s) for record in records):
         return "AWS has refused nodes on demand in this run, so these may not come back"
     spot = buying(ready, "spot")
-    why = make_policy(tick, state, spot).why_stay(view)
+    why = make_policy(state, spot).why_stay(view)
     # With a reason to leave, some place is worth its restarts.
     return why or _best_spot(tick, state, view, spot) or ""
 
@@ -197,7 +196,7 @@ def _is_late(tick: Tick, state: ControllerState, place: Place) -> bool:
 def _best_spot(
     tick: Tick, state: ControllerState, view: RunView[str], ready: Mapping[str, Place]
 ) -> ChosenPlace | None:
-    ranked = make_policy(tick, state, ready).rank(view)
+    ranked = make_policy(state, ready).worth(view)
     if ranked:
         best = ranked[0]
         # Places that the run knows as little of, and as cheap.
@@ -238,24 +237,11 @@ def _why_on_demand(
         return "on demand, as no spot place is worth its restarts"
     if not in_time:
         return f"on demand, as spot would miss the deadline at p95: {max(view.left_hours, 0.0):.1f} h are left"
-    if view.left_hours == float("inf"):
-        return "on demand, as no spot place gave all nodes in time" if waited else ""
-    policy = make_policy(tick, state, in_time)
-    if settings.adaptive:
-        if policy.keep(view) is not Mode.ON_DEMAND:
+    if settings.adaptive and view.left_hours < float("inf"):
+        if make_policy(state, in_time).keep(view) is not Mode.ON_DEMAND:
             return ""
         return (
             f"on demand, as waiting longer for spot costs more than it can save: {view.left_hours:.1f} h are left, and "
             f"{view.work_hours:.1f} h of work"
         )
-    spot = policy.expected_spot_hours(view)
-    # A late launch, and a second one on demand.
-    margin = 2 * hours(BOOT)
-    if spot < view.work_hours + margin:
-        return (
-            f"on demand: {spot:.1f} h of spot can be expected until the deadline, {view.work_hours:.1f} h are needed, "
-            f"and {margin:.1f} h for late launches"
-        )
-    if waited:
-        return "on demand, as no spot place gave all nodes in time"
-    return ""
+    return "on demand, as no spot place gave all nodes in time" if waited else ""

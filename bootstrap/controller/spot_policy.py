@@ -47,14 +47,9 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     )
 
 
-def make_policy(tick: Tick, state: ControllerState, names: Iterable[str]) -> Adaptive[str]:
+def make_policy(state: ControllerState, names: Iterable[str]) -> Adaptive[str]:
     """Return the policy over these spot places, with what the run has learned from its launches."""
-    settings = tick.settings
-    elapsed = hours(tick.now - state.run_started_at)
-    served = state.progress * settings.places[settings.own_place].hours_p95
-    records = {name: state.pools.get(name, PoolRecord()) for name in names}
-    spot_hours = min(elapsed, served)
-    return Adaptive(records, spot_hours=spot_hours, beside=ASKS_BESIDE)
+    return Adaptive({name: state.pools.get(name, PoolRecord()) for name in names}, beside=ASKS_BESIDE)
 
 
 def left_hours(tick: Tick, state: ControllerState) -> float:

@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 WORK_HOURS, RESTART_HOURS, PRICE_RATIO, TRY_HOURS = 48.0, 0.2, 3.3, 2 / 60
 DEADLINES = (1.08, 1.2, 1.5, 2.0)
 # In several pools, chance moves a row by up to 0.02 with 60 starts.
-STARTS, STARTS_TOGETHER = 100, 240
+STARTS, STARTS_TOGETHER = 60, 240
 COMPARED = tuple(name for name in NAMES if name not in ("on_demand", "spot_only", OMNISCIENT))
 # Families by the beginning of a file's name.
 FAMILIES = {

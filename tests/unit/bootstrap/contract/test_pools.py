@@ -1,4 +1,4 @@
-"""What a run learns of spot pools: the order of tries, the worth of a move, the spot that can be expected."""
+"""What a run learns of spot pools: the order of tries, the worth of a move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bootstrap.contract.pools import (
     PoolRecord,
     age_since_s,
     came,
-    expected_spot_s,
     left,
     rank_pools,
     reclaimed,
@@ -99,20 +98,6 @@ def test_a_cheaper_pool_is_worth_a_restart_and_an_equal_one_is_not() -> None:
 
 def test_pools_that_never_earn_back_their_restart_are_left_out() -> None:
     assert order({"flapping": lived(0.02, 30)}, 3000 * HOUR, flapping=0.9) == []
-
-
-def test_spot_is_expected_only_after_the_first_pool_comes_back() -> None:
-    def expected(pools: dict[str, PoolRecord], now_s: float, spot_s: float = 0.0) -> float:
-        return expected_spot_s(pools, now_s, left_s=24 * HOUR, elapsed_s=now_s, spot_s=spot_s)
-
-    assert expected({"a": PoolRecord()}, 0) == pytest.approx(12 * HOUR)
-    assert expected({"a": PoolRecord(), "b": PoolRecord()}, 0) == pytest.approx(18 * HOUR)
-    fresh = {"a": refused(PoolRecord(), 0.0)}
-    old = {"a": refused(refused(PoolRecord(), 0.0), 6 * HOUR)}
-    assert expected(old, 6 * HOUR) < expected(fresh, 0.0) < 12 * HOUR
-    # Half of the droughts of the rate 1 / (age + young) are shorter than young.
-    assert expected(fresh, 0.0) == pytest.approx((24 * HOUR - YOUNG_S) / 2, rel=1e-3)
-    assert expected({"a": PoolRecord()}, 8 * HOUR, spot_s=8 * HOUR) == pytest.approx(18 * HOUR)
 
 
 def test_a_pool_is_kept_as_json() -> None:

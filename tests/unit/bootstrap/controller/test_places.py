@@ -112,7 +112,6 @@ def test_a_place_that_takes_nodes_back_but_replaces_them_is_remembered() -> None
         # At p95 spot takes 20 h.
         (40.0, 16.0, "on-demand p4d az2: on demand, as no spot place gave all nodes in time"),
         (20.0, 16.0, "on-demand p4d az2: on demand, as spot would miss the deadline at p95: 20.0 h are left"),
-        (20.5, 18.0, "h of spot can be expected until the deadline, 18.0 h are needed"),
     ],
 )
 def test_the_deadline_brings_on_demand_nodes_forward(
