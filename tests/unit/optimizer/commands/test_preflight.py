@@ -11,12 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
-from moto.server import ThreadedMotoServer
 
 from optimizer.aws import clients
 from optimizer.contract.plan import plan_from_dict
@@ -26,7 +24,6 @@ from optimizer.preflight.policy import preflight_policy
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import (
-    ACCOUNT,
     ADDRESS,
     DENIED,
     DENIED_EC2,
@@ -378,70 +375,6 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     assert made == allowed
     # Nothing that writes: the names of AWS's reading calls.
     assert all(re.match(r"[a-z0-9]+:(BatchGet|Describe|Get|List|View)", action) for action in allowed)
-
-
-@pytest.fixture(scope="module")
-def moto_server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-# Calls that moto lacks or answers with other quotas and images than AWS.
-NOT_IN_MOTO = (
-    "DescribeImages",
-    "DescribeCapacityReservations",
-    "DescribePlacementGroups",
-    "GetAccountSettings",
-    "GetProducts",
-    "GetServiceQuota",
-    "GetSpotPlacementScores",
-)
-
-
-@pytest.fixture
-def emulated(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
-    fake = FakeAws({name: healthy()[name] for name in NOT_IN_MOTO}, behind=True)
-    zones = [{"AvailabilityZoneId": f"use1-az{number}", "Score": 9} for number in range(1, 7)]
-    fake.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": zones}
-    monkeypatch.setattr(clients, "_session", fake.session)
-    return fake
-
-
-def test_an_emulated_aws_is_understood(gpufleet: Gpufleet, emulated: FakeAws, plan: str, moto_server: str) -> None:
-    """Real requests and answers over HTTP: an account with an instance, a volume, a key and somebody else's bucket."""
-    ec2 = boto3.client("ec2", region_name="us-east-1")
-    # Another test of this process may have made moto's EC2 without its images.
-    ami = ec2.register_image(Name="node", RootDeviceName="/dev/xvda")["ImageId"]
-    ids = [
-        one["InstanceId"]
-        for one in ec2.run_instances(ImageId=ami, InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)["Instances"]
-    ]
-    ec2.create_volume(AvailabilityZone="us-east-1a", Size=1024, VolumeType="gp3")
-    kms = boto3.client("kms", region_name="us-east-1")
-    key = kms.create_key()["KeyMetadata"]["KeyId"]
-    kms.create_alias(AliasName="alias/gpufleet-dev", TargetKeyId=key)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=f"gpufleet-dev-{ACCOUNT}-us-east-1")
-    try:
-        code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--format", "json")
-    finally:
-        ec2.terminate_instances(InstanceIds=ids)
-    document, rows = json.loads(out), rows_of(out)
-    assert (code, document["account"]) == (1, ACCOUNT)
-    assert rows["region"]["value"] == "opt-in-not-required"
-    assert rows["hardware of p4d.24xlarge"]["level"] == "ok"
-    assert rows["zones of p4d.24xlarge"]["level"] == "ok"
-    assert rows["bucket"]["level"] == "ok"
-    assert "in use" in rows["quota Running On-Demand P instances"]["found"]
-    assert rows["quota Storage for General Purpose SSD (gp3) volumes, in TiB"]["limit"] == pytest.approx(49, abs=0.1)
-    assert rows["KMS key"]["level"] == "ok" and rows["KMS key rotation"]["level"] == "warning"
-    # The key that moto made has the default policy, which names no service-linked role.
-    assert rows["KMS grants"]["level"] == "error"
-    assert rows["AWS budgets"]["level"] == "ok"
-    assert rows["spot placement score"]["level"] == "ok"
 
 
 @pytest.fixture

@@ -66,15 +66,6 @@ def test_a_measurement_that_cannot_be_used_stops_the_fit(change: dict[str, str],
         read_runs(path, gpu_table())
 
 
-def test_no_rows_and_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    with pytest.raises(InvalidInputError, match="cannot be read"):
-        read_runs(path, gpu_table())
-    path.write_text("gpu\n")
-    with pytest.raises(InvalidInputError, match="no rows"):
-        read_runs(path, gpu_table())
-
-
 @pytest.mark.parametrize("text", ["", "{}", '{"rows": 3}'])
 def test_a_broken_calibration_is_missing_data(text: str, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
