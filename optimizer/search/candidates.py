@@ -23,7 +23,7 @@ from optimizer.performance.types import Bools, Floats, Ints, take_rows
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
-from optimizer.search.rejections import Binding, Rejection, reject_disk, reject_limits, reject_purchase, reject_quota
+from optimizer.search.rejections import Binding, Rejection
 
 # With fewer types, numpy's calls dominate; with more, arrays miss the cache.
 _TYPES_TOGETHER = 6
@@ -64,8 +64,42 @@ class CandidateTable:
         return rejected
 
     def reject(self, limits: Constraints) -> Rejection:
-        """Reject the type, none of whose candidates is feasible."""
-        return reject_limits(self.fastest.instance.name, self.outcome, self.cost, self._available_hours, limits)
+        """Reject the type, whose candidates all break a limit at the 95th percentile."""
+        name, available_hours = self.fastest.instance.name, self._available_hours
+        hours, usd = self.outcome.hours_p95, self.cost.p95 + self.cost.reserve
+        if not np.isfinite(hours).any():
+            reason = "spot nodes are lost faster than the job recovers"
+            return Rejection(name, reason, "interruptions", float(self.outcome.rate.min()), None)
+        in_time = hours <= available_hours
+        if not in_time.any():
+            closest = int((hours - available_hours).argmin())
+            available, needed = float(available_hours[closest]), float(hours[closest])
+            reason = (
+                f"the fastest run takes {needed:,.1f} h at the 95th percentile, and of the Capacity Block "
+                f"{available:,.1f} h are left to train in"
+            )
+            return Rejection(name, reason, "capacity-block", needed, available)
+        hours, usd = hours[in_time], usd[in_time]
+        budget, deadline = limits.budget_usd, limits.deadline_hours
+        if budget is not None and not (usd <= budget).any():
+            reason = (
+                f"the cheapest run needs {usd.min():,.2f} USD at the 95th percentile, with its drain, "
+                f"the budget is {budget:,.2f} USD"
+            )
+            return Rejection(name, reason, "budget", float(usd.min()), budget)
+        assert deadline is not None  # without it, the budget alone decided
+        if not (hours <= deadline).any():
+            reason = (
+                f"the fastest run takes {hours.min():,.1f} h at the 95th percentile, the deadline is {deadline:,.1f} h"
+            )
+            return Rejection(name, reason, "deadline", float(hours.min()), deadline)
+        assert budget is not None  # both limits can be kept, but not together
+        cheapest = float(usd[hours <= deadline].min())
+        reason = (
+            f"the cheapest run within {deadline:,.1f} h needs {cheapest:,.2f} USD at the 95th percentile, with its "
+            f"drain, the budget is {budget:,.2f} USD"
+        )
+        return Rejection(name, reason, "budget", cheapest, budget)
 
     def keep(self, rows: NDArray[np.intp]) -> CandidateTable:
         """Return the table with these rows alone."""
@@ -105,6 +139,24 @@ class CandidateTable:
         return np.maximum(hours - self.reserve_hours, 0.0)
 
 
+def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
+    """Reject a purchase of so many nodes, which a quota of the account leaves no room for."""
+    instance, region, room = purchase.offer.instance, purchase.offer.region, purchase.room
+    fleet = f"{nodes} x {instance.name} {purchase.in_short} in {region}"
+    if room is None:
+        reason = f"{fleet}: the quotas of {region} could not be read"
+        return Rejection(instance.name, reason, "quota", nodes * instance.vcpus, None)
+    on_demand_base = purchase.option == "spot" and purchase.most_nodes == 0 and purchase.base
+    owned = purchase.reservation.count if purchase.reservation and purchase.topped_up else 0
+    bought = purchase.base if on_demand_base else nodes - purchase.base - owned
+    needed = bought * instance.vcpus
+    reason = (
+        f"{fleet} needs {needed:,} vCPUs of quota {room.name} ({room.code}), which is {room.value:,.0f}, "
+        f"{room.used:,.0f} in use; next: {room.increase(room.used + needed)}"
+    )
+    return Rejection(instance.name, reason, "quota", needed, room.free)
+
+
 def none_broken(masks: Mapping[Binding, Bools]) -> Bools:
     """Mask of what no mask of a limit has."""
     return np.asarray(~np.any([*masks.values()], axis=0))
@@ -125,22 +177,15 @@ def broken_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> dic
 
 def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     """Find all candidates of each of the problem's types, feasible or not."""
-    purchases: list[Sequence[PricedPurchase]] = [
-        () if reject_disk(problem, instance) else find_purchases(problem, instance)
-        for instance in problem.instance_types
-    ]
-    bought = [instance for instance, options in zip(problem.instance_types, purchases, strict=True) if options]
-    fastest = iter(find_fastest(problem, bought))
-    results = [
-        next(fastest) if options else reject_disk(problem, instance) or reject_purchase(problem, instance)
-        for instance, options in zip(problem.instance_types, purchases, strict=True)
-    ]
-    types = [
-        (result, options) for result, options in zip(results, purchases, strict=True) if isinstance(result, Fastest)
-    ]
+    instances = {instance.name: instance for instance in problem.instance_types}
+    purchases = {name: find_purchases(problem, instance) for name, instance in instances.items()}
+    bought = {name: found for name, found in purchases.items() if not isinstance(found, Rejection)}
+    fastest = dict(zip(bought, find_fastest(problem, [instances[name] for name in bought]), strict=True))
+    types = [(found, bought[name]) for name, found in fastest.items() if isinstance(found, Fastest)]
     batches = (types[start : start + _TYPES_TOGETHER] for start in range(0, len(types), _TYPES_TOGETHER))
     tables = chain.from_iterable(build_tables(problem, batch) for batch in batches)
-    return [next(tables) if isinstance(result, Fastest) else result for result in results]
+    results = (fastest.get(name, found) for name, found in purchases.items())
+    return [found if isinstance(found, Rejection) else next(tables) for found in results]
 
 
 def find_tables(problem: Problem) -> list[CandidateTable]:

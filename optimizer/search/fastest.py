@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from bootstrap.contract.words import counted
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.evaluate import evaluate_inputs
 from optimizer.performance.machines import Machines
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints, take_rows
-from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts
+from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts, describe_layout
 from optimizer.search.problem import Problem
-from optimizer.search.rejections import Rejection, reject_batch, reject_memory, reject_precision
+from optimizer.search.rejections import Rejection
 from optimizer.search.search_space import Configurations, SearchSpace
 
 # Arrays over the configurations beside the layouts.
@@ -90,7 +92,9 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
     by_shape: dict[tuple[int, int], dict[Any, list[InstanceType]]] = {}
     for instance in instances:
         if recipe.precision not in instance.gpu.peak_tflop_per_s:
-            results[instance.name] = reject_precision(instance, recipe.precision)
+            known = ", ".join(sorted(instance.gpu.peak_tflop_per_s))
+            reason = f"{instance.gpu.name} does not compute in {recipe.precision}"
+            results[instance.name] = Rejection(instance.name, reason, "precision", recipe.precision, known)
             continue
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
@@ -104,7 +108,9 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
         groups = list(alike.values())
         if not table.size:
             batch = problem.amount.global_batch
-            results |= {instance.name: reject_batch(instance, batch) for group in groups for instance in group}
+            reason = f"a global batch of {batch} cannot be split evenly over {counted(ranks, 'GPU')} a node"
+            for instance in chain.from_iterable(groups):
+                results[instance.name] = Rejection(instance.name, reason, "global_batch", batch, ranks)
             continue
         space = SearchSpace(problem, [group[0] for group in groups], table)
         for machine, group in enumerate(groups):
@@ -113,7 +119,7 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
                 if chosen.row.size:
                     results[instance.name] = build_fastest(space, machine, instance, chosen)
                 else:
-                    results[instance.name] = reject_memory(space, machine, instance)
+                    results[instance.name] = _reject_memory(space, machine, instance)
     return [results[instance.name] for instance in instances]
 
 
@@ -130,6 +136,25 @@ def build_fastest(space: SearchSpace, machine: int, instance: InstanceType, chos
         configurations=space.configurations,
         gradient_compression=space.gradient_compression,
     )
+
+
+def _reject_memory(space: SearchSpace, machine: int, instance: InstanceType) -> Rejection:
+    """Reject a type on whose machine nothing fits: name the layout that comes nearest."""
+    allowed_gib = space.limit_gib(machine)
+    lack_gib = space.p95_gib - allowed_gib
+    if not np.isfinite(lack_gib).any():
+        shardings = ", ".join(SHARDINGS[sharding] for sharding in space.shardings)
+        reason = f"one GPU has nothing to shard its state over, and sharding is {shardings}"
+        return Rejection(instance.name, reason, "sharding", shardings, SHARDINGS[DDP])
+    nearest = int(np.flatnonzero((lack_gib == lack_gib.min()).any(axis=(0, 1)))[-1])
+    setting = np.unravel_index(int(lack_gib[:, :, nearest].argmin()), lack_gib.shape[:2])
+    needed, allowed = float(space.p95_gib[(*setting, nearest)]), float(allowed_gib[nearest])
+    layout = describe_layout(space.table, nearest, SHARDINGS[space.shardings[setting[0]]])
+    reason = (
+        f"the smallest step needs {needed:.1f} GiB a GPU at the 95th percentile ({layout}), and {instance.gpu.name} "
+        f"leaves {allowed:.1f} GiB"
+    )
+    return Rejection(instance.name, reason, "memory", needed, allowed)
 
 
 def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:

@@ -9,11 +9,13 @@ from functools import cached_property
 
 from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import PurchaseOption
+from optimizer.contract.plan import PurchaseOption, Volumes
 from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
+from optimizer.economics.staging import disk_gib
 from optimizer.search.problem import Problem, QuotaRoom, Rooms
+from optimizer.search.rejections import Rejection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +113,38 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
     return purchases
 
 
-def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurchase]:
-    """Every purchase of one type in the problem's regions, regions without an offer but with a reservation included."""
+def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurchase] | Rejection:
+    """Every purchase of one type in the problem's regions, regions without an offer but with a reservation included.
+
+    Rejects a type without one: its disks hold too little, no region offers it, or the catalog has no price.
+    """
+    if rejected := _reject_disk(problem, instance):
+        return rejected
     limits, regions = problem.request.constraints, problem.regions
     offers = [offer for region in regions if (offer := problem.catalog.offer(instance.name, region)) is not None]
-    offered = {offer.region for offer in offers}
-    unoffered = {owned.region for owned in limits.existing_reservations} & set(regions) - offered
+    offered = [offer.region for offer in offers]
+    unoffered = {owned.region for owned in limits.existing_reservations} & set(regions) - set(offered)
     offers += [Offer(instance=instance, region=region) for region in unoffered]
     found = [purchase for offer in offers for purchase in list_purchases(offer, limits)]
-    return [bound_by_quota(purchase, problem.rooms) for purchase in found]
+    if found:
+        return [bound_by_quota(purchase, problem.rooms) for purchase in found]
+    if not offered:
+        wanted = ", ".join(limits.regions) or "any region"
+        return Rejection(instance.name, f"not offered in {wanted}", "region", wanted, None)
+    options, more = ", ".join(limits.purchase_options), " ..." if len(offered) > 3 else ""
+    reason = f"the catalog has no {options} price of it in {', '.join(offered[:3])}{more}"
+    return Rejection(instance.name, reason, "price", options, None)
+
+
+def _reject_disk(problem: Problem, instance: InstanceType) -> Rejection | None:
+    """Reject a type whose disks are too small for the training data."""
+    work, space = problem.request.workload, disk_gib(instance, Volumes())
+    size = work.data_gib
+    if size is None or work.lustre_gib is not None or size <= space:
+        return None
+    disk = "NVMe" if instance.nvme_gb else "root volume"
+    reason = f"each node copies {size:,.0f} GiB of data, and its {disk} has room for {space:,.0f} GiB"
+    return Rejection(instance.name, reason, "data", size, space)
 
 
 def bound_by_quota(purchase: PricedPurchase, rooms: Rooms | None) -> PricedPurchase:

@@ -14,11 +14,10 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
-from optimizer.search.candidates import CandidateTable, find_candidates
+from optimizer.search.candidates import CandidateTable, find_candidates, reject_quota
 from optimizer.search.plan_builder import PlanBuilder, can_stand_in
 from optimizer.search.problem import Problem, QuotaRoom, Rooms
 from optimizer.search.purchases import bound_by_quota, list_purchases
-from optimizer.search.rejections import reject_quota
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
 P4D: dict[str, Any] = {"instance_types": ["p4d"], "regions": ["us-east-1"]}
