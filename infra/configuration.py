@@ -10,7 +10,7 @@ from typing import Any
 import pulumi
 from pydantic import ValidationError
 
-from infra.refusals.stack import refusals, start_refusals
+from infra.refusals import refusals, start_refusals
 from infra.settings import ConfigError, StackSettings, keys
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 

@@ -25,6 +25,9 @@ TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
 # LUSTRE_MOUNT of bootstrap/lib.sh.
 LUSTRE_FOLDER = "/mnt/lustre"
+# PyTorch 2.11 for x86_64, with kernel 6.17 and lustre-client-modules-6.17.0-1020-aws:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
+WITH_LUSTRE_CLIENT = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260815"
 
 Mode = Literal["training", "workers"]
 

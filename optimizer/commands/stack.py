@@ -11,9 +11,7 @@ import click
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from infra.images import dlami_of
-from infra.refusals.lustre import WITH_CLIENT
-from infra.refusals.plan import plan_refusals
-from infra.settings import LUSTRE_FOLDER, ConfigError
+from infra.settings import LUSTRE_FOLDER, WITH_LUSTRE_CLIENT, ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
 from optimizer.aws.file_systems import find_file_system
@@ -110,6 +108,8 @@ def put_plan(
             file system.
         DataStaleError: its spot prices are older than their limit.
     """
+    from infra.refusals import plan_refusals
+
     check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
@@ -268,7 +268,7 @@ def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) ->
             data = "s3://BUCKET/PREFIX, which" if plan.lustre else f"{LUSTRE_FOLDER}/FOLDER, which"
             yield f"pulumi config set gpufleet:data {data} the file system shows"
         if not (config.get("gpufleet:amiName") or config.get("gpufleet:amiId")):
-            yield f'pulumi config set gpufleet:amiName "{WITH_CLIENT}", which has a Lustre client for its kernel'
+            yield f'pulumi config set gpufleet:amiName "{WITH_LUSTRE_CLIENT}", which has a Lustre client for its kernel'
     if plan.staging and plan.staging.data_region and not (reaches_an_index or config.get("gpufleet:vpcId")):
         # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
         yield f"pulumi config set gpufleet:nat true; S3's endpoint reaches no bucket in {plan.staging.data_region}"

@@ -19,8 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from bootstrap.contract.requirements import read_pins
-from infra.images import WITH_TORCH, WITHOUT_TORCH
-from infra.refusals.lustre import WITH_CLIENT
+from infra.settings import WITH_LUSTRE_CLIENT, WITH_TORCH, WITHOUT_TORCH
 from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.contract.plan import FleetPlan
@@ -32,7 +31,7 @@ from tests.engine.pulumi_cli import REPOSITORY, Stack
 REGION = "us-east-1"
 IMAGES = {
     **{dlami_name(one.parameter): one.architecture for one in (*WITH_TORCH.values(), *WITHOUT_TORCH.values())},
-    WITH_CLIENT: "x86_64",
+    WITH_LUSTRE_CLIENT: "x86_64",
 }
 """Machine images that are published: CPU architecture by name."""
 

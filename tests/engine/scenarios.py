@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.refusals.lustre import WITH_CLIENT
+from infra.settings import WITH_LUSTRE_CLIENT
 from optimizer.aws import control
 from optimizer.contract.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
@@ -261,7 +261,7 @@ def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
         plan = sample_plan(**as_topped_up(owned["CapacityReservationId"]))
         deployed.set_plan(plan)
         deployed.set_config({"vpcId": vpc, "subnetIds": [subnet["SubnetId"]], "fileSystem": mounted})
-        deployed.set_config({"data": "/mnt/lustre/tokens", "amiName": WITH_CLIENT})
+        deployed.set_config({"data": "/mnt/lustre/tokens", "amiName": WITH_LUSTRE_CLIENT})
         before = inventory(deployed.aws)
         assert_created(deployed)
         facts.check(deployed, plan, own_network=False)
@@ -292,7 +292,7 @@ def capacity_block(tools: Tools, scratch: Path) -> None:
     end = start + timedelta(days=2)
     block = as_capacity_block(start=f"{start:%Y-%m-%dT%H:%M:%SZ}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}")
     plan = sample_plan(**block, lustre={"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0})
-    config = {"data": "s3://corpus/tokens", "amiName": WITH_CLIENT}
+    config = {"data": "s3://corpus/tokens", "amiName": WITH_LUSTRE_CLIENT}
     with fleet(tools, scratch, "block", plan, config) as (deployed, empty):
         assert_created(deployed)
         facts.check(deployed, plan)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.offline.preview import Resource, resources
-from infra.refusals.lustre import WITH_CLIENT
+from infra.settings import WITH_LUSTRE_CLIENT
 from tests.plans import SPOT_P4D, sample_plan
 
 ALARM = {"gpufleet:alarmEmail": "ops@example.com"}
@@ -118,7 +118,7 @@ def deploy_anew(changes: Mapping[str, Any] | None = None, config: Mapping[str, s
 
 # A plan that reads its data from a file system, and its configuration.
 LUSTRE = {"lustre": {"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0}}
-LINKED = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:amiName": WITH_CLIENT}
+LINKED = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:amiName": WITH_LUSTRE_CLIENT}
 # An existing file system in the existing VPC.
 MOUNTED = {
     **EXISTING_VPC,
@@ -129,7 +129,7 @@ MOUNTED = {
         }
     ),
     "gpufleet:data": "/mnt/lustre/tokens",
-    "gpufleet:amiName": WITH_CLIENT,
+    "gpufleet:amiName": WITH_LUSTRE_CLIENT,
 }
 
 # Plan and configuration of each shape of stack, which together declare every type of resource.

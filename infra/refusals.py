@@ -1,0 +1,473 @@
+"""What is refused before anything is created: of the plan, the configuration, and nodes that would only fail or idle.
+
+A rule is a condition and its sentence: the value, the limit or reason, the next step. RULES says which stacks a group
+of rules is for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from zoneinfo import available_timezones
+
+from bootstrap.contract.ecr import read_ecr_image
+from bootstrap.contract.launcher import gang_faults, split_command
+from bootstrap.contract.timings import SAVE_GIB_PER_S
+from bootstrap.contract.trainer import data_problem
+from bootstrap.contract.words import counted
+from infra import clock
+from infra.bundle import files_of
+from infra.control_settings import node_prices
+from infra.cron import cron_problems
+from infra.images import brings_torch
+from infra.naming import NOT_IN_TAGS, TAG_VALUE_LENGTH, slug, tags
+from infra.s3_uri import read_s3_prefix
+from infra.secret_text import secrets_in
+from infra.settings import (
+    LUSTRE_FOLDER,
+    TRAINER_COMMAND,
+    WITH_LUSTRE_CLIENT,
+    ConfigError,
+    ScalingSettings,
+    StackSettings,
+)
+from infra.wheels import Wanted, wheel_names, wheels_needed
+from optimizer.contract.plan import FleetPlan
+
+# The archive travels inside the stack's state, which Pulumi reads and writes whole.
+TRAIN_DIR_LIMIT_MIB = 10
+# An S3 object takes 10 tags, and gpufleet adds its own:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
+TAGS_LIMIT = 6
+# What each node's last checkpoint is planned to be sent with, Mbit/s.
+UPLOAD_MBIT_PER_S = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
+# A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
+GANG_WINDOW_MINUTES = range(15, 1440 + 1)
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
+SCHEDULES = 125
+
+
+def plan_refusals(plan: FleetPlan) -> Iterator[str]:
+    """Parts of ``plan`` that this version cannot carry out."""
+    node, purchase, block = plan.node, plan.purchase, plan.purchase.capacity_block
+    if plan.region.startswith("cn-"):
+        yield (
+            f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
+            "does not carry plans out there: choose a plan for another region"
+        )
+    if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
+        yield f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}"
+    if block:
+        if not purchase.capacity_reservation_id:
+            yield (
+                "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
+                "already (`gpufleet blocks buy`): its id belongs into the request's existing_reservations"
+            )
+        usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
+        if plan.hours.p95 > usable_hours:
+            yield (
+                f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
+                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable_hours, 0):.1f} h to train in: AWS ends its instances "
+                "from 30 minutes before the end on, and the last checkpoint is saved before; buy a longer block, or "
+                "choose a faster plan with --plan N"
+            )
+    if node.efa_cards and node.network_cards - node.efa_cards not in (0, 1):
+        yield (
+            f"node.efa_cards is {node.efa_cards} of {node.network_cards} network cards: which cards have EFA is known "
+            "only when all have it, or all but the first"
+        )
+
+
+def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
+    """Every problem that stops the stack from being deployed; ``region`` is aws:region."""
+    yield from plan_refusals(settings.plan)
+    if region != settings.plan.region:
+        yield (
+            f"aws:region is {region or 'not set'} and the plan is for {settings.plan.region}: prices and zones differ "
+            f"by region; `gpufleet stack set PLAN --stack {settings.stack}` writes both"
+        )
+    for is_for, rules in RULES:
+        if is_for(settings):
+            yield from rules(settings)
+
+
+def start_refusals(settings: StackSettings) -> Iterator[str]:
+    """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
+    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
+    image_torch = brings_torch(settings)
+    reaches_index = settings.vpc_id or settings.nat
+    # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.
+    covered = settings.wheels or reaches_index or (settings.ami_id and not settings.requirements)
+    if not covered and wheels_needed(settings, image_torch=image_torch):
+        lacks = "the trainer's libraries" if image_torch else "torch"
+        lacks = "the packages of gpufleet:requirements" if settings.requirements else lacks
+        yield (
+            f"gpufleet:wheels is not set: the nodes' image lacks {lacks} and the private subnets reach no package "
+            "index, so every node would fail its set-up, be paid for and be replaced. Pack them: "
+            f"`gpufleet wheels --stack {settings.stack}`, name an image that has them in gpufleet:amiId, or let the "
+            "nodes reach an index: `pulumi config set gpufleet:nat true`"
+        )
+    if reservation and not settings.zone_id and not settings.subnet_ids and len(zones) != 1:
+        yield (
+            f"gpufleet:zoneId is not set: reservation {reservation} is in one zone, the plan has "
+            f"{', '.join(zones) or 'none'}, and nodes in another never start while it is paid for. `aws ec2 "
+            f"describe-capacity-reservations --capacity-reservation-ids {reservation}` names the zone "
+            "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
+        )
+    if not settings.command and settings.ceiling_usd is None:
+        yield (
+            f"{_idle_reason(settings)} and nothing limits the spend: the nodes would idle at full price until somebody "
+            "stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
+            "`pulumi config set gpufleet:ceilingUsd 100`"
+        )
+
+
+def _idle_reason(settings: StackSettings) -> str:
+    if settings.train_command or not settings.plan.beyond_trainer:
+        return f"gpufleet:trainCommand is {settings.train_command or 'empty'}"
+    beyond = "; ".join(settings.plan.beyond_trainer)
+    return f"gpufleet:trainCommand is empty, gpufleet's own trainer does not carry out the plan ({beyond})"
+
+
+def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
+    plan, block = settings.plan, settings.plan.purchase.capacity_block
+    if settings.ami_id and settings.ami_name:
+        yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
+    if settings.ami_id and not re.fullmatch(r"ami-[0-9a-f]{8,17}", settings.ami_id):
+        yield f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)"
+    if not settings.train_command.isprintable():
+        yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
+    words = split_command(settings.train_command)
+    if words is None:
+        yield "gpufleet:trainCommand has unbalanced quotes"
+    if settings.gang:
+        for fault in gang_faults(words or []):
+            yield f"gpufleet:trainCommand: {fault} (docs/engines.md)"
+    for secret in secrets_in(settings.train_command):
+        yield (
+            f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "
+            f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
+            "SecureString, and read it in the training code (docs/security.md)"
+        )
+    if 0 < settings.upload_mbit_per_s < UPLOAD_MBIT_PER_S:
+        yield (
+            f"gpufleet:uploadMbitPerS is {settings.upload_mbit_per_s}: the plan counts on {UPLOAD_MBIT_PER_S} Mbit/s "
+            "of each node for the last checkpoint before a node ends; set at least that, or "
+            "`pulumi config rm gpufleet:uploadMbitPerS`"
+        )
+    for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
+        # It becomes a resource of the nodes' policy, and no wildcard may widen it.
+        if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):
+            yield (
+                f"gpufleet:{key} is {uri!r}: name an S3 prefix like s3://my-bucket/name (letters, digits and ._=+- "
+                "between slashes), or a folder of the nodes like /mnt/nvme/name"
+            )
+    if settings.data and settings.command == TRAINER_COMMAND and (problem := data_problem(plan.job.architecture)):
+        yield (
+            f"gpufleet:data is {settings.data}, and {problem}, so every node would end at its start: unset it to "
+            "try the plan (`pulumi config rm gpufleet:data`), or train with your own code (gpufleet:trainDir, "
+            "gpufleet:trainCommand, docs/training.md)"
+        )
+    if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
+        yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
+    try:
+        node_prices(plan)
+    except ConfigError as error:
+        yield str(error)
+    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
+    if block and clock.now() >= block.end and not settings.force_destroy:
+        yield (
+            f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its "
+            "nodes cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
+        )
+
+
+def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
+    plan, back = settings.plan, "`pulumi config rm gpufleet:spotPolicy` takes the default"
+    if settings.mode != "training":
+        yield f"gpufleet:spotPolicy adaptive is for a gang, and the stack has mode {settings.mode}: {back}"
+    if plan.purchase.option != "spot" or plan.purchase.fallback != "on-demand":
+        yield (
+            f"gpufleet:spotPolicy adaptive moves between spot and on-demand nodes, and the plan buys "
+            f"{plan.purchase.option} with fallback {plan.purchase.fallback}: make the plan with `gpufleet recommend "
+            f"--purchase spot --spot-fallback on-demand`; {back}"
+        )
+    if plan.job.deadline_hours is None:
+        yield (
+            "gpufleet:spotPolicy adaptive keeps a deadline, and the plan has none: make it with `gpufleet recommend "
+            f"--deadline 72h`; {back}"
+        )
+
+
+def _container_refusals(settings: StackSettings) -> Iterator[str]:
+    image, pin = read_ecr_image(settings.image), f"`gpufleet stack set PLAN --stack {settings.stack} --image URI`"
+    if image is None or not image.digest:
+        yield (
+            f"gpufleet:image {settings.image!r} is no image of a private ECR registry by digest, like "
+            f"111122223333.dkr.ecr.{settings.plan.region}.amazonaws.com/train@sha256:...: {pin} resolves a tag"
+        )
+    elif image.region != settings.plan.region:
+        yield (
+            f"gpufleet:image is in {image.region} and the plan for {settings.plan.region}, whose nodes reach their own "
+            f"region's registry alone: push or replicate it there, then {pin}"
+        )
+    if settings.requirements:
+        yield "gpufleet:image and gpufleet:requirements are both set: install the packages into the image, and drop one"
+    if settings.nsight:
+        yield "gpufleet:nsight and gpufleet:image are both set: nsys traces no container's training; drop one"
+
+
+def _network_refusals(settings: StackSettings) -> Iterator[str]:
+    plan = settings.plan
+    if bool(settings.vpc_id) != bool(settings.subnet_ids):
+        yield "gpufleet:vpcId and gpufleet:subnetIds go together: set both to use an existing VPC, or neither"
+    if settings.one_zone and len(settings.subnet_ids) > 1:
+        yield (
+            f"gpufleet:subnetIds has {counted(len(settings.subnet_ids), 'subnet')} and this fleet runs in one zone "
+            f"({counted(plan.node_count, 'node')}, {plan.purchase.option}): traffic between zones is "
+            "slow and billed, and EFA "
+            "does not cross them; keep one"
+        )
+    if settings.zone_id and plan.zone_ids and settings.zone_id not in plan.zone_ids:
+        yield (
+            f"gpufleet:zoneId {settings.zone_id} does not offer {plan.instance_type}: the plan has "
+            f"{', '.join(plan.zone_ids)}"
+        )
+    if settings.nat and settings.vpc_id:
+        yield "gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one"
+
+
+def _time_refusals(settings: StackSettings) -> Iterator[str]:
+    """Problems of the gang's window and of schedules."""
+    minutes = settings.gang_window_minutes
+    if minutes not in GANG_WINDOW_MINUTES:
+        yield (
+            f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet "
+            f"that waits for its last node is paid for; use {GANG_WINDOW_MINUTES[0]} to {GANG_WINDOW_MINUTES[-1]}"
+        )
+    schedules = settings.scaling.schedules if settings.scaling else ()
+    if len(schedules) > SCHEDULES:
+        yield f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group"
+    for schedule in schedules:
+        problems = list(cron_problems(schedule.cron))
+        # A machine without a time zone database knows none, and leaves the check to AWS.
+        if (known := available_timezones()) and schedule.timezone not in known:
+            problems.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
+        yield from (f"gpufleet:scaling schedule {schedule.cron!r}: {problem}" for problem in problems)
+    times = [(schedule.cron, schedule.timezone) for schedule in schedules]
+    for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
+        yield f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size"
+
+
+def _gang_refusals(settings: StackSettings) -> Iterator[str]:
+    scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
+    for schedule in scaling.schedules:
+        if schedule.nodes not in (0, nodes):
+            yield (
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
+                f"{counted(schedule.nodes, 'node')}, and a gang has 0 or "
+                f"{nodes}: fewer cannot train, and would be paid for"
+            )
+    for_workers = {
+        f"warmPool {settings.warm_pool}": settings.warm_pool,
+        f"scaling.minNodes {scaling.min_nodes}": scaling.min_nodes,
+        "scaling.gpuUtilizationPercent": scaling.gpu_utilization_percent,
+        "scaling.queue": scaling.queue,
+    }
+    if given := [key for key, value in for_workers.items() if value]:
+        yield (
+            f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
+            "controller and has one size; schedules of 0 and all nodes may pause it"
+        )
+
+
+def _worker_refusals(settings: StackSettings) -> Iterator[str]:
+    scaling, plan, split = settings.scaling or ScalingSettings(), settings.plan, settings.plan.parallelism
+    nodes, utilization = plan.node_count, scaling.gpu_utilization_percent is not None
+    model_ranks = split.tensor * split.pipeline * split.context
+    is_whole = plan.node.ranks % model_ranks == 0 and (split.data // nodes) % split.expert == 0
+    # A worker trains alone, so the plan's layout must not span several nodes.
+    if nodes > 1 and not (split.sharding == "ddp" and is_whole):
+        yield (
+            f"gpufleet:mode workers runs the whole model on each node, and the plan spreads it over {nodes} "
+            f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
+            "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
+        )
+    if settings.plan.purchase.fallback == "on-demand":
+        yield (
+            "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
+            "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
+        )
+    if top_up := settings.plan.purchase.on_demand_top_up:
+        yield (
+            f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: where fewer run, they may "
+            "be the rented ones beside an idle reservation; use a plan of its nodes alone (--purchase reserved)"
+        )
+    if scaling.min_nodes > nodes:
+        yield (
+            f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's "
+            f"{counted(nodes, 'node')}, the most there can be: "
+            "set a plan of more nodes"
+        )
+    if utilization and scaling.queue:
+        yield (
+            "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
+            "starting the nodes that the other ends; keep one"
+        )
+    if utilization and not (scaling.min_nodes or any(schedule.nodes for schedule in scaling.schedules)):
+        yield (
+            "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
+            "grow by; set minNodes 1, or a schedule that brings nodes"
+        )
+    for schedule in scaling.schedules:
+        if not scaling.min_nodes <= schedule.nodes <= nodes:
+            yield (
+                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
+                f"{counted(schedule.nodes, 'node')}: the group has "
+                f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
+            )
+
+
+def _pool_refusals(settings: StackSettings) -> Iterator[str]:
+    """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
+    option, nodes = settings.plan.purchase.option, settings.plan.node_count
+    pool = f"gpufleet:warmPool {settings.warm_pool}:"
+    if not 0 < settings.warm_pool <= nodes:
+        yield f"{pool} it takes 1 to {nodes} nodes, the plan's, or 0 for none"
+    if option == "spot":
+        yield f"{pool} AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand"
+    elif option != "on-demand":
+        yield (
+            f"{pool} a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
+        )
+    if not settings.scaling:
+        yield f"{pool} without gpufleet:scaling the group has one size, and nothing takes a node from the pool"
+    if not settings.train_command:
+        yield f"{pool} without gpufleet:trainCommand a node has no work to be ready for"
+
+
+def _file_refusals(settings: StackSettings) -> Iterator[str]:
+    """Problems of the local files that are uploaded for the nodes."""
+    file, folder, torch = settings.wheels, settings.train_dir, brings_torch(settings)
+    wanted = Wanted(image_torch=torch, cpu_architecture=settings.plan.node.cpu_architecture, own=settings.requirements)
+    try:
+        missing = wanted.missing_from(wheel_names(file) if file else ())
+    except ConfigError as error:
+        yield str(error)
+    except (OSError, tarfile.TarError) as error:
+        yield f"gpufleet:wheels {file} cannot be read as an uncompressed tar: {error}; pack it with `gpufleet wheels`"
+    else:
+        if file and missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            yield (
+                f"gpufleet:wheels {file} has no wheel of {', '.join(missing[:3])}{more} for {wanted.machine}, "
+                "which the plan's nodes need: pack it again with `gpufleet wheels`"
+            )
+    if folder is None:
+        return
+    mib = sum(path.stat().st_size for path in files_of(folder)) / 2**20
+    if not folder.is_dir():
+        yield f"gpufleet:trainDir {folder} is not a folder: name the one with your training code"
+    elif not 0 < mib <= TRAIN_DIR_LIMIT_MIB:
+        yield (
+            f"gpufleet:trainDir {folder} has {mib:.1f} MiB of files, the limit is above 0 and at most "
+            f"{TRAIN_DIR_LIMIT_MIB}: it is for code; data belongs into a bucket the nodes may read"
+        )
+
+
+def _tag_refusals(settings: StackSettings) -> Iterator[str]:
+    given = settings.tags
+    for key, text in given.items():
+        # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+        if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(text) > TAG_VALUE_LENGTH:
+            yield (
+                f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to {TAG_VALUE_LENGTH}, and no aws: "
+                "prefix"
+            )
+        if NOT_IN_TAGS.search(key + text):
+            yield (
+                f"gpufleet:tags {key!r}: {text!r} has a character that AWS refuses in tags: use letters, digits, "
+                "spaces and _ . : / = + - @"
+            )
+    # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
+    for key in given:
+        twins = sorted(other for other in tags("", "", dict(given)) if other.lower() == key.lower() and other != key)
+        if twins:
+            yield (
+                f"gpufleet:tags {key!r} differs from {twins[0]!r} in case alone, and IAM refuses two such tags: name "
+                "it otherwise"
+            )
+    if len(given) > TAGS_LIMIT:
+        yield (
+            f"gpufleet:tags has {len(given)} tags: the limit is {TAGS_LIMIT}, as an S3 object takes 10 with gpufleet's "
+            "own"
+        )
+
+
+def _lustre_refusals(settings: StackSettings) -> Iterator[str]:
+    """Settings that leave the nodes without the file system, its data, or a kernel that can mount it."""
+    gib = settings.plan.lustre.storage_gib if settings.plan.lustre else 0
+    file_system = f"the plan has an FSx for Lustre file system of {gib} GiB (workload.lustre_gib)"
+    without = "or make the plan without workload.lustre_gib: each node copies the data"
+    if read_s3_prefix(settings.data) is None:
+        yield (
+            f"{file_system}, and gpufleet:data is {settings.data or 'not set'}: it would be paid for and empty; "
+            f"`pulumi config set gpufleet:data s3://BUCKET/PREFIX`, {without}"
+        )
+    yield from _image_refusal(settings, f"{file_system}, and", f", {without}")
+
+
+def _file_system_refusals(settings: StackSettings) -> Iterator[str]:
+    """Settings that leave the nodes without the existing file system or its data."""
+    existing, without = "gpufleet:fileSystem is set", "or `pulumi config rm gpufleet:fileSystem`"
+    if settings.plan.lustre:
+        yield (
+            f"{existing}, and the plan has a file system of its own for the same folder: make the plan without "
+            f"workload.lustre_gib, {without}"
+        )
+    if not settings.vpc_id:
+        yield (
+            f"{existing}, and a VPC of the stack's own does not reach it: set gpufleet:vpcId to its VPC and "
+            f"gpufleet:subnetIds to a subnet in its zone, {without}"
+        )
+    if not f"{settings.data}/".startswith(f"{LUSTRE_FOLDER}/"):
+        yield (
+            f"{existing}, and gpufleet:data is {settings.data or 'not set'}: name the data's folder of it, "
+            f"`pulumi config set gpufleet:data {LUSTRE_FOLDER}/FOLDER`, {without}"
+        )
+    yield from _image_refusal(settings, f"{existing}, and", f", {without}")
+
+
+def _image_refusal(settings: StackSettings, what: str, otherwise: str) -> Iterator[str]:
+    if not (settings.ami_name or settings.ami_id):
+        # The client is a module of one kernel release. Newer releases boot kernel 7.0, for which no notes list one:
+        # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html
+        yield (
+            f"{what} the newest Deep Learning AMI may have no Lustre client for its kernel: name a release "
+            "whose notes list lustre-client-modules of its kernel_version, for x86_64 `pulumi config set "
+            f'gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, an image of your own with the client in gpufleet:amiId'
+            f"{otherwise}"
+        )
+
+
+def _is_any(settings: StackSettings) -> bool:
+    return True
+
+
+# Groups of rules, each with the stacks that it is for.
+RULES: tuple[tuple[Callable[[StackSettings], object], Callable[[StackSettings], Iterator[str]]], ...] = (
+    (_is_any, _network_refusals),
+    (lambda s: s.image, _container_refusals),
+    (_is_any, _configuration_refusals),
+    (_is_any, _file_refusals),
+    (_is_any, _tag_refusals),
+    (lambda s: s.spot_policy == "adaptive", _adaptive_refusals),
+    (_is_any, _time_refusals),
+    (lambda s: s.mode == "training", _gang_refusals),
+    (lambda s: s.mode == "workers", _worker_refusals),
+    (lambda s: s.mode == "workers" and s.warm_pool, _pool_refusals),
+    (lambda s: s.plan.lustre, _lustre_refusals),
+    (lambda s: s.file_system, _file_system_refusals),
+)
