@@ -1,137 +1,21 @@
 """Least permissions of the person or pipeline that runs `gpufleet up` and `gpufleet down`.
 
-Actions, their resources and condition keys: https://docs.aws.amazon.com/service-authorization/latest/reference/. The
-tests compare this document with the calls that the real engine and provider make (tests/infra/test_deployer.py).
+The actions are in deployer_actions.toml, with AWS's pages.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 
 from infra.naming import PROJECT, Names
 from infra.policies.statements import Policy, Statement, allow, document
 
 _TAG = f"{PROJECT}:stack"
-# EC2 calls that make a resource with its tags; each also uses resources that exist.
-_EC2_MAKES = (
-    "AllocateAddress AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress CreateCapacityReservation "
-    "CreateFlowLogs CreateInternetGateway CreateLaunchTemplate CreateNatGateway CreatePlacementGroup CreateRouteTable "
-    "CreateSecurityGroup CreateSubnet CreateVpc CreateVpcEndpoint"
-)
-_EC2_CHANGES = (
-    "AssociateRouteTable AttachInternetGateway CancelCapacityReservation CreateLaunchTemplateVersion CreateRoute "
-    "DeleteFlowLogs DeleteInternetGateway DeleteLaunchTemplate DeleteNatGateway DeleteRoute "
-    "DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVpc DeleteVpcEndpoints DescribeVpcAttribute "
-    "DetachInternetGateway DisassociateAddress DisassociateRouteTable ModifyCapacityReservation ModifyLaunchTemplate "
-    "ModifySecurityGroupRules ModifyVpcAttribute ModifyVpcEndpoint ReleaseAddress ReplaceRoute "
-    "RevokeSecurityGroupEgress RevokeSecurityGroupIngress"
-)
-# Reads that take no resource, or whose resource may not exist yet. `gpufleet up` also asks what preflight asks.
-_READS = {
-    "autoscaling": "DescribeAutoScalingGroups DescribeInstanceRefreshes DescribeLifecycleHooks DescribePolicies "
-    "DescribeScalingActivities DescribeScheduledActions DescribeWarmPool",
-    "cloudwatch": "DescribeAlarms GetMetricData",
-    "ec2": "DescribeAddresses DescribeAddressesAttribute DescribeAvailabilityZones DescribeCapacityReservations "
-    "DescribeFlowLogs DescribeImages DescribeInstanceTypes DescribeInstances DescribeInternetGateways "
-    "DescribeLaunchTemplateVersions DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls "
-    "DescribeNetworkInterfaces DescribePlacementGroups DescribePrefixLists DescribeRouteTables "
-    "DescribeSecurityGroupRules DescribeSecurityGroups DescribeSubnets DescribeVpcEndpointServices "
-    "DescribeVpcEndpoints DescribeVpcs",
-    "kms": "ListAliases",
-    "logs": "DescribeLogGroups",
-    "sns": "GetSubscriptionAttributes",
-    "ssm": "GetParameter",
-}
-_GROUP = (
-    "CancelInstanceRefresh CreateAutoScalingGroup CreateOrUpdateTags DeleteAutoScalingGroup DeleteLifecycleHook "
-    "DeletePolicy DeleteScheduledAction DeleteTags DeleteWarmPool DisableMetricsCollection EnableMetricsCollection "
-    "PutLifecycleHook PutScalingPolicy PutScheduledUpdateGroupAction PutWarmPool ResumeProcesses SetInstanceProtection "
-    "StartInstanceRefresh SuspendProcesses UpdateAutoScalingGroup"
-)
-_ROLE = (
-    "CreateRole DeleteRole DeleteRolePolicy GetRole GetRolePolicy ListAttachedRolePolicies ListInstanceProfilesForRole "
-    "ListRolePolicies PutRolePolicy TagRole UntagRole UpdateAssumeRolePolicy UpdateRole"
-)
-_PROFILE = (
-    "AddRoleToInstanceProfile CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile "
-    "RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"
-)
-_LINKED_ROLE = (
-    "CreateServiceLinkedRole DeleteServiceLinkedRole GetRole GetServiceLinkedRoleDeletionStatus TagRole UntagRole"
-)
-_KEY = (
-    "CreateAlias CreateGrant Decrypt DeleteAlias DescribeKey EnableKeyRotation Encrypt GenerateDataKey GetKeyPolicy "
-    "GetKeyRotationStatus ListResourceTags PutKeyPolicy ScheduleKeyDeletion TagResource UntagResource"
-)
-_BUCKET = (
-    "CreateBucket DeleteBucket DeleteBucketPolicy GetAccelerateConfiguration GetBucketAcl GetBucketCORS "
-    "GetBucketLogging GetBucketObjectLockConfiguration GetBucketOwnershipControls GetBucketPolicy "
-    "GetBucketPublicAccessBlock GetBucketRequestPayment GetBucketTagging GetBucketVersioning GetBucketWebsite "
-    "GetEncryptionConfiguration GetLifecycleConfiguration GetReplicationConfiguration ListBucket ListBucketVersions "
-    "ListTagsForResource PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging "
-    "PutBucketVersioning PutEncryptionConfiguration PutLifecycleConfiguration TagResource UntagResource"
-)
-# AbortMultipartUpload: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
-_OBJECTS = "AbortMultipartUpload DeleteObject DeleteObjectVersion GetObject GetObjectTagging PutObject PutObjectTagging"
-_LOGS = "CreateLogGroup DeleteLogGroup FilterLogEvents ListTagsForResource PutRetentionPolicy TagResource UntagResource"
-_FUNCTION = (
-    "AddPermission CreateFunction DeleteFunction DeleteFunctionEventInvokeConfig GetFunction "
-    "GetFunctionCodeSigningConfig GetFunctionEventInvokeConfig GetPolicy ListVersionsByFunction "
-    "PutFunctionEventInvokeConfig RemovePermission TagResource UntagResource UpdateFunctionCode "
-    "UpdateFunctionConfiguration"
-)
-_RULES = (
-    "DeleteRule DescribeRule ListTagsForResource ListTargetsByRule PutRule PutTargets RemoveTargets TagResource "
-    "UntagResource"
-)
-_QUEUES = "CreateQueue DeleteQueue GetQueueAttributes ListQueueTags SetQueueAttributes TagQueue UntagQueue"
-_TOPIC = (
-    "CreateTopic DeleteTopic GetTopicAttributes ListTagsForResource SetTopicAttributes Subscribe TagResource "
-    "UntagResource"
-)
-_METRICS = (
-    "DeleteAlarms DeleteDashboards GetDashboard ListTagsForResource PutDashboard PutMetricAlarm TagResource "
-    "UntagResource"
-)
-_FILE_SYSTEM = (
-    "CreateDataRepositoryAssociation DeleteDataRepositoryAssociation DeleteFileSystem TagResource UntagResource "
-    "UpdateFileSystem"
-)
-_BUDGET = "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget"
-_GROUP_RULES = (
-    "AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress RevokeSecurityGroupEgress RevokeSecurityGroupIngress"
-)
-
-# Actions that no recorded call names, by the reason for them.
-_REASONS = {
-    "the call that makes a resource with tags asks for it too": "autoscaling:CreateOrUpdateTags budgets:TagResource "
-    "cloudwatch:TagResource events:TagResource fsx:TagResource iam:TagInstanceProfile kms:TagResource "
-    "lambda:TagResource logs:TagResource sns:TagResource s3:PutObjectTagging sqs:TagQueue",
-    "CreateAutoScalingGroup asks for it where the group has a launch template": "ec2:RunInstances",
-    "S3 and Lambda encrypt uploads and the function's variables with the caller's permission": "kms:CreateGrant "
-    "kms:Decrypt kms:Encrypt kms:GenerateDataKey",
-    "a tag that gpufleet:tags no longer has": "autoscaling:DeleteTags budgets:UntagResource cloudwatch:UntagResource "
-    "ec2:DeleteTags events:UntagResource fsx:UntagResource iam:UntagInstanceProfile iam:UntagRole "
-    "kms:UntagResource lambda:UntagResource logs:UntagResource sns:UntagResource sqs:UntagQueue",
-    "a newer gpufleet, or a changed plan, changes the resource in place": "autoscaling:DisableMetricsCollection "
-    "autoscaling:ResumeProcesses ec2:ModifyCapacityReservation ec2:ModifySecurityGroupRules fsx:UpdateFileSystem "
-    "iam:UpdateAssumeRolePolicy iam:UpdateRole kms:PutKeyPolicy lambda:UpdateFunctionCode sqs:SetQueueAttributes",
-    "EC2 asks for it where an interface endpoint has private names": "route53:AssociateVPCWithHostedZone",
-    "the request names an association, or the task of a deletion": "ec2:DisassociateAddress "
-    "ec2:DisassociateRouteTable iam:GetServiceLinkedRoleDeletionStatus",
-    "the provider lifts the protection of nodes that a destroyed group still has": "autoscaling:SetInstanceProtection",
-    "FSx asks for it when it makes a file system or links it": "ec2:GetSecurityGroupsForVpc iam:AttachRolePolicy "
-    "kms:GenerateDataKeyWithoutPlaintext",
-    "gpufleet move and up --regions copy a checkpoint in parts, and carry parameters": "s3:AbortMultipartUpload "
-    "ssm:GetParametersByPath ssm:PutParameter",
-    "the provider cancels a refresh that is under way before it starts the next": "autoscaling:CancelInstanceRefresh "
-    "autoscaling:DescribeInstanceRefreshes",
-    # https://github.com/hashicorp/terraform-provider-aws/pull/45251
-    "the provider's newer versions ask S3 for a bucket's tags by these first": "s3:ListTagsForResource s3:TagResource "
-    "s3:UntagResource",
-    "gpufleet:permissionsBoundary changed on a stack that is up": "iam:PutRolePermissionsBoundary",
-}
-WITHOUT_A_CALL = {action: reason for reason, actions in _REASONS.items() for action in actions.split()}
+ACTIONS = tomllib.loads(Path(__file__).with_name("deployer_actions.toml").read_text(encoding="utf-8"))
+"""Actions by service and use, as words."""
+WITHOUT_A_CALL = {action: reason for reason, words in ACTIONS["without_a_call"].items() for action in words.split()}
 
 # Characters of a managed policy: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MANAGED_POLICY_LIMIT = 6144
@@ -175,13 +59,15 @@ def deployer_policy(
     roles = f"{iam}:role{iam_path}{own}"
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
-    bounded = "CreateRole PutRolePolicy"
+    bounded = ["iam:CreateRole", "iam:PutRolePolicy"]
     services = ["autoscaling", "ec2", "lambda", "vpc-flow-logs"]
     log_groups = [names.log_group, names.flow_log_group, names.controller_log_group]
     statements = [
-        allow("Read", [one for service, words in _READS.items() for one in _actions(service, words)], "*"),
-        allow("Make", _actions("ec2", _EC2_MAKES), ec2, condition=requested),
-        allow("ChangeOwn", _actions("ec2", f"{_EC2_MAKES} {_EC2_CHANGES}"), ec2, condition=tagged),
+        allow(
+            "Read", [f"{service}:{word}" for service, words in ACTIONS["reads"].items() for word in words.split()], "*"
+        ),
+        allow("Make", _actions("ec2", "makes"), ec2, condition=requested),
+        allow("ChangeOwn", _actions("ec2", "makes", "changes"), ec2, condition=tagged),
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
         allow(
             "TagNew",
@@ -190,7 +76,7 @@ def deployer_policy(
             condition={
                 "StringEquals": {
                     **requested["StringEquals"],
-                    "ec2:CreateAction": [*_EC2_MAKES.split(), "RunInstances"],
+                    "ec2:CreateAction": [*ACTIONS["ec2"]["makes"].split(), "RunInstances"],
                 }
             },
         ),
@@ -204,10 +90,10 @@ def deployer_policy(
             condition={"ArnLike": {"ec2:LaunchTemplate": here("ec2", "launch-template/*")}},
         ),
         *_network(names, vpc_id),
-        allow("Group", _actions("autoscaling", _GROUP), names.group_arn),
-        allow("Roles", _actions("iam", _ROLE), roles),
-        allow("Profiles", _actions("iam", _PROFILE), f"{iam}:instance-profile{iam_path}{own}"),
-        allow("LinkedRole", _actions("iam", _LINKED_ROLE), linked),
+        allow("Group", _actions("autoscaling", "group"), names.group_arn),
+        allow("Roles", _actions("iam", "role"), roles),
+        allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile{iam_path}{own}"),
+        allow("LinkedRole", _actions("iam", "linked_role"), linked),
         allow(
             "PassRoles",
             "iam:PassRole",
@@ -218,35 +104,37 @@ def deployer_policy(
         *(
             [
                 allow(
-                    "FileSystemGroup", _actions("ec2", _GROUP_RULES), here("ec2", f"security-group/{file_system_group}")
+                    "FileSystemGroup",
+                    _actions("ec2", "group_rules"),
+                    here("ec2", f"security-group/{file_system_group}"),
                 )
             ]
             if file_system_group
             else []
         ),
-        allow("MakeKey", _actions("kms", "CreateKey TagResource"), "*", condition=requested),
-        allow("Key", _actions("kms", _KEY), here("kms", "key/*"), condition=tagged),
-        allow("Alias", _actions("kms", "CreateAlias DeleteAlias"), here("kms", names.key_alias)),
-        allow("Bucket", _actions("s3", _BUCKET), names.bucket_arn),
-        allow("Objects", _actions("s3", _OBJECTS), f"{names.bucket_arn}/*"),
+        allow("MakeKey", ["kms:CreateKey", "kms:TagResource"], "*", condition=requested),
+        allow("Key", _actions("kms", "key"), here("kms", "key/*"), condition=tagged),
+        allow("Alias", ["kms:CreateAlias", "kms:DeleteAlias"], here("kms", names.key_alias)),
+        allow("Bucket", _actions("s3", "bucket"), names.bucket_arn),
+        allow("Objects", _actions("s3", "objects"), f"{names.bucket_arn}/*"),
         allow(
             "Parameters",
-            _actions("ssm", "GetParametersByPath PutParameter"),
+            ["ssm:GetParametersByPath", "ssm:PutParameter"],
             [here("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
         ),
         allow(
             "Logs",
-            _actions("logs", _LOGS),
+            _actions("logs", "groups"),
             [f"{here('logs', f'log-group:{group}')}{streams}" for group in log_groups for streams in ("", ":*")],
         ),
-        allow("Function", _actions("lambda", _FUNCTION), here("lambda", f"function:{names.controller}")),
-        allow("Rules", _actions("events", _RULES), here("events", f"rule/{own}")),
+        allow("Function", _actions("lambda", "function"), here("lambda", f"function:{names.controller}")),
+        allow("Rules", _actions("events", "rules"), here("events", f"rule/{own}")),
         allow(
             "Queues",
-            _actions("sqs", _QUEUES),
+            _actions("sqs", "queues"),
             [here("sqs", queue) for queue in (names.queue, names.dead_letter_queue)],
         ),
-        allow("Topic", _actions("sns", _TOPIC), here("sns", f"{names.prefix}-alarms*")),
+        allow("Topic", _actions("sns", "topic"), here("sns", f"{names.prefix}-alarms*")),
         # Unsubscribe takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
         allow(
             "EndSubscription",
@@ -256,7 +144,7 @@ def deployer_policy(
         ),
         allow(
             "Metrics",
-            _actions("cloudwatch", _METRICS),
+            _actions("cloudwatch", "metrics"),
             [
                 here("cloudwatch", f"alarm:{own}"),
                 f"arn:{names.partition}:cloudwatch::{names.account_id}:dashboard/{names.dashboard}",
@@ -264,19 +152,19 @@ def deployer_policy(
         ),
         allow(
             "Budget",
-            _actions("budgets", _BUDGET),
+            _actions("budgets", "budget"),
             f"arn:{names.partition}:budgets::{names.account_id}:budget/{names.budget}",
         ),
     ]
     if boundary:
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate
         (index,) = (i for i, statement in enumerate(statements) if statement["Sid"] == "Roles")
-        free = " ".join(word for word in _ROLE.split() if word not in bounded.split())
-        statements[index] = allow("Roles", _actions("iam", free), roles)
+        free = [action for action in _actions("iam", "role") if action not in bounded]
+        statements[index] = allow("Roles", free, roles)
         statements.append(
             allow(
                 "BoundedRoles",
-                _actions("iam", f"{bounded} PutRolePermissionsBoundary"),
+                [*bounded, "iam:PutRolePermissionsBoundary"],
                 roles,
                 condition={"StringEquals": {"iam:PermissionsBoundary": boundary}},
             )
@@ -291,18 +179,20 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
     https://docs.aws.amazon.com/fsx/latest/LustreGuide/using-service-linked-roles.html
     """
     here, roles = names.arn, f"arn:{names.partition}:iam::{names.account_id}:role/aws-service-role"
-    reads = [*_actions("fsx", "DescribeDataRepositoryAssociations DescribeFileSystems"), "ec2:GetSecurityGroupsForVpc"]
-    make, link = "CreateFileSystem TagResource", "CreateDataRepositoryAssociation TagResource"
+    reads = ["fsx:DescribeDataRepositoryAssociations", "fsx:DescribeFileSystems", "ec2:GetSecurityGroupsForVpc"]
+    make, link = (
+        ["fsx:" + call, "fsx:TagResource"] for call in ("CreateFileSystem", "CreateDataRepositoryAssociation")
+    )
     return [
         allow("ReadFileSystems", reads, "*"),
-        allow("MakeFileSystem", _actions("fsx", make), here("fsx", "file-system/*"), condition=requested),
-        allow("LinkFileSystem", _actions("fsx", link), here("fsx", "association/*"), condition=requested),
-        allow("FileSystem", _actions("fsx", _FILE_SYSTEM), here("fsx", "*"), condition=tagged),
+        allow("MakeFileSystem", make, here("fsx", "file-system/*"), condition=requested),
+        allow("LinkFileSystem", link, here("fsx", "association/*"), condition=requested),
+        allow("FileSystem", _actions("fsx", "file_system"), here("fsx", "*"), condition=tagged),
         # Also needed for a file system under the key: https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html#FSXKMS
         allow("FileSystemKey", "kms:GenerateDataKeyWithoutPlaintext", here("kms", "key/*"), condition=tagged),
         allow(
             "FileSystemRoles",
-            _actions("iam", "AttachRolePolicy CreateServiceLinkedRole PutRolePolicy"),
+            ["iam:AttachRolePolicy", "iam:CreateServiceLinkedRole", "iam:PutRolePolicy"],
             f"{roles}/s3.data-source.lustre.fsx.amazonaws.com/*",
         ),
         allow("FsxRole", "iam:CreateServiceLinkedRole", f"{roles}/fsx.amazonaws.com/*"),
@@ -323,5 +213,5 @@ def _network(names: Names, vpc_id: str) -> list[Statement]:
     ]
 
 
-def _actions(service: str, words: str) -> list[str]:
-    return [f"{service}:{word}" for word in words.split()]
+def _actions(service: str, *uses: str) -> list[str]:
+    return [f"{service}:{word}" for use in uses for word in ACTIONS[service][use].split()]
