@@ -11,6 +11,7 @@ import click
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from infra.images import dlami_of
+from infra.refusals import plan_refusals
 from infra.settings import LUSTRE_FOLDER, WITH_LUSTRE_CLIENT, ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
@@ -108,8 +109,6 @@ def put_plan(
             file system.
         DataStaleError: its spot prices are older than their limit.
     """
-    from infra.refusals import plan_refusals
-
     check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
