@@ -57,7 +57,8 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
         "GPUFLEET_TRAIN_COMMAND": settings.command,
         "GPUFLEET_IMAGE": settings.image,
         "GPUFLEET_NSIGHT": "1" if settings.nsight else "",
-        "GPUFLEET_BAD_HOST_HOLD_S": "0" if settings.in_reservation else "",
+        # Reserved capacity has no room for a replacement.
+        "GPUFLEET_AGENT": '{"bad_host_hold_s": 0}' if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
         "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
         "GPUFLEET_UPLOAD_MBIT_PER_S": str(settings.upload_mbit_per_s or ""),

@@ -15,7 +15,7 @@ if not __package__:  # started by its folder, in whatever directory the command 
 from bootstrap.agent import container
 from bootstrap.agent.commands import python_path
 from bootstrap.agent.efa import efa_settings
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.lease import check_lease
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
@@ -42,7 +42,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     runs_python = arguments[:1] == ["run-python"]
     options = parser.parse_args(arguments[:1] if runs_python else arguments)
     settings = Settings.from_environment(environ)
-    group = Group(settings)
+    group = GroupClient(settings)
     try:
         if options.command is None:
             # Here: these modules need Python 3.10.
@@ -54,7 +54,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         elif options.command == "hold-host":
             from bootstrap.agent.ending import hold_host
 
-            hold_host(group, settings, settings.bad_host_hold_s, lambda: True)
+            hold_host(group, settings, settings.limits.bad_host_hold_s, lambda: True)
         elif options.command == "extend-terminate-hook":
             group.extend_terminate_hook()
         elif options.command == "ask-to-be-replaced":

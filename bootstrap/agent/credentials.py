@@ -12,7 +12,7 @@ import threading
 import time
 
 from bootstrap.agent.commands import aws_cli
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings, user_of
 
@@ -27,7 +27,7 @@ RETRY_S = 10.0
 class TrainingCredentials:
     """A file that the training's user may read, renewed until the agent ends; nothing where training has no role."""
 
-    def __init__(self, settings: Settings, group: Group) -> None:
+    def __init__(self, settings: Settings, group: GroupClient) -> None:
         self._settings, self._group = settings, group
         self._folder = settings.credentials_dir
         self._started = False

@@ -7,12 +7,12 @@ import threading
 import time
 
 from bootstrap.agent.messages import log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.torchrun import Torchrun, send
 from bootstrap.training.notices import Notice
 
 
-def drain(node: Node, torchrun: Torchrun, notice: Notice) -> None:
+def drain(node: SupervisedNode, torchrun: Torchrun, notice: Notice) -> None:
     """Have the state saved, and end torchrun.
 
     A training process that reads the drain file (bootstrap.training) saves by itself; any other process gets SIGTERM,

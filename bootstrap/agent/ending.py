@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from bootstrap.agent.commands import run_step
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.report import EXIT_AT_FAULT
 
@@ -16,14 +16,14 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 LAST_REPORT_S = 5.0
 
 
-def leave(node: Node) -> None:
+def leave(node: SupervisedNode) -> None:
     """Let the group end this node now."""
     node.reports.wait(LAST_REPORT_S)
     node.group.complete_terminate_hook()
     log("this node has left the run")
 
 
-def finish(node: Node, status: int) -> int:
+def finish(node: SupervisedNode, status: int) -> int:
     """Return the exit status after the training; in a group only when the group ends this node."""
     if not node.settings.in_group:
         return status
@@ -33,7 +33,7 @@ def finish(node: Node, status: int) -> int:
     return 0
 
 
-def give_up(node: Node, status: int, reason: str) -> int:
+def give_up(node: SupervisedNode, status: int, reason: str) -> int:
     """End a run whose command cannot be started, or fails again and again."""
     log(f"{reason}; giving up: {node.settings.log_file} has its output")
     node.reports.tell("gave-up", status)
@@ -41,19 +41,19 @@ def give_up(node: Node, status: int, reason: str) -> int:
     return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
 
 
-def be_replaced(node: Node, fault: str, check: str) -> int:
+def be_replaced(node: SupervisedNode, fault: str, check: str) -> int:
     """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it."""
     log(f"this node cannot train any more: {fault}")
     node.reports.tell("sick", 0, check)
     _send_log(node, f"this node failed {check}: {fault}")
     while not node.group.ask_to_be_replaced() and node.leaving() is None:
         log("the group could not be told that this node is unhealthy; trying again")
-        node.rest(node.settings.tell_delay_s)
-    _stand_by(node, node.settings.bad_host_hold_s)
+        node.rest(node.settings.limits.tell_delay_s)
+    _stand_by(node, node.settings.limits.bad_host_hold_s)
     return 0
 
 
-def _stand_by(node: Node, hold_s: float = 0.0) -> None:
+def _stand_by(node: SupervisedNode, hold_s: float = 0.0) -> None:
     log("waiting for the group to end this node, which is paid until then")
     while (notice := node.leaving()) is None:
         node.tick()
@@ -62,12 +62,12 @@ def _stand_by(node: Node, hold_s: float = 0.0) -> None:
     leave(node)
 
 
-def _is_ended_by_group(node: Node) -> bool:
+def _is_ended_by_group(node: SupervisedNode) -> bool:
     notice = node.leaving()
     return notice is not None and notice.source.startswith("autoscaling/")
 
 
-def hold_host(group: Group, settings: Settings, limit_s: float, is_ended_by_group: Callable[[], bool]) -> None:
+def hold_host(group: GroupClient, settings: Settings, limit_s: float, is_ended_by_group: Callable[[], bool]) -> None:
     """Occupy this node's host until the replacement has another one; EC2 could hand a free bad host back.
 
     Auto Scaling launches the replacement while the unhealthy node is still terminating:
@@ -85,11 +85,11 @@ def hold_host(group: Group, settings: Settings, limit_s: float, is_ended_by_grou
             log(f"no replacement was launched within {limit_s:g} s: its host may be this one again")
             return
         # Not rest(), which a notice ends.
-        time.sleep(settings.join_poll_s)
+        time.sleep(settings.limits.join_poll_s)
     log("the group is complete without this node")
 
 
-def _send_log(node: Node, title: str) -> None:
+def _send_log(node: SupervisedNode, title: str) -> None:
     """Send the end of the output to the log group, before the node ends: the image may have no CloudWatch agent."""
     settings = node.settings
     if not settings.log_group or not settings.log_file.exists() or not node.group.instance_id():

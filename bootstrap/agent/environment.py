@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bootstrap.agent.commands import AWS_ENVIRONMENT, output_of, python_path
 from bootstrap.agent.efa import efa_settings
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
 
@@ -17,14 +17,13 @@ from bootstrap.agent.settings import Settings, user_of
 PROGRAMS = ("opt/amazon/efa/bin", "opt/amazon/openmpi/bin", "usr/local/cuda/bin")
 
 
-def training_environment(node: Node, rendezvous: Rendezvous | None) -> dict[str, str]:
+def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) -> dict[str, str]:
     """Make the whole environment of torchrun: the node's variables, defaults below them, the agent's own above them."""
     settings, given = node.settings, node.settings.environ
     made = {
         # The plan's memory estimate assumes it: without it, blocks of odd sizes strand a part of the memory
         # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "GPUFLEET_PROGRESS_FILE": str(settings.progress_file),
     }
     if settings.region:
         made["AWS_DEFAULT_REGION"] = settings.region

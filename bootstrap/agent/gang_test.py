@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from bootstrap.agent.messages import log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous, listens
 from bootstrap.agent.torchrun import TEST_JOIN_S, Torchrun
 
@@ -24,20 +24,20 @@ class Proof:
     bad_hosts: frozenset[str] = frozenset()  # instance ids, to be replaced
 
 
-def prove_gang(node: Node, rendezvous: Rendezvous) -> Proof:
+def prove_gang(node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
     """Run the test with the other nodes."""
     settings = node.settings
-    if not rendezvous.is_host and listens(rendezvous.host_ip, settings.rendezvous_port):
+    if not rendezvous.is_host and listens(rendezvous.host_ip, settings.limits.rendezvous_port):
         log("the others train already: this node joins them without the gang test")
         return Proof()
     file = settings.run_dir / "gang.json"
     file.unlink(missing_ok=True)
     command = [
         "-m", "bootstrap.smoke", "gang", "--name", rendezvous.own_id,
-        "--time-limit-s", f"{settings.gang_test_s:g}", "--out", str(file),
+        "--time-limit-s", f"{settings.limits.gang_test_s:g}", "--out", str(file),
     ]  # fmt: skip
     torchrun = Torchrun(node, rendezvous, test=command)
-    deadline = time.monotonic() + TEST_JOIN_S + settings.gang_test_s + TORCHRUN_S
+    deadline = time.monotonic() + TEST_JOIN_S + settings.limits.gang_test_s + TORCHRUN_S
     while torchrun.runs():
         if node.leaving() is not None or time.monotonic() >= deadline:
             torchrun.end()

@@ -28,7 +28,7 @@ class Instance:
     private_ip: str
 
 
-class Group:
+class GroupClient:
     """This node's group; without one, or without a hook, its methods do nothing and succeed."""
 
     def __init__(self, settings: Settings) -> None:

@@ -10,7 +10,7 @@ import time
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.timings import LEASE
@@ -19,7 +19,7 @@ from bootstrap.contract.timings import LEASE
 STATE_KEY = "control/state.json"
 
 
-def check_lease(settings: Settings, group: Group) -> None:
+def check_lease(settings: Settings, group: GroupClient) -> None:
     """Look once; gpufleet-lease.timer does so every five minutes."""
     written = group.written_at(STATE_KEY)
     # An unreadable state is no silence: a node that only lost its way to S3 goes on.

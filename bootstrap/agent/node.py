@@ -9,7 +9,7 @@ from types import TracebackType
 
 from bootstrap.agent.commands import BOOTSTRAP
 from bootstrap.agent.credentials import TrainingCredentials
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
 from bootstrap.agent.nsight import Nsight
 from bootstrap.agent.reports import Reports
@@ -23,7 +23,7 @@ POLL_S = 0.5
 WATCH_AGAIN_S = 5.0
 
 
-class Node:
+class SupervisedNode:
     """Settings, group, reports and notices of this node. A context: the watcher of notices runs in it."""
 
     def __init__(self, settings: Settings) -> None:
@@ -38,15 +38,15 @@ class Node:
         self.notices.clear()
         for path in (settings.run_dir / "state", settings.progress_file):
             path.unlink(missing_ok=True)
-        self.group = Group(settings)
+        self.group = GroupClient(settings)
         self.credentials = TrainingCredentials(settings, self.group)
-        self.reports = Reports(self.group, settings.run_dir / "state", settings.tell_delay_s)
+        self.reports = Reports(self.group, settings.run_dir / "state", settings.limits.tell_delay_s)
         self.nsight = Nsight(settings)
         self._telemetry = Telemetry(settings.progress_file, settings.log_file)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> SupervisedNode:
         self._keep_watching()
         return self
 

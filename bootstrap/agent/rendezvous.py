@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bootstrap.agent.group import Instance
 from bootstrap.agent.messages import AgentError, log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 
 # Doublings of the pause, at most, while AWS does not answer: it may throttle the calls of many fleets.
 MOST_DOUBLINGS = 2
@@ -29,11 +29,11 @@ class Rendezvous:
     members: frozenset[str] = frozenset()  # ids of all
 
 
-def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
+def meet(node: SupervisedNode, without: Set[str] = frozenset()) -> Rendezvous | None:
     """Wait until all nodes are there, ``without`` those of bad hosts; None where a notice ended this one."""
     if not node.group.instance_id():
         raise AgentError("without its instance id this node cannot find itself among the others")
-    deadline = time.monotonic() + node.settings.join_limit_s
+    deadline = time.monotonic() + node.settings.limits.join_limit_s
     silent = 0
     while True:
         found = None
@@ -45,11 +45,11 @@ def meet(node: Node, without: Set[str] = frozenset()) -> Rendezvous | None:
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:
-            raise AgentError(f"the fleet was not complete within {node.settings.join_limit_s:g} s")
-        node.rest(node.settings.join_poll_s * 2**silent * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
+            raise AgentError(f"the fleet was not complete within {node.settings.limits.join_limit_s:g} s")
+        node.rest(node.settings.limits.join_poll_s * 2**silent * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
 
-def _in_group(node: Node, instances: list[Instance], without: Set[str]) -> Rendezvous | None:
+def _in_group(node: SupervisedNode, instances: list[Instance], without: Set[str]) -> Rendezvous | None:
     """Pick the oldest node, of equals the lower id.
 
     A replacement is always younger, so it joins where the survivors wait; by the id alone, a replacement could found a

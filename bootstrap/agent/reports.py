@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
 
 
@@ -24,7 +24,7 @@ class State:
 class Reports:
     """The newest state, told again and again until that succeeds; an older one never follows a newer."""
 
-    def __init__(self, group: Group, state_file: Path, delay_s: float) -> None:
+    def __init__(self, group: GroupClient, state_file: Path, delay_s: float) -> None:
         self._group, self._state_file, self._delay_s = group, state_file, delay_s
         self._changed = threading.Condition()
         self._newest: State | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pwd
 import shutil
@@ -20,6 +21,42 @@ MODES = ("training", "workers")
 
 
 @dataclass(frozen=True)
+class AgentLimits:
+    """Counts and times of the agent, in seconds; ``GPUFLEET_AGENT`` replaces some of them, as JSON.
+
+    Attributes:
+        max_restarts: restarts of the workers by one torchrun, which take seconds; the loss of another node uses one.
+        max_launches: failed torchruns in a row until the agent gives up; one whose workers, torchrun's own restarts
+            counted in, lived ``healthy_s`` seconds each starts the count again.
+        relaunch_delay_s: before a failed torchrun is started again.
+        worker_pause_s: between two runs of a worker's command; the group may end the node in it.
+        kill_after_s: until a torchrun that does not end is killed.
+        gang_test_s: limit of the gang test; 0 for none.
+        bad_host_hold_s: longest time that a node that failed a test keeps its host; 0 for none. It ends before the
+            shortest terminate hook, 300 s (contract/timings.py).
+        join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks, or two attempts to
+            take the training's role.
+        gpu_check_s: between two looks for a fatal Xid error.
+        tell_delay_s: between two attempts to report to the controller.
+        rendezvous_port: where the nodes' torchruns meet; the gang test's meet one port above.
+    """
+
+    max_restarts: int = 10
+    max_launches: int = 5
+    healthy_s: float = 300.0
+    relaunch_delay_s: float = 5.0
+    worker_pause_s: float = 60.0
+    kill_after_s: float = KILL_AFTER_S
+    gang_test_s: float = 90.0
+    bad_host_hold_s: float = 240.0
+    join_limit_s: float = 1800.0
+    join_poll_s: float = 10.0
+    gpu_check_s: float = 60.0
+    tell_delay_s: float = 30.0
+    rendezvous_port: int = 29400
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings as typed values.
 
@@ -35,19 +72,7 @@ class Settings:
         nsight: Nsight Systems may trace the training, where nsys is installed.
         train_user: user that torchrun runs as; empty: the agent's own.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
-        max_restarts: restarts of the workers by one torchrun, which take seconds; the loss of another node uses one.
-        max_launches: failed torchruns in a row until the agent gives up; one whose workers, torchrun's own restarts
-            counted in, lived ``healthy_s`` seconds each starts the count again.
-        relaunch_delay_s: before a failed torchrun is started again.
-        worker_pause_s: between two runs of a worker's command; the group may end the node in it.
-        kill_after_s: until a torchrun that does not end is killed.
-        gang_test_s: limit of the gang test; 0 for none.
-        bad_host_hold_s: longest time that a node that failed a test keeps its host; 0 for none. It ends before the
-            shortest terminate hook, 300 s (contract/timings.py).
-        join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks, or two attempts to
-            take the training's role.
-        gpu_check_s: between two looks for a fatal Xid error.
-        tell_delay_s: between two attempts to report to the controller.
+        limits: counts and times of the agent.
         hook_heartbeat_s: between two heartbeats of the terminate hook.
     """
 
@@ -56,7 +81,6 @@ class Settings:
     node_env: str
     root: Path
     run_dir: Path
-    progress_file: Path
     instance_id: str
     region: str
     group_name: str
@@ -78,19 +102,7 @@ class Settings:
     train_user: str
     train_role_arn: str
     checkpoint_prefix: str
-    rendezvous_port: int
-    max_restarts: int
-    max_launches: int
-    healthy_s: float
-    relaunch_delay_s: float
-    worker_pause_s: float
-    kill_after_s: float
-    gang_test_s: float
-    bad_host_hold_s: float
-    join_limit_s: float
-    join_poll_s: float
-    gpu_check_s: float
-    tell_delay_s: float
+    limits: AgentLimits
     hook_heartbeat_s: float
 
     @classmethod
@@ -127,7 +139,6 @@ class Settings:
             node_env=read.file,
             root=root,
             run_dir=run_dir,
-            progress_file=Path(read.text("GPUFLEET_PROGRESS_FILE", str(run_dir / "progress.json"))),
             instance_id=read.text("GPUFLEET_INSTANCE_ID"),
             region=region,
             group_name=group_name,
@@ -149,22 +160,15 @@ class Settings:
             train_user=train_user,
             train_role_arn=read.text("GPUFLEET_TRAIN_ROLE_ARN"),
             checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
-            rendezvous_port=read.count("GPUFLEET_RENDEZVOUS_PORT", 29400),
-            max_restarts=read.count("GPUFLEET_MAX_RESTARTS", 10, least=0),
-            max_launches=read.count("GPUFLEET_MAX_LAUNCHES", 5),
-            healthy_s=read.seconds("GPUFLEET_HEALTHY_S", 300.0),
-            relaunch_delay_s=read.seconds("GPUFLEET_RELAUNCH_DELAY_S", 5.0),
-            worker_pause_s=read.seconds("GPUFLEET_WORKER_PAUSE_S", 60.0),
-            kill_after_s=read.seconds("GPUFLEET_KILL_AFTER_S", KILL_AFTER_S),
-            gang_test_s=read.seconds("GPUFLEET_GANG_TEST_S", 90.0),
-            bad_host_hold_s=read.seconds("GPUFLEET_BAD_HOST_HOLD_S", 240.0),
-            join_limit_s=read.seconds("GPUFLEET_JOIN_LIMIT_S", 1800.0),
-            join_poll_s=read.seconds("GPUFLEET_JOIN_POLL_S", 10.0),
-            gpu_check_s=read.seconds("GPUFLEET_GPU_CHECK_S", 60.0),
-            tell_delay_s=read.seconds("GPUFLEET_TELL_DELAY_S", 30.0),
+            limits=read.limits(),
             hook_heartbeat_s=read.seconds("HOOK_HEARTBEAT_S", HOOK_HEARTBEAT_S),
             problems=tuple(read.problems),
         )
+
+    @property
+    def progress_file(self) -> Path:
+        """File in which rank 0 says how far the job is (training/progress.py)."""
+        return self.run_dir / "progress.json"
 
     @property
     def log_file(self) -> Path:
@@ -204,6 +208,25 @@ class _Reader:
             return int(text)
         self.problems.append(f"{name} is '{text}'; expected a count of at least {least} in {self.file}")
         return default
+
+    def limits(self) -> AgentLimits:
+        """AgentLimits with those that the variable replaces."""
+        try:
+            given = dict(json.loads(self.text("GPUFLEET_AGENT", "{}")))
+        except (ValueError, TypeError):
+            self.problems.append(f"GPUFLEET_AGENT is no JSON object in {self.file}")
+            return AgentLimits()
+        good = {}
+        for name, value in given.items():
+            default = getattr(AgentLimits, name, None)
+            allowed = (int,) if isinstance(default, int) else (int, float)
+            if default is not None and type(value) in allowed and 0 <= value < math.inf:
+                good[name] = value
+            else:
+                self.problems.append(
+                    f"GPUFLEET_AGENT has {name} {value!r} in {self.file}; expected one of {AgentLimits()}"
+                )
+        return AgentLimits(**good)
 
     def seconds(self, name: str, default: float) -> float:
         text = self.text(name, str(default))

@@ -12,7 +12,7 @@ from bootstrap.agent.drain import drain
 from bootstrap.agent.ending import be_replaced, finish, give_up, leave
 from bootstrap.agent.gang_test import Proof, prove_gang
 from bootstrap.agent.messages import AgentError, log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous, meet
 from bootstrap.agent.settings import Settings
 from bootstrap.agent.torchrun import Torchrun
@@ -36,7 +36,7 @@ def supervise(settings: Settings) -> int:
         limit_s = notice_limit_s()
     except ConfigurationError as error:
         raise AgentError(str(error)) from error
-    with Node(settings) as node:
+    with SupervisedNode(settings) as node:
 
         def ask_drain(number: int, frame: FrameType | None) -> None:
             if node.leaving() is None:
@@ -50,7 +50,7 @@ def supervise(settings: Settings) -> int:
         return _train(node)
 
 
-def _train(node: Node) -> int:
+def _train(node: SupervisedNode) -> int:
     settings = node.settings
     if not settings.train_command.strip():
         log(f"nothing to train: GPUFLEET_TRAIN_COMMAND is empty in {settings.node_env}")
@@ -74,7 +74,7 @@ def _train(node: Node) -> int:
             if gang.failures >= MAX_GANG_FAILURES or not proof.bad_hosts:
                 return give_up(node, 1, proof.failure)
             log(f"{proof.failure}; waiting for the replacement")
-            node.rest(settings.relaunch_delay_s)
+            node.rest(settings.limits.relaunch_delay_s)
             continue
         began, status, fault = time.monotonic(), 0, ""
         if node.leaving() is None:
@@ -99,27 +99,27 @@ def _train(node: Node) -> int:
                 log("training is complete")
                 return finish(node, 0)
             failures = 0
-            log(f"the command is done; starting it again in {settings.worker_pause_s:g} s")
+            log(f"the command is done; starting it again in {settings.limits.worker_pause_s:g} s")
             node.group.protect_from_scale_in(on=False)
-            node.rest(settings.worker_pause_s)
+            node.rest(settings.limits.worker_pause_s)
             continue
         if status == EXIT_AT_FAULT:
             return give_up(node, status, "the training command says that its settings are at fault")
         lived_s = time.monotonic() - began
-        failures = 1 if lived_s >= settings.healthy_s * (settings.max_restarts + 1) else failures + 1
-        if failures >= settings.max_launches:
-            reason = f"torchrun failed {failures} times in a row within {settings.healthy_s:g} s a start"
+        failures = 1 if lived_s >= settings.limits.healthy_s * (settings.limits.max_restarts + 1) else failures + 1
+        if failures >= settings.limits.max_launches:
+            reason = f"torchrun failed {failures} times in a row within {settings.limits.healthy_s:g} s a start"
             return give_up(node, status, f"{reason}, the last with status {status}")
         log(f"torchrun ended with status {status} after {lived_s:.0f} s; starting it again")
-        node.rest(settings.relaunch_delay_s)
+        node.rest(settings.limits.relaunch_delay_s)
 
 
-def _has_credentials(node: Node) -> bool:
+def _has_credentials(node: SupervisedNode) -> bool:
     """Take the training's role; a leaving node needs none."""
     for _ in range(ROLE_TRIES):
         if node.leaving() is not None or node.credentials.take():
             return True
-        node.rest(node.settings.join_poll_s)
+        node.rest(node.settings.limits.join_poll_s)
     return False
 
 
@@ -131,11 +131,11 @@ class _Gang:
         self.bad_hosts: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
 
-    def prove(self, node: Node, rendezvous: Rendezvous) -> Proof:
+    def prove(self, node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
         """Test a gang that has not passed yet with these members."""
         settings = node.settings
         # Without a group nothing would replace the bad host.
-        wanted = settings.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
+        wanted = settings.limits.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
         if not wanted or node.leaving() is not None:
             return Proof()
         proof = prove_gang(node, rendezvous)
@@ -147,9 +147,9 @@ class _Gang:
         return proof
 
 
-def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:
+def _run_once(node: SupervisedNode, torchrun: Torchrun) -> tuple[int, str]:
     """Wait for torchrun, or end it on a notice or when a GPU broke; returns its exit status and the fault."""
-    fault, look_at = "", time.monotonic() + node.settings.gpu_check_s
+    fault, look_at = "", time.monotonic() + node.settings.limits.gpu_check_s
     tell_at = time.monotonic() + STEPS_REPORT_S
     node.reports.tell("training", 0)
     while torchrun.runs():
@@ -157,7 +157,7 @@ def _run_once(node: Node, torchrun: Torchrun) -> tuple[int, str]:
             drain(node, torchrun, notice)
             break
         if node.settings.in_group and time.monotonic() >= look_at:
-            look_at = time.monotonic() + node.settings.gpu_check_s
+            look_at = time.monotonic() + node.settings.limits.gpu_check_s
             fault = _broken_gpu("--xid")
             if fault:
                 torchrun.end()

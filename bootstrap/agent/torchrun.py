@@ -13,7 +13,7 @@ from bootstrap.agent import container
 from bootstrap.agent.commands import start_as
 from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
 from bootstrap.contract.launcher import split_command, start_of
@@ -54,7 +54,7 @@ def version(settings: Settings) -> str:
 
 def arguments(settings: Settings, rendezvous: Rendezvous | None, ranks: int, *, test: bool = False) -> list[str]:
     """Arguments of torchrun before the command of its ``ranks`` a node; the gang test's has a rendezvous of its own."""
-    conf, suffix, max_restarts = RENDEZVOUS_CONF, "", settings.max_restarts
+    conf, suffix, max_restarts = RENDEZVOUS_CONF, "", settings.limits.max_restarts
     if test:
         conf, suffix, max_restarts = f"{conf},join_timeout={TEST_JOIN_S:g}", "-test", 0
     where = ["--standalone", "--nnodes", "1"]
@@ -64,7 +64,7 @@ def arguments(settings: Settings, rendezvous: Rendezvous | None, ranks: int, *, 
         where = [
             "--nnodes", str(settings.node_count), "--rdzv-backend", "c10d",
             "--rdzv-id", f"{settings.group_name}-{version(settings)}{suffix}",
-            "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.rendezvous_port + test}",
+            "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.limits.rendezvous_port + test}",
             "--local-addr", rendezvous.own_ip,
         ]  # fmt: skip
     counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
@@ -74,7 +74,7 @@ def arguments(settings: Settings, rendezvous: Rendezvous | None, ranks: int, *, 
 class Torchrun:
     """Running torchrun with the training command, or the gang test's."""
 
-    def __init__(self, node: Node, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
+    def __init__(self, node: SupervisedNode, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
         command, ranks = test or split_command(node.settings.train_command) or [], node.settings.gpus_per_node
         if not test and start_of(command) != "torchrun":
@@ -138,7 +138,7 @@ class Torchrun:
 
     def end(self) -> None:
         """Send SIGTERM, and SIGKILL to all where torchrun does not end in time."""
-        deadline = time.monotonic() + self._node.settings.kill_after_s
+        deadline = time.monotonic() + self._node.settings.limits.kill_after_s
         self._process.terminate()
         while self.runs():
             if time.monotonic() >= deadline:

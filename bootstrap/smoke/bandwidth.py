@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from bootstrap.contract.expected import Band
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, band_limits, find_low, progress
+from bootstrap.smoke.report import CheckResult, band_limits, find_low, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -46,7 +46,7 @@ def check(
     expected: Band | None = None,
     collective: Collective = "all_reduce",
     budget_s: float | None = None,
-) -> list[Result]:
+) -> list[CheckResult]:
     """Run a collective of float32 buffers: exact results, and the largest size's bandwidth against the limit.
 
     The limit is ``min_bus_bandwidth_gb_per_s``, else the ``expected`` band's where buffers are large enough. Within
@@ -67,7 +67,7 @@ def check(
     ]
     band = expected if expected and largest["size_mib"] >= LARGE_MIB else None
     return [
-        Result(
+        CheckResult(
             name=f"{collective}_{'sum' if collective == 'all_reduce' else 'values'}",
             value=sum(row["wrong_elements"] for row in rows),
             unit="wrong elements",
@@ -75,7 +75,7 @@ def check(
             must_be="at_most",
             note=wrong_notes[0] if wrong_notes else "",
         ),
-        Result(
+        CheckResult(
             name=f"{collective}_bus_bandwidth",
             value=None if alone else largest["bus_bandwidth_gb_per_s"]["median"],
             unit="GB/s",
@@ -90,7 +90,7 @@ def check(
     ]
 
 
-def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> list[Result]:
+def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> list[CheckResult]:
     """All-reduce inside each node, all nodes at once: the slowest node against the plan's rate."""
     per_node = ranks.local_world_size
     nodes = [list(range(first, first + per_node)) for first in range(0, ranks.world_size, per_node)]
@@ -106,7 +106,7 @@ def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> l
     lowest = rates.index(min(rates))
     low = find_low(rates, warn=expected.warn_below, fail=expected.fail_below or 0.0) if expected else []
     return [
-        Result(
+        CheckResult(
             name="inside_node_bus_bandwidth",
             value=rates[lowest],
             unit="GB/s",

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bootstrap.smoke import bandwidth, supervisor, worker
 
     gpus = torch.cuda.device_count()
-    options = worker.Options(
+    options = worker.SmokeOptions(
         device=device,
         sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
         min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
@@ -71,7 +71,9 @@ def _run_gang(arguments: Sequence[str]) -> int:
     from bootstrap.smoke import gang
 
     return gang.run(
-        gang.Options(device=device, name=asked.name, expected=expected, time_limit_s=asked.time_limit_s, out=asked.out)
+        gang.GangOptions(
+            device=device, name=asked.name, expected=expected, time_limit_s=asked.time_limit_s, out=asked.out
+        )
     )
 
 

@@ -26,7 +26,7 @@ SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class GangOptions:
     """Options of the test; ``name`` is this host's, ``out`` None prints the report of rank 0 only."""
 
     device: Literal["cpu", "cuda"]
@@ -39,10 +39,10 @@ class Options:
 class _Gang:
     """State of one run on this rank: the results so far, and the report of this host."""
 
-    def __init__(self, options: Options, place: ranks.Ranks) -> None:
+    def __init__(self, options: GangOptions, place: ranks.Ranks) -> None:
         self.options, self.place = options, place
         self.started_at, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-        self.results: list[report.Result] = []
+        self.results: list[report.CheckResult] = []
         self.facts: dict[str, Any] = {}
         self.hosts: list[str] = []  # of each rank
         self.names: list[str] = []  # of each node
@@ -59,12 +59,12 @@ class _Gang:
         """Name of a rank's host, where it has told."""
         return self.hosts[rank] if self.hosts else f"the host of rank {rank}"
 
-    def add(self, results: Sequence[report.Result], duration_s: float) -> None:
+    def add(self, results: Sequence[report.CheckResult], duration_s: float) -> None:
         for result in results:
             named = replace(self._blame(result), duration_s=duration_s)
             self.results.append(named)
 
-    def _blame(self, result: report.Result) -> report.Result:
+    def _blame(self, result: report.CheckResult) -> report.CheckResult:
         """Name the hosts of the ranks that differ, where they are fewer than the others."""
         odd = {*result.details.get("odd_ranks", ())}
         names = tuple(dict.fromkeys(self.host(rank) for rank in sorted(odd)))
@@ -99,7 +99,7 @@ class _Gang:
         self.finish("; ".join([*told, reason]) if told else reason, tuple(bad))
 
 
-def run(options: Options) -> int:
+def run(options: GangOptions) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; 0 where the gang may train, else 1."""
     place = ranks.meet(options.device, timeout_s=JOIN_S)
     gang = _Gang(options, place)
@@ -124,17 +124,17 @@ def run(options: Options) -> int:
     return 0 if passed else 1
 
 
-def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.Result]]]]:
+def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckResult]]]]:
     """Measurements in order: connect, correctness, speed of the links, speed of the ranks."""
     place, expected, limit_s = gang.place, gang.options.expected, gang.options.time_limit_s
 
-    def connect() -> list[report.Result]:
+    def connect() -> list[report.CheckResult]:
         # NCCL's own watchdog would end the process without a report; the step's limit is shorter.
         on_gpu = place.device.type == "cuda"
         ranks.connect(place, timeout=timedelta(seconds=10 * limit_s if on_gpu else watch.STEP_S))
         return []
 
-    def collective(name: bandwidth.Collective) -> Callable[[], list[report.Result]]:
+    def collective(name: bandwidth.Collective) -> Callable[[], list[report.CheckResult]]:
         return lambda: bandwidth.check(
             place,
             SIZES_MIB[place.device.type],
@@ -143,7 +143,7 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.Result
             budget_s=COLLECTIVES / 3 * limit_s,
         )
 
-    steps: list[tuple[str, Callable[[], list[report.Result]]]] = [
+    steps: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
         ("connect", connect),
         ("gradients", lambda: gradients.check(place, torch.float32)),
         ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * limit_s)),
@@ -162,7 +162,7 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.Result
     return steps
 
 
-def bad_hosts(results: Sequence[report.Result], names: Sequence[str]) -> list[str]:
+def bad_hosts(results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:
     """Hosts that failed tests blame, or of none those that warnings blame; none where they are more than half."""
     failed = [result for result in results if result.verdict == "fail"]
     if not failed:

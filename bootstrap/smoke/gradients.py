@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.smoke import models
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result
+from bootstrap.smoke.report import CheckResult
 
 # 1.9 million parameters in buckets of 2 MB make several all-reduces.
 SHAPE = models.Shape(layers=2, hidden=256, heads=4, vocabulary=512, seq_len=32, batch=2)
@@ -36,7 +36,7 @@ def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.T
     return gradients
 
 
-def check(ranks: Ranks, dtype: torch.dtype) -> list[Result]:
+def check(ranks: Ranks, dtype: torch.dtype) -> list[CheckResult]:
     """Compare DDP's gradients between ranks (bitwise) and with one process's (within LIMIT_EPSILONS) in ``dtype``."""
     # TF32 keeps 10 bits of a float32's mantissa: the tolerance it needs would hide a real error.
     torch.set_float32_matmul_precision("highest")
@@ -75,13 +75,13 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference / scale)
 
 
-def equal_on_all_ranks(name: str, digests: list[dict[str, str]]) -> Result:
+def equal_on_all_ranks(name: str, digests: list[dict[str, str]]) -> CheckResult:
     """Count (rank, tensor) pairs whose bits differ from most ranks' (from rank 0's without a majority)."""
     odd = []
     for tensor in digests[0]:
         usual = Counter(own[tensor] for own in digests).most_common(1)[0][0]
         odd += [(rank, tensor) for rank, own in enumerate(digests) if own[tensor] != usual]
-    return Result(
+    return CheckResult(
         name=name,
         value=len(odd),
         unit="tensors",
@@ -112,13 +112,13 @@ def miscomputing(norms: list[dict[str, float]], limit: float) -> list[int]:
 
 def _equal_to_one_process(
     dtype: str, errors: list[dict[str, float]], norms: list[dict[str, float]], epsilon: float
-) -> Result:
+) -> CheckResult:
     limit = LIMIT_EPSILONS * epsilon
     # "not <=" so that NaN counts as an error.
     wrong = [(rank, name) for rank, own in enumerate(errors) for name, error in own.items() if not error <= limit]
     all_errors = [error for own in errors for error in own.values()]
     worst = max(all_errors) if all(error == error for error in all_errors) else float("nan")
-    return Result(
+    return CheckResult(
         name=f"gradients_equal_one_process_{dtype}",
         value=worst,
         unit="relative error",

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, progress
+from bootstrap.smoke.report import CheckResult, progress
 
 # Bytes that each rank sends and receives at once, MiB.
 SIZE_MIB = {"cuda": 64, "cpu": 1}
@@ -66,7 +66,7 @@ def _hosts(gb_per_s: Mapping[Pair, float]) -> list[int]:
     return sorted({host for pair in gb_per_s for host in pair})
 
 
-def check(ranks: Ranks, names: Sequence[str], *, budget_s: float) -> list[Result]:
+def check(ranks: Ranks, names: Sequence[str], *, budget_s: float) -> list[CheckResult]:
     """Time every pair of hosts (rank by rank); of a slow pair alone, its second host is to go."""
     if len(names) < 2:
         return [_result(names, {}, "one host has nobody to exchange with")]
@@ -116,14 +116,14 @@ def _exchange(ranks: Ranks, peer: int, sent: torch.Tensor, received: torch.Tenso
     return time.perf_counter() - began
 
 
-def _result(names: Sequence[str], gb_per_s: Mapping[Pair, float], note: str) -> Result:
+def _result(names: Sequence[str], gb_per_s: Mapping[Pair, float], note: str) -> CheckResult:
     if not gb_per_s:
-        return Result(name="slowest_pair", value=None, unit="of the usual pair", must_be="at_least", note=note)
+        return CheckResult(name="slowest_pair", value=None, unit="of the usual pair", must_be="at_least", note=note)
     failed, warned = find_slow(gb_per_s, FAIL), find_slow(gb_per_s, WARN)
     named = failed if failed != Slow(hosts=(), pairs=()) else warned
     notes = [f"{names[host]} is slow with every host" for host in named.hosts]
     notes += [f"{names[a]} with {names[b]} alone is slow" for a, b in named.pairs]
-    return Result(
+    return CheckResult(
         name="slowest_pair",
         value=min(gb_per_s.values()) / usual(gb_per_s),
         unit="of the usual pair",

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, progress
+from bootstrap.smoke.report import CheckResult, progress
 from bootstrap.smoke.scaling import shape_for, train
 
 WARM_UP, STEPS = 2, 3
 
 
-def check(ranks: Ranks) -> list[Result]:
+def check(ranks: Ranks) -> list[CheckResult]:
     """Train the scaling test's model in both precisions, with half its batch: fp32 has activations twice as large."""
     whole = shape_for(ranks.device)
     shape = replace(whole, batch=whole.batch // 2)
@@ -30,7 +30,7 @@ def check(ranks: Ranks) -> list[Result]:
     return results
 
 
-def judge(answers: list[dict[str, Any]], *, batch: int, on_gpu: bool) -> list[Result]:
+def judge(answers: list[dict[str, Any]], *, batch: int, on_gpu: bool) -> list[CheckResult]:
     """Judge the ranks' pairs (mixed, fp32). A GPU whose autocast gains nothing warns; a CPU may have no faster one."""
     gains = [full_s / mixed_s for mixed_s, full_s in (answer["step_s"] for answer in answers)]
     lowest = min(range(len(gains)), key=gains.__getitem__)
@@ -39,7 +39,7 @@ def judge(answers: list[dict[str, Any]], *, batch: int, on_gpu: bool) -> list[Re
     highest = max(range(len(shares)), key=shares.__getitem__, default=0)
     details = {"precision": answers[0]["precision"], "batch_per_rank": batch, "warm_up_steps": WARM_UP}
     return [
-        Result(
+        CheckResult(
             name="mixed_precision_speed",
             value=gains[lowest],
             unit="of fp32",
@@ -48,7 +48,7 @@ def judge(answers: list[dict[str, Any]], *, batch: int, on_gpu: bool) -> list[Re
             note=f"rank {lowest}",
             details={**details, "timed_steps": STEPS},
         ),
-        Result(
+        CheckResult(
             name="mixed_precision_memory",
             value=shares[highest] if on_gpu else None,
             unit="of fp32's peak",

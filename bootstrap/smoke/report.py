@@ -31,7 +31,7 @@ def band_limits(band: Band | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CheckResult:
     """One measured value and its verdict; ``value`` is None where the test does not apply.
 
     Attributes:
@@ -87,7 +87,7 @@ def build(
     error: str | None,
     duration_s: float = 0.0,
     facts: dict[str, Any] | None = None,
-    results: Sequence[Result] = (),
+    results: Sequence[CheckResult] = (),
 ) -> dict[str, Any]:
     """Report as a dictionary; passes with results, all passed, and no error."""
     passed = error is None and bool(results) and all(result.passed for result in results)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bootstrap.smoke import models
 from bootstrap.smoke.gradients import digest, equal_on_all_ranks
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, progress
+from bootstrap.smoke.report import CheckResult, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 SEED = 20260102
@@ -33,7 +33,7 @@ def shape_for(device: torch.device) -> models.Shape:
     return models.Shape(layers=12, hidden=768, heads=12, vocabulary=32768, seq_len=1024, batch=batch)
 
 
-def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]:
+def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[CheckResult]:
     """Compare the speed of all ranks under DDP with each rank's alone (one at a time a node), the same batch a rank."""
     shape = shape_for(ranks.device)
     alone: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
         progress(f"training: {together_samples_per_s:.1f} sequences/s on all ranks, {efficiency:.1%} of alone")
     return [
         equal_on_all_ranks("parameters_equal_after_training", [a["together"]["digests"] for a in answers]),
-        Result(
+        CheckResult(
             name="loss_falls",
             value=len(unlearned),
             unit="ranks where it does not",
@@ -68,7 +68,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
                 "last": [a["together"]["last_loss"] for a in answers],
             },
         ),
-        Result(
+        CheckResult(
             name="slowest_rank_speed",
             value=alone_samples_per_s[slowest] / statistics.median(alone_samples_per_s),
             unit="of the median rank",
@@ -76,7 +76,7 @@ def check(ranks: Ranks, *, min_scaling_efficiency: float | None) -> list[Result]
             note=f"rank {slowest}",
             details={"one_process_sequences_per_s": alone_samples_per_s},
         ),
-        Result(
+        CheckResult(
             name="scaling_efficiency",
             value=efficiency,
             unit="of linear",

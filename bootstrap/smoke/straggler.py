@@ -14,7 +14,7 @@ import torch
 from bootstrap.contract.expected import Band
 from bootstrap.contract.gpus import slowed_by
 from bootstrap.smoke.ranks import Ranks
-from bootstrap.smoke.report import Result, band_limits, find_low
+from bootstrap.smoke.report import CheckResult, band_limits, find_low
 from bootstrap.smoke.timing import seconds_each
 
 SIDE = {"cuda": 8192, "cpu": 384}
@@ -25,7 +25,7 @@ WARN, FAIL = 0.9, 0.75
 QUERY = ("temperature.gpu", "clocks.sm", "power.draw", "clocks_event_reasons.active")
 
 
-def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s: float) -> list[Result]:
+def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s: float) -> list[CheckResult]:
     """Compare each rank's products with the median rank's and the plan's; ``hosts`` is each rank's host."""
     ranks.barrier("products")
     answers = ranks.gather("products", _measure(ranks, budget_s))
@@ -36,7 +36,7 @@ def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s
     throttled = [rank for rank, answer in enumerate(answers) if answer["gpu"] and answer["gpu"]["slowed_by"]]
     band = expected if ranks.device.type == "cuda" else None
     return [
-        Result(
+        CheckResult(
             name="slowest_rank_products",
             value=rates[lowest] / median,
             unit="of the median rank",
@@ -47,7 +47,7 @@ def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s
             hosts=_hosts(slow, hosts),
             details={"tflop_per_s": rates, "gpus": [answer["gpu"] for answer in answers]},
         ),
-        Result(
+        CheckResult(
             name="median_rank_products",
             value=median,
             unit="TFLOP/s",
@@ -55,7 +55,7 @@ def check(ranks: Ranks, hosts: Sequence[str], expected: Band | None, *, budget_s
             note=f"the plan expects {band.value:.4g}" if band else "",
             **band_limits(band),
         ),
-        Result(
+        CheckResult(
             name="throttled_gpus",
             value=len(throttled) if all(answer["gpu"] for answer in answers) else None,
             unit="GPUs",

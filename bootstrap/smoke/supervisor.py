@@ -24,7 +24,7 @@ POLL_S = 0.1
 RANK_PROGRAM = ("-m", "bootstrap.smoke")
 
 
-def run(options: worker.Options, nproc: int) -> int:
+def run(options: worker.SmokeOptions, nproc: int) -> int:
     """Run ``nproc`` ranks and return the exit code, 0 or 1; this process holds the rendezvous store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ COLLECTIVE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SmokeOptions:
     """Options of the test; ``sizes_mib`` ascend, None is no limit, ``out`` None is stdout."""
 
     device: Literal["cpu", "cuda"]
@@ -50,15 +50,15 @@ class Options:
 class _Reporter:
     """Growing report, marked as unfinished until the last measurement."""
 
-    def __init__(self, options: Options, rank: int) -> None:
+    def __init__(self, options: SmokeOptions, rank: int) -> None:
         self.options, self.rank = options, rank
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.began = time.monotonic()
         self.facts: dict[str, Any] = {}
-        self.results: list[report.Result] = []
+        self.results: list[report.CheckResult] = []
         self.store: Any = None
 
-    def add(self, results: list[report.Result]) -> None:
+    def add(self, results: list[report.CheckResult]) -> None:
         self.results += results
         if self.rank == 0:
             for result in results:
@@ -84,7 +84,7 @@ class _Reporter:
         return bool(text["passed"])
 
 
-def run(options: Options) -> int:
+def run(options: SmokeOptions) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; returns the exit code, 0 or 1."""
     rank = int(os.environ["RANK"])
     reporter = _Reporter(options, rank)
@@ -110,7 +110,7 @@ def run(options: Options) -> int:
     return 0 if passed else 1
 
 
-def measurements(place: ranks.Ranks, options: Options) -> list[Callable[[], list[report.Result]]]:
+def measurements(place: ranks.Ranks, options: SmokeOptions) -> list[Callable[[], list[report.CheckResult]]]:
     """Measurements in order: correctness before speed."""
     expected = read_expected(os.environ.get(VARIABLE, ""))
     one_node = place.local_world_size == place.world_size

@@ -37,7 +37,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint; ``step`` and ``samples`` are completed, ``facts`` as of ``Checkpoints``."""
+    """Contents of a checkpoint; ``step`` and ``samples`` are completed, ``facts`` as of ``StoredCheckpoints``."""
 
     step: int
     samples: int
@@ -86,7 +86,7 @@ class Committed:
     manifest: Manifest
 
 
-class Checkpoints:
+class StoredCheckpoints:
     """Committed checkpoints of one store; ``facts``: ``facts_of`` the run, where it has one."""
 
     def __init__(self, store: Store, facts: Mapping[str, Any] | None = None) -> None:

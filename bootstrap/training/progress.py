@@ -1,4 +1,4 @@
-"""Progress file, from which the agent takes tokens per second; rank 0 writes it for the whole job.
+"""Progress file beside the notice files, which the agent reads for tokens per second; rank 0 writes it.
 
     {"schema_version": 1, "at": 1795276800.5, "step": 1200, "samples": 307200, "tokens": 629145600}
 
@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 from bootstrap.training.environment import positive_count
+from bootstrap.training.notices import DRAIN_FILE_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_FILE_VARIABLE = "GPUFLEET_PROGRESS_FILE"
+NAME = "progress.json"
 SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
 # Between writes; the agent reads once a minute.
 INTERVAL_S = 1.0
@@ -35,8 +36,8 @@ class ProgressFile:
     """Writer of the agent's progress file, if any; a failure is logged once and never stops training."""
 
     def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
-        path = os.environ.get(PROGRESS_FILE_VARIABLE)
-        self._path = Path(path) if path else None
+        notices = os.environ.get(DRAIN_FILE_VARIABLE)
+        self._path = Path(notices).with_name(NAME) if notices else None
         self._global_batch = global_batch
         self._tokens_per_sample = tokens_per_sample or positive_count(SEQ_LEN_VARIABLE)
         self._written_at = 0.0

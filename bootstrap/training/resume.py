@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bootstrap.training.checkpoint import Checkpoints, Committed, Manifest
+from bootstrap.training.checkpoint import Committed, Manifest, StoredCheckpoints
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.loading import READ_THREADS, load_tensors
@@ -34,7 +34,7 @@ class Resumed:
 class Resume:
     """Load of checkpoints into one run. ``buffer``: host bytes for the reads."""
 
-    checkpoints: Checkpoints
+    checkpoints: StoredCheckpoints
     state: TrainingState
     order: SampleOrder
     ranks: RankGroup

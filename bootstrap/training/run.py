@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from bootstrap.training.agreement import Agreement
-from bootstrap.training.checkpoint import Checkpoints
+from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import checkpoint_interval, positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
@@ -120,7 +120,7 @@ class SpotTolerantRun:
             )
         self._hang_timeout_s = hang_timeout_s or positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
-        self._checkpoints = Checkpoints(
+        self._checkpoints = StoredCheckpoints(
             open_store(store) if store is None or isinstance(store, str) else store,
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
         )

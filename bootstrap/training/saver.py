@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bootstrap.contract.checkpoint import rank_file_name
-from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name
+from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_name
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError, tells_full_disk
 from bootstrap.training.index import Extent, Index
@@ -70,7 +70,7 @@ class _Save:
 class Saver:
     """Saves of one rank; all ranks call the same methods after the same step. ``writer_id`` is equal on all ranks."""
 
-    checkpoints: Checkpoints
+    checkpoints: StoredCheckpoints
     share: Share
     order: SampleOrder
     ranks: RankGroup

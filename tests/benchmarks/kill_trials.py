@@ -226,9 +226,7 @@ def make_node(folder: Path, imds: LocalImds, sharding: str, options: argparse.Na
         "GPUFLEET_TRAIN_COMMAND": node.environment["GPUFLEET_TRAIN_COMMAND"].replace(
             "--checkpoint-every 20", f"--checkpoint-every {options.checkpoint_every}"
         ),
-        "GPUFLEET_MAX_RESTARTS": "100000",
-        "GPUFLEET_MAX_LAUNCHES": "100000",
-        "GPUFLEET_RELAUNCH_DELAY_S": "1",
+        "GPUFLEET_AGENT": '{"max_restarts": 100000, "max_launches": 100000, "relaunch_delay_s": 1}',
         "OMP_NUM_THREADS": "1",
         "GPUFLEET_STANDBY": str(int(options.standby)),
         "GPUFLEET_STANDBY_DELAY_S": "1",

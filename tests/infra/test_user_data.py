@@ -121,8 +121,8 @@ def test_uploads_are_bounded_where_the_stack_asks_for_it() -> None:
 
 
 def test_a_bad_host_in_reserved_capacity_is_not_held_as_its_replacement_needs_it() -> None:
-    assert variables(sample_plan())["GPUFLEET_BAD_HOST_HOLD_S"] == ""
-    assert variables(sample_plan(**reserved()))["GPUFLEET_BAD_HOST_HOLD_S"] == "0"
+    assert variables(sample_plan())["GPUFLEET_AGENT"] == ""
+    assert variables(sample_plan(**reserved()))["GPUFLEET_AGENT"] == '{"bad_host_hold_s": 0}'
 
 
 def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:

@@ -133,7 +133,7 @@ class Agent:
             **docker, "HOME": "/root", "GPUFLEET_IMAGE": IMAGE, "GPUFLEET_TRAIN_USER": "nobody",
             "GPUFLEET_TRAIN_COMMAND": "train.py", "GPUFLEET_TRAIN_DIR": str(folder / "code"),
             "GPUFLEET_RUN_DIR": str(folder / "run"), "PYTHONPATH": str(folder / "code"), "GPUFLEET_TEST_WORKER": how,
-            "GPUFLEET_DRAIN_LIMIT_S": "2", "GPUFLEET_KILL_AFTER_S": "1", "AWS_EC2_METADATA_DISABLED": "true",
+            "GPUFLEET_DRAIN_LIMIT_S": "2", "GPUFLEET_AGENT": '{"kill_after_s": 1}', "AWS_EC2_METADATA_DISABLED": "true",
         }  # fmt: skip
         with self.log.open("wb") as log:
             command = [sys.executable, "-S", str(REPOSITORY / "bootstrap/agent")]

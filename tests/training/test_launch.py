@@ -16,6 +16,7 @@ bootstrap.launchers and "python -c" are the real ones.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -37,6 +38,8 @@ REAL_PYTHON = (
 )
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
 TOOLS = (*DEFAULTS, "ip", "nvidia-smi")
+LIMITS = {"relaunch_delay_s": 0.1, "join_poll_s": 0.1, "tell_delay_s": 1, "worker_pause_s": 1, "gpu_check_s": 1}
+LIMITS["gang_test_s"] = 0
 LIFECYCLE = "autoscaling/target-lifecycle-state"
 
 
@@ -91,10 +94,8 @@ def test_case(name: str, open_folder: Path) -> None:
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "CASE": str(tmp_path),
             "ROOT": str(tmp_path), "GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_TRAIN_DIR": str(tmp_path),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.endpoint, "HOME": str(tmp_path),
-            "GPUFLEET_RELAUNCH_DELAY_S": "0.1", "GPUFLEET_JOIN_POLL_S": "0.1", "GPUFLEET_IMDS_POLL_S": "0.2",
-            "GPUFLEET_TELL_DELAY_S": "1", "GPUFLEET_WORKER_PAUSE_S": "1", "GPUFLEET_GPU_CHECK_S": "1",
-            "GPUFLEET_GANG_TEST_S": "0",
-        } | given  # fmt: skip
+            "GPUFLEET_IMDS_POLL_S": "0.2",
+        } | given | {"GPUFLEET_AGENT": json.dumps(LIMITS | json.loads(given.get("GPUFLEET_AGENT", "{}")))}  # fmt: skip
         process = subprocess.Popen(AGENT, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             if (case / "leave").exists():

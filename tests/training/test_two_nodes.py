@@ -5,6 +5,7 @@ Only the AWS CLI is a fake: it says which instances the fleet has, as a file tel
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -65,10 +66,8 @@ class Fleet:
                 "GPUFLEET_REGION": "us-east-1",
                 "GPUFLEET_TERMINATE_HOOK": "drain",
                 "GPUFLEET_RUN_DIR": str(self.folder / f"run-{instance_id}"),
-                "GPUFLEET_RENDEZVOUS_PORT": str(self.port),
-                "GPUFLEET_JOIN_POLL_S": "0.5",
-                # Two ranks of a busy machine are not equally fast (tests/unit/bootstrap/smoke/test_gang.py).
-                "GPUFLEET_GANG_TEST_S": "0",
+                # No gang test: ranks of a busy machine are not equally fast (tests/unit/bootstrap/smoke/test_gang.py).
+                "GPUFLEET_AGENT": json.dumps({"rendezvous_port": self.port, "join_poll_s": 0.5, "gang_test_s": 0}),
             }
             yield node, imds
 

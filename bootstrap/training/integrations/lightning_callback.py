@@ -34,7 +34,7 @@ _ORDER = ("global_batch", "dataset_size", "seed")
 LONG_VALIDATION_S = 30.0
 
 
-class SpotTolerantCallback(Callback):
+class LightningSpotCallback(Callback):
     """Saves in Lightning's own format when due and on a notice, which ends the process with exit code 75.
 
     The arguments are those of ``SpotTolerantRun``; ``seed`` is of the order of the samples.
@@ -200,10 +200,13 @@ class SpotTolerantCallback(Callback):
             self._run.fail(exception)
 
 
+SpotTolerantCallback = LightningSpotCallback  # the name that docs/engines.md imports
+
+
 class _Batches(Sampler[list[int]]):
     """This rank's samples of each forward pass of one epoch, from the batch that Lightning has come to."""
 
-    def __init__(self, callback: SpotTolerantCallback, order: SampleOrder) -> None:
+    def __init__(self, callback: LightningSpotCallback, order: SampleOrder) -> None:
         self._callback = callback
         self._order = order
 

@@ -23,7 +23,7 @@ from bootstrap.training.watcher import Watcher
 logger = logging.getLogger(__name__)
 
 
-class SpotTolerantCallback(TrainerCallback):
+class TransformersSpotCallback(TrainerCallback):
     """Saves in Trainer's own format when due and on a notice, which ends the process with exit code 75.
 
     Trainer's other saves (``save_strategy``) are made safe too. The arguments are those of ``SpotTolerantRun``.
@@ -127,3 +127,6 @@ class SpotTolerantCallback(TrainerCallback):
                 state.global_step,
             )
         self._run.finish()
+
+
+SpotTolerantCallback = TransformersSpotCallback  # the name that docs/engines.md imports

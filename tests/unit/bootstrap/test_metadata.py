@@ -17,7 +17,7 @@ import pytest
 
 import bootstrap
 from bootstrap.agent.commands import AWS_ENVIRONMENT
-from bootstrap.agent.group import Group
+from bootstrap.agent.group import GroupClient
 from bootstrap.agent.settings import Settings
 from examples.local_imds import LocalImds
 
@@ -65,7 +65,7 @@ def test_the_agent_asks_again_after_a_503(imds: LocalImds) -> None:
     imds.statuses["instance-id"] = 503
     healed = threading.Timer(0.5, imds.statuses.clear)
     healed.start()
-    assert Group(Settings.from_environment(os.environ)).instance_id() == "i-0123456789abcdef0"
+    assert GroupClient(Settings.from_environment(os.environ)).instance_id() == "i-0123456789abcdef0"
     healed.join()
 
 

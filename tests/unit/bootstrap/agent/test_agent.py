@@ -24,10 +24,10 @@ from bootstrap.agent import container, credentials, ending
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
-from bootstrap.agent.group import Group, Instance
+from bootstrap.agent.group import GroupClient, Instance
 from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
-from bootstrap.agent.node import Node
+from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import meet
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
@@ -57,18 +57,24 @@ def test_a_command_is_split_as_xargs_splits_it(command: str) -> None:
 
 def test_a_wrong_setting_is_named_and_the_node_can_still_leave() -> None:
     wrong = {
-        "GPUFLEET_MODE": "both", "GPUFLEET_NODE_COUNT": "0", "GPUFLEET_MAX_LAUNCHES": "many",
-        "GPUFLEET_JOIN_POLL_S": "-1",
+        "GPUFLEET_MODE": "both", "GPUFLEET_NODE_COUNT": "0",
+        "GPUFLEET_AGENT": '{"max_launches": "many", "join_poll_s": -1, "patience_s": 1, "gang_test_s": 7}',
         "GPUFLEET_GPUDIRECT": "0", "GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_TERMINATE_HOOK": "drain-hook",
     }  # fmt: skip
     settings = Settings.from_environment(wrong)
-    assert settings.problems == (
+    assert settings.problems[:2] == (
         "GPUFLEET_MODE is 'both'; expected training or workers in /etc/gpufleet/node.env",
         "GPUFLEET_NODE_COUNT is '0'; expected a count of at least 1 in /etc/gpufleet/node.env",
-        "GPUFLEET_MAX_LAUNCHES is 'many'; expected a count of at least 1 in /etc/gpufleet/node.env",
-        "GPUFLEET_JOIN_POLL_S is '-1'; expected seconds in /etc/gpufleet/node.env",
     )
-    assert (settings.max_launches, settings.join_poll_s, settings.gpudirect) == (5, 10.0, False)
+    for problem, told in zip(
+        settings.problems[2:], ("max_launches 'many'", "join_poll_s -1", "patience_s 1"), strict=True
+    ):
+        assert problem.startswith(f"GPUFLEET_AGENT has {told} in /etc/gpufleet/node.env; expected one of AgentLimits(")
+    assert Settings.from_environment({"GPUFLEET_AGENT": "7"}).problems == (
+        "GPUFLEET_AGENT is no JSON object in /etc/gpufleet/node.env",
+    )
+    assert settings.limits.gang_test_s == 7
+    assert (settings.limits.max_launches, settings.limits.join_poll_s, settings.gpudirect) == (5, 10.0, False)
     assert settings.in_group and settings.terminate_hook == "drain-hook"
     assert not Settings.from_environment({"GPUFLEET_NODE_COUNT": ""}).problems
 
@@ -92,9 +98,9 @@ def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyP
         nonlocal now
         now = 0.0
         settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
-        group = Group(settings)
+        group = GroupClient(settings)
         monkeypatch.setattr(group, "_aws", lambda *arguments: counts())
-        node = cast(Node, SimpleNamespace(leaving=notice))
+        node = cast(SupervisedNode, SimpleNamespace(leaving=notice))
         ending.hold_host(group, settings, limit_s, lambda: ending._is_ended_by_group(node))
         return now
 
@@ -104,7 +110,7 @@ def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyP
     assert held_s(240, lambda: "1\t2\n") == held_s(240, lambda: None) == held_s(240, lambda: "None\n") == 240
     assert held_s(240, lambda: "1\t2\n", lambda: hook if now < 30 else spot) == 30
     assert held_s(0, lambda: "1\t2\n") == 0
-    assert Settings.from_environment({}).bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
+    assert Settings.from_environment({}).limits.bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
 
 
 def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +118,7 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
     states = {"i-1": "InService", "i-2": "Terminating:Wait", "i-3": "Pending:Wait", "i-4": "InService"}
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
     answer = {"AutoScalingGroups": [{"DesiredCapacity": 3, "Instances": members}]}
-    group = Group(Settings.from_environment({"GPUFLEET_INSTANCE_ID": "i-1"}))
+    group = GroupClient(Settings.from_environment({"GPUFLEET_INSTANCE_ID": "i-1"}))
     found: list[list[int]] = []
     monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
     assert not group.is_full_without_this_node()
@@ -121,7 +127,7 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
 
 def test_a_waiting_node_asks_ec2_only_where_the_group_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """DescribeInstances without filters or pages refills at 10 calls/s; ten waiting fleets of 64 nodes made 64."""
-    group = Group(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
+    group = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
     calls: list[tuple[str, ...]] = []
     launched = ("12:00:05Z\ti-2\t10.0.0.2", "12:00:00Z\ti-1\t10.0.0.1", "11:59:00Z\ti-9\t10.0.0.9")
     lines = "".join(f"2026-11-26T{line}\n" for line in launched)
@@ -152,7 +158,7 @@ def test_nodes_look_for_each_other_at_times_of_their_own_and_less_often_where_aw
     group = SimpleNamespace(instance_id=lambda: "i-1", in_service=lambda enough: next(looks))
     notices = iter([None] * 6 + [Notice(source=SPOT_PATH, detail="terminate")])
     node = SimpleNamespace(settings=settings, group=group, rest=rests.append, leaving=lambda: next(notices))
-    assert meet(cast(Node, node)) is None
+    assert meet(cast(SupervisedNode, node)) is None
     for rest, mean in zip(rests, (10, 20, 40, 40, 40, 40), strict=True):
         assert mean * 0.75 <= rest <= mean * 1.25
     assert len(set(rests)) == len(rests)
@@ -263,9 +269,9 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     role = "arn:aws:iam::123456789012:role/train"
     given = {"GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_REGION": "us-east-1", "GPUFLEET_INSTANCE_ID": "i-1"}
     without, settings = (Settings.from_environment(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
-    nodes_own = TrainingCredentials(without, Group(without))
+    nodes_own = TrainingCredentials(without, GroupClient(without))
     assert nodes_own.take() and nodes_own.environment() == {}
-    own = TrainingCredentials(settings, Group(settings))
+    own = TrainingCredentials(settings, GroupClient(settings))
     assert [own.take() for _ in range(3)] == [False, True, True] and len(kept) == 1, "one thread renews"
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
@@ -316,7 +322,7 @@ def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, mo
         "GPUFLEET_RUN_DIR": f"{tmp_path}/file/run",
     }
     settings = Settings.from_environment(given)
-    assert not TrainingCredentials(settings, Group(settings)).take()
+    assert not TrainingCredentials(settings, GroupClient(settings)).take()
 
 
 def test_the_agent_is_of_the_standard_library() -> None:
@@ -339,7 +345,7 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
     monkeypatch.setattr("bootstrap.agent.group.aws_cli", put)
     names = ("BUCKET", "ASG_NAME", "INSTANCE_ID", "RUN")
     given = {f"GPUFLEET_{name}": name.lower() for name in names} | {"GPUFLEET_RUN_DIR": f"{tmp_path}/run/gpufleet"}
-    group = Group(Settings.from_environment(given))
+    group = GroupClient(Settings.from_environment(given))
     reports = Reports(group, tmp_path / "state", 0.0)
     for done_steps in (None, None, 40):
         reports.tell("training", 0, done_steps=done_steps)

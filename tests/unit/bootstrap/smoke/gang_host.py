@@ -108,7 +108,7 @@ def run_rank(scenarios: list[str]) -> int:
         gang.JOIN_S = watch.STEP_S = LONG_S
         bandwidth.LARGE_MIB = 1
         gang.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
-        options = gang.Options(
+        options = gang.GangOptions(
             device="cpu",
             name=f"host-{os.environ['RANK']}",
             expected=EXPECTED,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bootstrap.smoke import cli, report
-from bootstrap.smoke.report import Result
+from bootstrap.smoke.report import CheckResult
 
 
 def judged(value: float | None, limit: float | None, must_be: str) -> bool:
-    return Result(name="x", value=value, unit="u", limit=limit, must_be=must_be).passed  # type: ignore[arg-type]
+    return CheckResult(name="x", value=value, unit="u", limit=limit, must_be=must_be).passed  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_value_is_judged_by_its_limit(value: float | None, limit: float | None
 
 def test_a_value_between_its_limits_warns() -> None:
     def verdict(value: float | None, limit: float | None = 5.0) -> str:
-        return Result(name="x", value=value, unit="u", limit=limit, warn=9.0, must_be="at_least").verdict
+        return CheckResult(name="x", value=value, unit="u", limit=limit, warn=9.0, must_be="at_least").verdict
 
     assert [verdict(value) for value in (10.0, 9.0, 8.0, 5.0, 4.0, math.nan, None)] == [
         *("pass", "pass", "warn", "warn", "fail", "fail", "pass")
@@ -48,10 +48,10 @@ def test_a_value_between_its_limits_warns() -> None:
 
 
 def test_a_report_passes_only_with_results_and_without_error() -> None:
-    good = Result(name="x", value=1, unit="u", must_be="at_least")
-    bad = Result(name="y", value=1, unit="u", limit=2, must_be="at_least")
+    good = CheckResult(name="x", value=1, unit="u", must_be="at_least")
+    bad = CheckResult(name="y", value=1, unit="u", limit=2, must_be="at_least")
 
-    def passed(results: list[Result], error: str | None) -> bool:
+    def passed(results: list[CheckResult], error: str | None) -> bool:
         built = report.build(
             started_at="t", duration_s=1, arguments={}, facts={"device": "cpu"}, results=results, error=error
         )
@@ -152,9 +152,9 @@ def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
 
 def test_options_reach_the_ranks_unchanged() -> None:
     pytest.importorskip("torch")
-    from bootstrap.smoke.worker import Options
+    from bootstrap.smoke.worker import SmokeOptions
 
-    options = Options(
+    options = SmokeOptions(
         device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, min_scaling_efficiency=None, timeout_s=30.0,
         out=None,
     )  # fmt: skip

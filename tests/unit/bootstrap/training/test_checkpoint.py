@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bootstrap.contract.checkpoint import ManifestError, compact_json, rank_file_name, read_contents
-from bootstrap.training.checkpoint import Checkpoints, Manifest, prefix_name
+from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_name
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
 from bootstrap.training.index import Extent, Index
@@ -46,7 +46,7 @@ def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, co
         sums.append([checksum(memoryview(data))])
         values.append(Extent(file=rank, at=400, bytes=100, checksum=checksum(memoryview(value))))
     if commit:
-        Checkpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values), **facts))
+        StoredCheckpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values), **facts))
     return prefix
 
 
@@ -79,13 +79,13 @@ def truncate(path: Path) -> None:
 
 
 def valid_prefixes(store: Store) -> list[str]:
-    checkpoints = Checkpoints(store)
+    checkpoints = StoredCheckpoints(store)
     return [one.prefix for one in checkpoints.scan()[0] if checkpoints._is_valid(one)]
 
 
 def test_newest_first_and_whole_ones_verify(any_store: Store) -> None:
     prefixes = [save(any_store, step) for step in (5, 40, 12)]
-    candidates, broken = Checkpoints(any_store).scan()
+    candidates, broken = StoredCheckpoints(any_store).scan()
     assert [candidate.manifest.step for candidate in candidates] == [40, 12, 5] and broken == []
     assert sorted(valid_prefixes(any_store)) == sorted(prefixes)
 
@@ -115,7 +115,7 @@ def test_a_manifest_tells_the_sizes_of_its_files_without_torch(store: LocalStore
 def test_damaged_file_is_found(store: LocalStore, name: str, damage: Callable[[Path], None], reason: str) -> None:
     good, bad = save(store, 5), save(store, 9)
     damage(store.root / bad / name)
-    checkpoints = Checkpoints(store)
+    checkpoints = StoredCheckpoints(store)
     with pytest.raises(InvalidCheckpoint, match=reason):
         checkpoints.verify(checkpoints.scan()[0][0])
     assert valid_prefixes(store) == [good]
@@ -127,7 +127,7 @@ def test_damaged_file_is_found(store: LocalStore, name: str, damage: Callable[[P
 def test_damaged_manifest_is_found(store: LocalStore, damage: Callable[[Path], None]) -> None:
     good, bad = save(store, 5), save(store, 9)
     damage(store.root / bad / "manifest.json")
-    candidates, broken = Checkpoints(store).scan()
+    candidates, broken = StoredCheckpoints(store).scan()
     assert [candidate.prefix for candidate in candidates] == [good]
     assert len(broken) == 1 and bad in broken[0]
 
@@ -151,7 +151,7 @@ def test_every_single_bit_of_the_manifest_is_protected(store: LocalStore) -> Non
 def test_manifest_of_another_step_than_its_name(store: LocalStore) -> None:
     prefix = save(store, 9)
     (store.root / prefix).rename(store.root / prefix_name(11, "abc123", 1))
-    assert Checkpoints(store).scan()[0] == []
+    assert StoredCheckpoints(store).scan()[0] == []
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_another_format_is_an_error_and_not_passed_over(
     save(store, 5)
     resign(store.root / save(store, 9) / "manifest.json", **changes)
     with pytest.raises(CheckpointError, match=reason):
-        Checkpoints(store).scan()
+        StoredCheckpoints(store).scan()
 
 
 def test_prefix_without_manifest_never_counts(any_store: Store) -> None:
     good = save(any_store, 5)
     save(any_store, 9, commit=False)
     assert valid_prefixes(any_store) == [good]
-    assert Checkpoints(any_store).scan()[1] == []
+    assert StoredCheckpoints(any_store).scan()[1] == []
 
 
 def test_two_writers_of_one_step_do_not_meet(any_store: Store) -> None:
@@ -191,7 +191,7 @@ def test_foreign_names_are_left_alone(store: LocalStore) -> None:
         (store.root / name).write_text("mine")
     for step in range(1, 6):
         save(store, step)
-    Checkpoints(store).prune(keep=1)
+    StoredCheckpoints(store).prune(keep=1)
     assert (store.root / "step-by-step.txt").exists() and (store.root / "step-00000001/manifest.json").exists()
 
 
@@ -199,7 +199,7 @@ def test_prune_keeps_the_newest_and_clears_debris(any_store: Store) -> None:
     debris_old = save(any_store, 1, commit=False)
     prefixes = [save(any_store, step) for step in (2, 3, 4, 5)]
     in_progress = save(any_store, 6, commit=False)
-    deleted = Checkpoints(any_store).prune(keep=2, known_valid=prefixes[-1])
+    deleted = StoredCheckpoints(any_store).prune(keep=2, known_valid=prefixes[-1])
     assert sorted(deleted) == sorted([debris_old, *prefixes[:2]])
     left = {name.split("/")[0] for name in any_store.names("step-")}
     assert left == {*prefixes[2:], in_progress}
@@ -209,7 +209,7 @@ def test_prune_never_deletes_the_newest_valid_one(store: LocalStore) -> None:
     prefixes = [save(store, step) for step in (1, 2, 3, 4, 5)]
     for bad in prefixes[2:]:
         flip(store.root / bad / "rank-00001.bin")
-    Checkpoints(store).prune(keep=1)
+    StoredCheckpoints(store).prune(keep=1)
     assert valid_prefixes(store) == [prefixes[1]]
     assert not (store.root / prefixes[0]).exists()
 
@@ -218,7 +218,7 @@ def test_prune_deletes_nothing_when_nothing_is_valid(store: LocalStore) -> None:
     prefixes = [save(store, step) for step in (1, 2, 3)]
     for bad in prefixes:
         truncate(store.root / bad / "rank-00001.bin")
-    assert Checkpoints(store).prune(keep=1) == []
+    assert StoredCheckpoints(store).prune(keep=1) == []
 
 
 def test_prune_leaves_another_run_s_checkpoints_and_says_so(
@@ -227,7 +227,7 @@ def test_prune_leaves_another_run_s_checkpoints_and_says_so(
     theirs = [save(store, step, writer="fff", eps=1e-5) for step in (1, 3, 9)]
     begun = save(store, 2, writer="fff", commit=False)
     ours = [save(store, step, eps=1e-6) for step in (2, 3, 4)]
-    deleted = Checkpoints(store, {"eps": 1e-6}).prune(keep=1)
+    deleted = StoredCheckpoints(store, {"eps": 1e-6}).prune(keep=1)
     assert sorted(deleted) == sorted(ours[:2])
     left = {name.split("/")[0] for name in store.names("step-")}
     assert left == {*theirs, begun, ours[-1]}
@@ -236,7 +236,7 @@ def test_prune_leaves_another_run_s_checkpoints_and_says_so(
 
 def test_prune_refuses_to_keep_none(store: LocalStore) -> None:
     with pytest.raises(CheckpointError, match="keep is 0"):
-        Checkpoints(store).prune(keep=0)
+        StoredCheckpoints(store).prune(keep=0)
 
 
 def test_prune_deletes_the_manifest_first(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,5 +244,5 @@ def test_prune_deletes_the_manifest_first(store: LocalStore, monkeypatch: pytest
     save(store, 2)
     order: list[str] = []
     monkeypatch.setattr(store, "delete", order.append)
-    Checkpoints(store).prune(keep=1)
+    StoredCheckpoints(store).prune(keep=1)
     assert order[0].endswith("manifest.json") and len(order) == 3

@@ -25,7 +25,7 @@ from bootstrap.training.stores import LocalStore
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "INTERVAL_S", 0.0)
-    monkeypatch.setenv("GPUFLEET_PROGRESS_FILE", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(tmp_path / "drain"))
     monkeypatch.setenv("GPUFLEET_SEQ_LEN", "2048")
     return tmp_path / "progress.json"
 
@@ -113,7 +113,7 @@ def test_a_sequence_length_that_is_none_is_refused(path: Path, text: str, monkey
 def test_a_file_that_cannot_be_written_stops_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("GPUFLEET_PROGRESS_FILE", str(path.parent / "absent" / "progress.json"))
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(path.parent / "absent" / "drain"))
     progress = ProgressFile(global_batch=1)
     with caplog.at_level(logging.ERROR):
         for step in range(3):
@@ -131,7 +131,7 @@ def test_it_is_written_once_a_second_at_most(path: Path) -> None:
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUFLEET_PROGRESS_FILE", raising=False)
+    monkeypatch.delenv("GPUFLEET_DRAIN_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
     ProgressFile(global_batch=4).update(3)
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from bootstrap.contract.trace import REQUEST, TraceRequest
 from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values, tracer
-from bootstrap.training.checkpoint import Checkpoints
+from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.notices import Notice
@@ -242,7 +242,7 @@ def test_many_deaths_in_a_row(tmp_path: Path, undisturbed: Outcome) -> None:
 
 
 def damage_newest(root: Path, how: Callable[[Path], None]) -> str:
-    newest = Checkpoints(LocalStore(root)).scan()[0][0].prefix
+    newest = StoredCheckpoints(LocalStore(root)).scan()[0][0].prefix
     how(root / newest / "rank-00000.bin")
     return newest
 
@@ -333,7 +333,7 @@ def test_an_early_end_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     training.train(at_step=at_step)
     assert ended == {step: step == 5 for step in range(6)}
     assert training.run.step == 6 and sorted(training.losses) == [0, 1, 2, 3, 4, 5]
-    assert [one.manifest.step for one in Checkpoints(open_store(str(tmp_path))).scan()[0]] == [6]
+    assert [one.manifest.step for one in StoredCheckpoints(open_store(str(tmp_path))).scan()[0]] == [6]
     assert read_ledger(str(tmp_path)).finished and not caplog.records
     again = Training(str(tmp_path))
     again.train(8)
@@ -791,7 +791,7 @@ def test_numpys_values_are_part_of_the_state(tmp_path: Path) -> None:
     undisturbed = train(tmp_path / "a")
     with pytest.raises(Killed):
         train(tmp_path / "b", kill_at(7))
-    assert max(one.manifest.step for one in Checkpoints(open_store(str(tmp_path / "b"))).scan()[0]) == 6
+    assert max(one.manifest.step for one in StoredCheckpoints(open_store(str(tmp_path / "b"))).scan()[0]) == 6
     resumed = train(tmp_path / "b")
     assert_same(resumed, undisturbed)
     assert type(resumed["history"]["best"]) is numpy.float32
@@ -813,7 +813,7 @@ def test_a_checkpoint_that_no_resume_could_read_does_not_count(
             seen._state["recent"] = deque([1])
 
     Training(str(tmp_path), extra={"seen": seen}).train(10, at_step)
-    assert [one.manifest.step for one in Checkpoints(open_store(str(tmp_path))).scan()[0]] == [4]
+    assert [one.manifest.step for one in StoredCheckpoints(open_store(str(tmp_path))).scan()[0]] == [4]
     assert "NOT saved" in caplog.text and "it holds collections.deque" in caplog.text
 
 
@@ -934,7 +934,7 @@ def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path)
     for store, step, saved in (("b", 3, 2), ("c", 7, 4)):
         with pytest.raises(Killed):
             train(tmp_path / store, kill_at(step))
-        newest = Checkpoints(open_store(str(tmp_path / store))).scan()[0][0].manifest
+        newest = StoredCheckpoints(open_store(str(tmp_path / store))).scan()[0][0].manifest
         assert sum(name.startswith("model.") for name in newest.index.tensors) == saved
         assert_same(train(tmp_path / store), undisturbed)
 
