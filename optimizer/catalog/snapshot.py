@@ -1,4 +1,4 @@
-"""Catalog snapshots on disk: three parquet tables and a manifest that names them with their checksums.
+"""Catalog snapshots on disk: three tables and a manifest that names them with their checksums.
 
 The tables' file names hold their checksums, and the manifest is replaced last and atomically: a reader sees the old
 snapshot or the new one, never half of each.
@@ -31,7 +31,7 @@ from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, par
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import InstanceType, Offer
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
@@ -125,7 +125,7 @@ def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> dic
     for name in TABLES:
         data = encode_table(name, tables)
         checksum = hashlib.sha256(data).hexdigest()
-        file = f"{name}-{checksum[:12]}.parquet"
+        file = f"{name}-{checksum[:12]}.json"
         _replace(directory / file, data)
         entries[name] = {"file": file, "rows": len(getattr(tables, name)), "sha256": checksum}
     manifest = {
@@ -136,9 +136,10 @@ def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> dic
     }
     _replace(directory / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     kept = {entry["file"] for entry in entries.values()}
-    for old in directory.glob("*.parquet"):
-        if old.name not in kept:
-            old.unlink(missing_ok=True)
+    for name in TABLES:
+        for old in directory.glob(f"{name}-*"):
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
     return manifest
 
 
@@ -242,7 +243,7 @@ def _unusable(path: Path, problem: str) -> DataMissingError:
         next_step = f"unset {DIRECTORY_VARIABLE} to use the shipped snapshot, or write one by gpufleet catalog refresh"
     return DataMissingError(
         f"catalog {path} {problem}",
-        limit=f"a directory with {MANIFEST} and the parquet tables it names, as `gpufleet catalog refresh` writes it",
+        limit=f"a directory with {MANIFEST} and the tables it names, as `gpufleet catalog refresh` writes it",
         why="prices and instance facts are never guessed",
         next_step=next_step,
     )

@@ -1,7 +1,7 @@
 """Time the search: ``python -m tests.benchmarks.search_speed [--runs N] [--out FOLDER]``.
 
 Times ``gpufleet recommend`` cold, as whole processes over the shipped catalog, in turn with its lower limits:
-``python -c pass``, and importing numpy and pyarrow.parquet. Then the search alone in one warm process, in
+``python -c pass``, and importing numpy, pydantic, click and rich. Then the search alone in one warm process, in
 configurations and plans a second. Writes the raw times with the machine and the versions.
 """
 
@@ -42,7 +42,7 @@ REQUESTS: dict[str, tuple[str, ...]] = {
 }
 FLOORS = {
     "python -c pass": (PYTHON, "-c", "pass"),
-    "import numpy, pyarrow.parquet": (PYTHON, "-c", "import numpy, pyarrow.parquet"),
+    "import numpy, pydantic, click, rich.table": (PYTHON, "-c", "import numpy, pydantic, click, rich.table"),
 }
 
 
@@ -100,7 +100,7 @@ def main(runs: int, out: Path) -> None:
         f"`python -m tests.benchmarks.search_speed --runs {runs}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; "
         f"{os.cpu_count()} cores of {platform.machine()}, load average {load_before:.1f} before; "
         f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("numpy", "pyarrow", "pydantic", "gpufleet"))
+        + ", ".join(f"{name} {version(name)}" for name in ("numpy", "pydantic", "gpufleet"))
         + ".",
         "",
         "Whole processes, cold, one after the other in turn, after one of each that leaves its bytecode; seconds, "

@@ -238,7 +238,7 @@ def test_provenance_gives_each_tables_checksum() -> None:
 
 
 def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
-    """The readable inputs and the shipped parquet cannot drift apart."""
+    """The readable inputs and the shipped tables cannot drift apart."""
     if metadata.version("moto") != build_snapshot.MOTO_VERSION:
         pytest.skip(f"moto is {metadata.version('moto')}, the snapshot is of moto {build_snapshot.MOTO_VERSION}")
     built, skipped = build_snapshot.build()

@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from optimizer.catalog import load, snapshot
@@ -80,14 +79,17 @@ def _a_file(directory: Path) -> None:
     directory.write_bytes(b"")
 
 
-def _rewritten(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+Rows = list[dict[str, Any]]
+
+
+def _rewritten(name: str, change: Callable[[Rows], Rows]) -> Callable[[Path], None]:
     """Change a table and make the manifest agree, as a faulty program would."""
 
     def do(directory: Path) -> None:
         import hashlib
 
         path = _table(directory, name)
-        pq.write_table(change(pq.read_table(path)), path)
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
         manifest = json.loads((directory / MANIFEST).read_text())
         manifest["tables"][name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
         (directory / MANIFEST).write_text(json.dumps(manifest))
@@ -95,17 +97,14 @@ def _rewritten(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[P
     return do
 
 
-def _priced(name: str, column: str, usd: float) -> Callable[[Path], None]:
-    """Give the first price of a table's column another value."""
+def _priced(kind: str, usd: float) -> Callable[[Path], None]:
+    """Give the first offer that has a price of this kind another value."""
 
-    def change(table: pa.Table) -> pa.Table:
-        values = table.column(column).to_pylist()
-        first = next(i for i, value in enumerate(values) if value)
-        values[first] = [usd] if isinstance(values[first], list) else usd
-        field = table.schema.field(column)
-        return table.set_column(table.schema.get_field_index(column), field, pa.array(values, field.type))
+    def change(rows: Rows) -> Rows:
+        next(row for row in rows if kind in row)[kind]["usd_per_hour"] = usd
+        return rows
 
-    return _rewritten(name, change)
+    return _rewritten("offers", change)
 
 
 def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
@@ -127,18 +126,21 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
         (lambda d: (d / MANIFEST).write_text("[]"), "is not a catalog manifest"),
         (lambda d: (d / MANIFEST).write_text('{"format_version": 4}'), "is not a catalog manifest"),
         (lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe"), "is not a catalog manifest"),
-        (_manifest(lambda m: m.update(format_version=99)), "format version 99, not 4"),
+        (_manifest(lambda m: m.update(format_version=99)), "format version 99, not 5"),
         (_manifest(lambda m: m.update(made_at="once")), "is not a catalog manifest"),
         (lambda d: _table(d, "offers").write_bytes(b""), "0 bytes with another checksum"),
         (lambda d: _table(d, "offers").write_bytes(_table(d, "offers").read_bytes()[:-100]), "another checksum"),
         (lambda d: _table(d, "unit_prices").unlink(), "No such file"),
-        (_rewritten("offers", lambda t: t.slice(0, 0)), "table offers has no rows"),
-        (_rewritten("offers", lambda t: t.drop_columns(["region"])), "has other columns"),
-        (_rewritten("instance_types", lambda t: t.slice(1)), "is of unknown type"),
+        (_rewritten("offers", lambda rows: []), "table offers has no rows"),
+        (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "has other fields than gpufleet's offers"),
+        (_rewritten("instance_types", lambda rows: rows[1:]), "is of unknown type"),
         # A traceback, or a fleet for the price of its disks.
-        (_priced("offers", "on_demand_usd_per_hour", math.nan), "a price of nan USD, not above 0"),
-        (_priced("offers", "spot_usd_per_hour", 0.0), "a price of 0.0 USD, not above 0"),
-        (_priced("unit_prices", "usd", -5.0), "a price of -5.0 USD, not above 0"),
+        (_priced("on_demand", math.nan), "a price of nan USD, not above 0"),
+        (_priced("spot", 0.0), "a price of 0.0 USD, not above 0"),
+        (
+            _rewritten("unit_prices", lambda rows: [{**row, "usd": -5.0} for row in rows]),
+            "a price of -5.0 USD, not above 0",
+        ),
     ],
 )
 def test_a_damaged_snapshot_is_refused_with_what_is_wrong(
