@@ -15,8 +15,7 @@ from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offer
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
-from optimizer.contract.hardware import HourlyPrice, Offer
-from optimizer.economics.fleet_cost import break_even_hours, break_even_share
+from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours, break_even_share
 
 
 def _whole(value: float) -> float | int:

@@ -9,6 +9,7 @@ from datetime import date, datetime
 from typing import Literal
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
+from optimizer.contract.units import HOURS_PER_YEAR
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Interconnect = Literal["none", "pcie", "nvlink", "nvswitch"]
@@ -103,6 +104,22 @@ class HourlyPrice:
     def is_above(self, other: HourlyPrice) -> bool:
         """Return whether the price is above ``other``; EC2 rounds spot prices to four decimals."""
         return self.usd_per_hour > other.usd_per_hour + 0.5e-4 + 1e-9
+
+
+def break_even_share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
+    """Return the share of its term from which a commitment's use costs less than ``other``.
+
+    None where a price is missing, or the commitment costs more though used all the time.
+    """
+    if commitment is None or other is None or commitment.usd_per_hour >= other.usd_per_hour:
+        return None
+    return commitment.usd_per_hour / other.usd_per_hour
+
+
+def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None, *, years: int) -> float | None:
+    """Return the hours of use in a term of ``years`` from which a commitment costs less than ``other``, or None."""
+    share = break_even_share(commitment, other)
+    return None if share is None else share * HOURS_PER_YEAR * years
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

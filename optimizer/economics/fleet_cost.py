@@ -7,7 +7,6 @@ from typing import Self
 
 import numpy as np
 
-from optimizer.contract.hardware import HourlyPrice
 from optimizer.contract.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from optimizer.economics.outcome import Outcome, lognormal_percentiles
 from optimizer.performance.types import Bools, Floats
@@ -178,19 +177,3 @@ def fleet_cost(outcome: Outcome, rates: HourlyRates) -> FleetCost:
         p95=p95 + committed,
         reserve=all_usd_per_hour * rates.reserve_hours,
     )
-
-
-def break_even_share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
-    """Return the share of its term from which a commitment's use costs less than ``other``.
-
-    None where a price is missing, or the commitment costs more though used all the time.
-    """
-    if commitment is None or other is None or commitment.usd_per_hour >= other.usd_per_hour:
-        return None
-    return commitment.usd_per_hour / other.usd_per_hour
-
-
-def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None, *, years: int) -> float | None:
-    """Return the hours of use in a term of ``years`` from which a commitment costs less than ``other``, or None."""
-    share = break_even_share(commitment, other)
-    return None if share is None else share * HOURS_PER_YEAR * years

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from bootstrap.contract.trainer import loader_workers
-from optimizer.contract.hardware import Offer
+from optimizer.contract.hardware import Offer, break_even_hours, break_even_share
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
-from optimizer.economics.fleet_cost import break_even_hours, break_even_share
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.search.candidates import CandidateTable, build_tables, find_tables
 from optimizer.search.nearest import NODE_GPUS, change_work, divide_batch

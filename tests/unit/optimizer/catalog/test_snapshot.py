@@ -124,7 +124,7 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
         (lambda d: (d / MANIFEST).unlink(), "No such file"),
         (lambda d: (d / MANIFEST).write_text(""), "is not a catalog manifest"),
         (lambda d: (d / MANIFEST).write_text("[]"), "is not a catalog manifest"),
-        (lambda d: (d / MANIFEST).write_text('{"format_version": 4}'), "is not a catalog manifest"),
+        (lambda d: (d / MANIFEST).write_text('{"format_version": 5}'), "is not a catalog manifest"),
         (lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe"), "is not a catalog manifest"),
         (_manifest(lambda m: m.update(format_version=99)), "format version 99, not 5"),
         (_manifest(lambda m: m.update(made_at="once")), "is not a catalog manifest"),
@@ -211,7 +211,7 @@ def test_offers_need_no_pandas_no_boto3_and_no_plan() -> None:
 
     code = (
         "import sys; from optimizer.commands import offers; from optimizer.catalog import load; load();"
-        "unneeded = 'pandas boto3 botocore pulumi torch pydantic optimizer.contract.plan difflib'.split()\n"
+        "unneeded = 'pandas boto3 botocore pulumi torch pydantic optimizer.contract.plan'.split()\n"
         "print([m for m in unneeded if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
