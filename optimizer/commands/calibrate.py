@@ -24,8 +24,7 @@ from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.performance.calibration import load
 from optimizer.performance.measured_runs import RUNS, throughput_error
-from optimizer.performance.stack_runs import newest_by_layout, table_text
-from optimizer.performance.user_runs import calibrate
+from optimizer.performance.user_runs import calibrate, newest_by_layout, table_text
 
 if TYPE_CHECKING:
     from bootstrap.contract.measured import MeasuredRow

@@ -47,7 +47,7 @@ from optimizer.commands.stack_file import (
 from optimizer.commands.wheels import WHEELS_KEY
 from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan
-from optimizer.economics.rest import forecast_rest
+from optimizer.economics.policy_outlook import forecast_rest
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest

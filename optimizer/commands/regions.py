@@ -237,7 +237,7 @@ class _Watcher:
     def _choose(self, state: ControllerState, now: datetime) -> Side | None:
         from optimizer.catalog.region_transfer import transfer_usd
         from optimizer.economics.interruption import RESTART_HOURS
-        from optimizer.economics.rest import forecast_rest
+        from optimizer.economics.policy_outlook import forecast_rest
 
         left, job, left_hours = 1 - state.progress, self.current.plan.job, None
         if job.deadline_hours is not None:

@@ -204,10 +204,31 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
     )
 
 
-def price_rest(
-    plan: FleetPlan, share: float, left_hours: float | None, slower: float | None, mode: Mode
+def forecast_rest(
+    plan: FleetPlan,
+    share: float,
+    *,
+    left_hours: float | None = None,
+    slower: float | None = None,
+    mode: Mode = Mode.IDLE,
 ) -> tuple[Spread, Spread]:
-    """Return hours and USD of the rest of a run under adaptive, as ``rest.forecast_rest`` describes it."""
+    """Return hours and USD of what is left of a run, under the spot policy that its stack carries out.
+
+    Adaptive is simulated from now on, as the deadline comes nearer whatever the run has done. Otherwise the rest is a
+    share of the whole.
+
+    Args:
+        plan: its ``spot_policy`` is what the stack carries out; without one, its own numbers hold.
+        share: of the steps.
+        left_hours: until the deadline; the whole deadline by default.
+        slower: measured step time over the plan's; without it the estimate's error stays.
+        mode: nodes that work now.
+    """
+    planned = plan.spot_policy or plan
+    whole = share == 1 and slower is None and mode is Mode.IDLE and left_hours in (None, plan.job.deadline_hours)
+    if plan.spot_policy is None or whole or share <= 0:
+        factor = max(share, 0.0) * (slower or 1.0)
+        return _scale(planned.hours, factor), _scale(planned.cost_usd, factor)
     prices = _prices(plan)
     assert prices is not None
     runs = play_runs(plan, prices, adapt, share=share, left_hours=left_hours, slower=slower, mode=mode)
@@ -215,6 +236,10 @@ def price_rest(
         _spread([run.elapsed_hours for run in runs], rounded, 0.0),
         _spread(_dollars(plan, prices, runs), cents, 0.0),
     )
+
+
+def _scale(spread: Spread, factor: float) -> Spread:
+    return Spread(**{name: factor * getattr(spread, name) for name in Spread.model_fields})
 
 
 def fall_back(pools: int, job: SimulatedJob) -> SpotPolicy:
@@ -279,7 +304,7 @@ def play_runs(
     slower: float | None = None,
     mode: Mode = Mode.IDLE,
 ) -> list[ExponentialRun]:
-    """Play a policy in RUNS runs of a plan, or of its rest as ``rest.forecast_rest`` describes it.
+    """Play a policy in RUNS runs of a plan, or of its rest as ``forecast_rest`` describes it.
 
     ``prices`` are of a spot and of an on-demand node. A deadline without time for a launch is moved until it has.
     """

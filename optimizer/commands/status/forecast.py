@@ -10,7 +10,7 @@ from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
 from bootstrap.contract.words import counted
 from optimizer.contract.plan import FleetPlan
-from optimizer.economics.rest import forecast_rest
+from optimizer.economics.policy_outlook import forecast_rest
 
 if TYPE_CHECKING:
     from optimizer.aws.progress import TrainingProgress

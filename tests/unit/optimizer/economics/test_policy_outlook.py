@@ -11,8 +11,15 @@ import pytest
 from bootstrap.contract.pool_policy import Mode
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy
 from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
-from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, adapt, fall_back, play_runs, price_policies
-from optimizer.economics.rest import forecast_rest
+from optimizer.economics.policy_outlook import (
+    MOST_DEARER,
+    RUNS,
+    adapt,
+    fall_back,
+    forecast_rest,
+    play_runs,
+    price_policies,
+)
 from optimizer.economics.simulation.simulator import NewPolicy
 from tests.unit.optimizer.search.requests import answer
 
