@@ -100,8 +100,7 @@ def test_sigterm_to_torchrun_saves_within_its_30_seconds(make_node: Callable[...
 def test_rebalance_recommendation_saves_and_goes_on(
     make_node: Callable[..., Node], imds: LocalImds, undisturbed: Outcome
 ) -> None:
-    """In real interpreters; the run to compare with was in forks of one."""
-    node = make_node(is_real=True, step_delay_s=0.3)  # 11 s in which the watcher finds it
+    node = make_node(step_delay_s=0.3)  # 11 s in which the watcher finds it
     with node.running() as process:
         node.wait_for_step(3, process)
         imds.recommend_rebalance()

@@ -89,10 +89,10 @@ def wait_for(condition: Callable[[], object], node: Node) -> None:
         time.sleep(0.05)
 
 
-def test_a_capture_lands_in_the_store_and_a_stop_still_saves(
+def test_a_capture_lands_in_the_store_and_neither_a_stop_nor_a_dead_session_loses_a_step(
     node: Node, nsys: str, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    """SIGTERM to the agent, as systemd sends it; the next start loses no step, and leaves no process of nsys."""
+    """SIGTERM to the agent, as systemd sends it; then the session's daemon dies, and torchrun starts without it."""
     store = LocalStore(node.store)
     request = TraceRequest(id="first", rank=1, steps=1, at=datetime.now(UTC), by="ada", nsight_s=1)
     store.write(REQUEST, [request.to_text().encode()])
@@ -105,22 +105,15 @@ def test_a_capture_lands_in_the_store_and_a_stop_still_saves(
         node.wait(process)
         stopped_at = node.steps_done()
     assert 1 <= stopped_at < STEPS
-    with node.running() as process:
-        node.wait(process)
-    assert outcome_of(node) == undisturbed
-    assert read_ledger(str(node.store)).lost_steps == 0
     wait_for(lambda: not processes("--start-agent", f"--session-name=gpufleet-{process.pid}"), node)
-
-
-def test_a_session_that_dies_takes_no_checkpoint_with_it(node: Node, undisturbed: Outcome) -> None:
-    """torchrun ends in order and starts again without the session's variables, with which a new process would fail."""
     with node.running() as process:
-        node.wait_for_step(7, process)
+        node.wait_for_step(stopped_at + 1, process)
         (daemon,) = processes("--start-agent", f"--session-name=gpufleet-{process.pid}")
         os.kill(daemon, signal.SIGKILL)
         node.wait(process)
     assert outcome_of(node) == undisturbed
     log = node.log.read_text()
+    # With the session's variables a new process would fail.
     assert "starting torchrun again without it" in log and "by SIGTERM, saved" in log
     assert read_ledger(str(node.store)).lost_steps == 0
 
