@@ -19,7 +19,8 @@ import yaml
 from click.testing import CliRunner
 
 from bootstrap.contract.requirements import read_pins
-from infra.settings import WITH_LUSTRE_CLIENT, WITH_TORCH, WITHOUT_TORCH
+from infra.images import WITH_TORCH, WITHOUT_TORCH
+from infra.settings import WITH_LUSTRE_CLIENT
 from infra.wheels import TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.contract.plan import FleetPlan

@@ -95,7 +95,9 @@ def test_a_pages_commands_run(page: str, folder: Path, gpufleet: Gpufleet, monke
     for line in PAGES[page]:
         words, _, file = line.partition(" > ")
         arguments = [
-            str(path) for word in shlex.split(words, comments=True)[1:] for path in sorted(Path().glob(word)) or [word]
+            path
+            for word in shlex.split(words, comments=True)[1:]
+            for path in sorted(map(str, Path().glob(word))) or [word]
         ]
         code, out, err = gpufleet(*arguments)
         assert code == 0, f"{line}: {err}"

@@ -55,7 +55,7 @@ def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
             main()
         except SystemExit as ended:
             code = ended.code or 0
-    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return subprocess.CompletedProcess(arguments, int(str(code)), *texts)
 
 
