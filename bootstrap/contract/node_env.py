@@ -45,7 +45,6 @@ class PlanEnvironment(TypedDict):
     GPUFLEET_GRAD_ACCUM: str  # forward passes of a step
     GPUFLEET_ACTIVATION_CHECKPOINTING: str  # none, selective or full
     GPUFLEET_GRADIENT_COMPRESSION: str  # none, bf16, fp16 or powersgd-RANK
-    GPUFLEET_SHARES: str  # of unequal ranks (shares.py), in place of micro-batch and accumulation; empty for equal ones
     GPUFLEET_STEP_TIME_S: str  # predicted, s
     GPUFLEET_STEP_TIME_P95_S: str  # predicted 95th percentile, s
     GPUFLEET_TOKENS_PER_SECOND: str  # predicted for all ranks; samples per second of a CNN

@@ -1,4 +1,4 @@
-"""Shares of the global batch that data ranks take: the text of ``GPUFLEET_SHARES`` and of the trainer's ``--shares``.
+"""Shares of the global batch that data ranks take: the text of the trainer's ``--shares``.
 
 p4d.24xlarge=1x10:full,p5.48xlarge=3x8    every rank of an instance type: MICRO_BATCHxGRAD_ACCUM[:CHECKPOINTING]
 1x10,1x10,3x8                             each data rank, in order

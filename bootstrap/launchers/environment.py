@@ -48,7 +48,6 @@ def write_files(environ: Mapping[str, str], addresses: Sequence[str]) -> dict[st
     shell = Path(__file__).with_name("remote_shell.py")
     made = {
         "GPUFLEET_HOSTFILE": str(hosts),
-        "GPUFLEET_REMOTE_SHELL": str(folder / "remote-shell.socket"),
         # Open MPI 4, Open MPI 5 (https://docs.open-mpi.org/en/v5.0.x/mca.html). Without a tree the first node starts
         # all daemons: the others have no remote shell.
         **{f"OMPI_MCA_{name}": value for name, value in _open_mpi("orte", "rsh", hosts, shell).items()},

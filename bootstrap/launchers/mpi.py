@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
 from bootstrap.launchers.meeting import Line, Meeting
+from bootstrap.launchers.remote_shell import shell_socket
 from bootstrap.processes import descendants
 
 # Exit status of SSH for a connection that failed.
@@ -98,7 +98,7 @@ def lead(command: Sequence[str], environ: Mapping[str, str], meeting: Meeting) -
             with suppress(OSError):  # mpirun may have ended its remote shells
                 self.wfile.write(f"{status}\n".encode())
 
-    path = Path(environ["GPUFLEET_REMOTE_SHELL"])
+    path = shell_socket(environ)
     path.unlink(missing_ok=True)
     _adopt_orphans()
     server = socketserver.ThreadingUnixStreamServer(str(path), Request)

@@ -8,6 +8,13 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def shell_socket(environ: Mapping[str, str]) -> Path:
+    """Path of the socket, beside the notice files."""
+    return Path(environ["GPUFLEET_DRAIN_FILE"]).with_name("remote-shell.socket")
 
 
 def main(arguments: list[str]) -> int:
@@ -15,7 +22,7 @@ def main(arguments: list[str]) -> int:
     words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))  # -x and the like mean nothing here
     host, *command = words
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(os.environ["GPUFLEET_REMOTE_SHELL"])
+        asking.connect(str(shell_socket(os.environ)))
         asking.sendall(json.dumps({"host": host, "command": " ".join(command)}).encode() + b"\n")
         answer = asking.makefile().readline()
     return int(answer or 255)

@@ -90,8 +90,7 @@ def _given(config: TrainerConfig, mesh: DeviceMesh) -> tuple[RankBatch, ...]:
         dist.all_gather_object(by_rank, mine)
     if len(different := {settings for *_, settings in by_rank}) > 1:
         raise ConfigurationError(
-            f"--shares, --global-batch and --balance differ between ranks: {sorted(different)}; give all the same "
-            "(GPUFLEET_SHARES)"
+            f"--shares, --global-batch and --balance differ between ranks: {sorted(different)}; give all the same"
         )
     batches = {number: batch for number, batch, *_ in by_rank}
     if any(batches[number] != batch for number, batch, *_ in by_rank):

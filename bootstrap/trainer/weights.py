@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -70,8 +72,6 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
         for file, names in files.items():
             whole = {name: _on_rank_0(written[name], is_writer) for name in names}
             if is_writer:
-                from safetensors.torch import save_file
-
                 save_file(
                     {name: tensor for name, tensor in whole.items() if tensor is not None},
                     folder / file,
@@ -92,8 +92,6 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
 @contextmanager
 def _naming(uri: str) -> Iterator[None]:
     """Say which place takes no weights, and what to do: safetensors names neither."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (SafetensorError, OSError) as error:
@@ -109,8 +107,6 @@ def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
     whole = {name: _on_rank_0(tensor, is_writer) for name, tensor in adapter_tensors(model).items()}
     if not is_writer:
         return
-    from safetensors.torch import save_file
-
     store = open_store(uri)
     with _naming(uri), tempfile.TemporaryDirectory(prefix=".adapters-") as folder:
         path = Path(folder) / "adapter_model.safetensors"
@@ -325,8 +321,6 @@ def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]
 
 def _opened(folder: Path, stack: ExitStack) -> list[Any]:
     """Files of the index where there is one: a folder may hold the same weights a second time under other names."""
-    from safetensors import SafetensorError, safe_open
-
     reading = folder
     try:
         if folder.is_file():

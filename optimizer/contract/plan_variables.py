@@ -46,7 +46,6 @@ def plan_variables(plan: FleetPlan, *, jobs: int = 1) -> PlanEnvironment:
         "GPUFLEET_GRAD_ACCUM": str(split.grad_accum),
         "GPUFLEET_ACTIVATION_CHECKPOINTING": split.activation_checkpointing,
         "GPUFLEET_GRADIENT_COMPRESSION": split.gradient_compression,
-        "GPUFLEET_SHARES": "",  # a stack's nodes have one type of GPU
         "GPUFLEET_STEP_TIME_S": _number(plan.step_time_s),
         "GPUFLEET_STEP_TIME_P95_S": _number(plan.step_time_p95_s),
         "GPUFLEET_TOKENS_PER_SECOND": _number(plan.tokens_per_second / jobs),
