@@ -14,7 +14,7 @@ from bootstrap.contract.words import counted
 
 Inputs = Mapping[str, Any]
 
-# A type that holds data encrypts it by one argument, or has a rule of its own in guardrails/data.py.
+# A type that holds data encrypts it by one argument, or has a rule of its own in guardrails.py.
 NO_DATA = "no data"
 OWN_RULE = "own rule"
 

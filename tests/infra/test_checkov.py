@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails.declared import Declared, as_list
+from infra.offline.guardrails import Declared, as_list
 from infra.offline.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.naming import Names
-from infra.offline.guardrails.declared import as_list
+from infra.offline.guardrails import as_list
 from infra.policies.deployer import MANAGED_POLICY_LIMIT, WITHOUT_A_CALL, deployer_documents, deployer_policy
 from optimizer.preflight.policy import preflight_policy
 from tests.engine.recording import Question

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails import RULES, exceptions, violations
-from infra.offline.guardrails.declared import Declared
+from infra.offline import guardrails
+from infra.offline.guardrails import RULES, Declared, violations
 from infra.offline.preview import Resource, resources
 from infra.settings import ConfigError
 from tests.infra.deployed import FULL, VARIANTS, deploy, variant
@@ -253,7 +253,7 @@ def test_the_longest_stack_name_keeps_the_rules() -> None:
 
 def test_docs_name_every_exception(repository: Path) -> None:
     page = (repository / "docs/security.md").read_text()
-    excused = exceptions.BEYOND_THE_STACK | exceptions.OPEN_ENDPOINT_STATEMENTS
+    excused = guardrails.BEYOND_THE_STACK | guardrails.OPEN_ENDPOINT_STATEMENTS
     assert [name for name in excused if f"`{name}`" not in page] == []
 
 
@@ -262,10 +262,10 @@ def test_every_exception_is_needed() -> None:
     everything = [resource for name in VARIANTS for resource in variant(name)]
     statements = list(Declared(resources=everything).statements())
     sids = {statement.get("Sid") for _, kind, statement in statements if kind in ("role", "endpoint")}
-    assert exceptions.BEYOND_THE_STACK.keys() | exceptions.OPEN_ENDPOINT_STATEMENTS.keys() <= sids
+    assert guardrails.BEYOND_THE_STACK.keys() | guardrails.OPEN_ENDPOINT_STATEMENTS.keys() <= sids
     trusted = {
         statement["Principal"]["Service"]
         for _, kind, statement in statements
         if kind == "trust" and "Condition" not in statement and "Service" in statement["Principal"]
     }
-    assert trusted == exceptions.TRUSTED_WITHOUT_SOURCE
+    assert trusted == guardrails.TRUSTED_WITHOUT_SOURCE

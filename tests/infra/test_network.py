@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails.declared import as_list
+from infra.offline.guardrails import as_list
 from infra.offline.preview import Known, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS

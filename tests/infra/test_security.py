@@ -11,7 +11,7 @@ import pytest
 
 from bootstrap.contract.report import instance_of
 from infra.naming import Names
-from infra.offline.guardrails.declared import as_list
+from infra.offline.guardrails import as_list
 from infra.policies import roles
 from infra.policies.roles import node_policy
 from optimizer.contract.plan import INTERFACE_ENDPOINTS

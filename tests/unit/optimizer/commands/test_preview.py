@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from infra.offline.guardrails import exceptions
+from infra.offline import guardrails
 from optimizer.cli import cli
 from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import InvalidInputError
@@ -275,7 +275,7 @@ def test_a_config_entry_the_program_cannot_read_ends_with_2(tmp_path: Path, entr
 def test_it_tells_of_a_rule_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(preview(tmp_path, SPOT_P4D, "--format", "json"))["violations"] == []
     # No exception is allowed, as after a change of infra/.
-    monkeypatch.setattr(exceptions, "BEYOND_THE_STACK", {})
+    monkeypatch.setattr(guardrails, "BEYOND_THE_STACK", {})
     assert (
         "- Breaks a rule of infra/offline/guardrails: no_wildcards: RolePolicy gpufleet-dev-node: FindPeers reaches"
         in " ".join(preview(tmp_path, SPOT_P4D).split())
