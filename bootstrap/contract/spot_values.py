@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from bootstrap.contract.pools import YOUNG_S, age_since_s
 
 # Lower ends of the age bins, h.
 AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
+_EDGES = AGES[1:]
 # Cells (work x slack) of a table.
 _CELLS = 4000
 _SHORTEST_STEP_HOURS = 0.1
@@ -54,44 +57,42 @@ class Terms:
     return_factor: float
     beside: bool
 
-    @cached_property
-    def step_hours(self) -> float:
-        """Length of a step: the work and the slack of a cell."""
-        slack_hours = self.deadline_hours - self.work_hours
-        return max(math.sqrt(self.work_hours * slack_hours / _CELLS), _SHORTEST_STEP_HOURS)
 
-    @cached_property
-    def slack_cells(self) -> int:
-        """Last cell of slack."""
-        return math.ceil((self.deadline_hours - self.work_hours) / self.step_hours)
+class _Tables(NamedTuple):
+    """Savings and waits by work left, slack left and age; a step is the work and the slack of a cell."""
 
-    @cached_property
-    def work_cells(self) -> int:
-        """Last cell of work."""
-        return math.ceil(self.work_hours / self.step_hours)
+    step_hours: float
+    work_cells: int
+    slack_cells: int
+    savings: array[float]
+    waits: bytearray
 
     def cell(self, work_hours: float, slack_hours: float, age_hours: float) -> int:
-        """Place of a state in the table: slack is rounded down and work up, against the policy."""
-        step, last = self.step_hours, self.slack_cells
-        work = min(max(int(work_hours / step + 1 - 1e-9), 0), self.work_cells)
-        slack = min(max(int(slack_hours / step), 0), last)
-        return (work * (last + 1) + slack) * len(AGES) + _age_bin(age_hours)
+        """Place of a state: slack is rounded down and work up, against the policy."""
+        work = min(max(int(work_hours / self.step_hours + 1 - 1e-9), 0), self.work_cells)
+        slack = min(max(int(slack_hours / self.step_hours), 0), self.slack_cells)
+        return (work * (self.slack_cells + 1) + slack) * len(AGES) + bisect_right(_EDGES, age_hours)
 
 
 def should_wait(terms: Terms, *, work_hours: float, slack_hours: float, drought_hours: float) -> bool:
     """Return whether a run without nodes, whose pools are empty since ``drought_hours``, waits rather than buys."""
-    return bool(_tables(terms)[1][terms.cell(work_hours, slack_hours, drought_hours)])
+    tables = _solve(terms)
+    return bool(tables.waits[tables.cell(work_hours, slack_hours, drought_hours)])
 
 
 def spot_saving(terms: Terms, *, work_hours: float, slack_hours: float, age_hours: float) -> float:
     """Return what a run on demand saves by capacity of an age, in hours of on-demand; below 0: it would lose."""
-    return _tables(terms)[0][terms.cell(work_hours, slack_hours, age_hours)]
+    tables = _solve(terms)
+    return tables.savings[tables.cell(work_hours, slack_hours, age_hours)]
 
 
 @lru_cache(maxsize=64)
-def _tables(terms: Terms) -> tuple[array[float], bytes]:
-    """Savings and waits of every cell, by backward induction. A launch takes its mean restart at once."""
-    step, spot_price, restart = terms.step_hours, terms.spot_price, terms.restart_hours
+def _solve(terms: Terms) -> _Tables:
+    """Find the savings and waits of every cell by backward induction. A launch takes its mean restart at once."""
+    slack_hours = terms.deadline_hours - terms.work_hours
+    step = max(math.sqrt(terms.work_hours * slack_hours / _CELLS), _SHORTEST_STEP_HOURS)
+    work_cells, slack_cells = math.ceil(terms.work_hours / step), math.ceil(slack_hours / step)
+    spot_price, restart = terms.spot_price, terms.restart_hours
     bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
     loses, comes = _chances(1.0, step), _chances(terms.return_factor, step)
     seen = comes if terms.beside else [0.0] * len(AGES)
@@ -101,9 +102,9 @@ def _tables(terms: Terms) -> tuple[array[float], bytes]:
     ]
     middles = [(start + end) / 2 for start, end in pairwise((*AGES, 2 * AGES[-1]))]
     found = [_chance_after(hours) for hours in middles]
-    found_age = [_age_bin(age_since_s(3600 * hours) / 3600) for hours in middles]
+    found_age = [bisect_right(_EDGES, age_since_s(3600 * hours) / 3600) for hours in middles]
     launch_cells, part = int(restart / step), restart / step % 1.0
-    slacks = range(terms.slack_cells + 1)
+    slacks = range(slack_cells + 1)
     savings, waits = array("f", bytes(4 * len(AGES) * len(slacks))), bytearray(len(AGES) * len(slacks))
 
     def later(costs: list[_Costs], age: int, situation: int) -> float:
@@ -112,7 +113,7 @@ def _tables(terms: Terms) -> tuple[array[float], bytes]:
         return costs[age][situation] + grow * (costs[older][situation] - costs[age][situation])
 
     before: list[list[_Costs]] = [[(0.0,) * 5] * len(AGES) for _ in slacks]
-    for _ in range(terms.work_cells):
+    for _ in range(work_cells):
         # Costs by slack and age: of all situations, and of a step of work that begins on-demand or on spot with
         # capacity, or on-demand without.
         values: list[list[_Costs]] = []
@@ -164,11 +165,7 @@ def _tables(terms: Terms) -> tuple[array[float], bytes]:
                 waits.append(wait_down <= buy_down)
             values.append(here)
         before = values
-    return savings, bytes(waits)
-
-
-def _age_bin(hours: float) -> int:
-    return sum(hours >= edge for edge in AGES[1:])
+    return _Tables(step, work_cells, slack_cells, savings, waits)
 
 
 def _chances(factor: float, step: float) -> list[float]:

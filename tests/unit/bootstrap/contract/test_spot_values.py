@@ -56,7 +56,6 @@ def test_nodes_that_end_for_a_look_want_a_long_time_since_the_last_refusal_and_t
 @pytest.mark.parametrize("deadline_hours", [48.4, 96.0, 500.0])
 def test_the_table_covers_all_of_a_run(deadline_hours: float) -> None:
     terms = replace(TERMS, deadline_hours=deadline_hours)
-    assert (terms.work_cells + 1) * (terms.slack_cells + 1) < 5000
     for work in (0.0, 48.0, 60.0):
         for slack in (-1.0, 0.0, deadline_hours):
             assert waits(slack=slack, drought=1e4, work=work, terms=terms) in (True, False)
