@@ -10,12 +10,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.request import merge_spends
 from bootstrap.contract.words import counted
+from infra.control_settings import job_id
+from infra.s3_uri import read_s3_prefix
+from optimizer.aws import clients, control, copying, errors
+from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.deploying import deploy, run_recommend
 from optimizer.commands.options import list_stacks
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience, relayed
+from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import StackFile, find_stack, read_stack, resolve_names
+from optimizer.commands.stop import ask, follow_drain
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
 
@@ -33,8 +40,6 @@ POLL_S = 15
 
 def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
     """Return the folder's stacks of other regions that train the job of ``file``."""
-    from infra.control_settings import job_id
-
     known = (find_stack(name, directory) for name in list_stacks(directory))
     return [
         other
@@ -45,9 +50,6 @@ def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
 
 def locate_data(config: Mapping[str, Any], region: str) -> str | None:
     """Return the region of the training data where it is another one; refuse data that the new nodes cannot reach."""
-    from infra.s3_uri import read_s3_prefix
-    from optimizer.aws import clients, errors
-
     reaches_others = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
     located = {}
     for key in DATA_KEYS:
@@ -90,16 +92,12 @@ def recommend_in(
 
 def read_asked(names: Names) -> PersonRequest | None:
     """Read the last person's request of a stack; GpufleetError where its bucket cannot be read."""
-    from optimizer.aws import clients, control, errors
-
     with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
         return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
 def read_asked_if_up(names: Names) -> PersonRequest | None:
     """Read the last person's request as ``read_asked`` does; None also where the stack was never up."""
-    from optimizer.aws import errors
-
     try:
         return read_asked(names)
     except GpufleetError as error:
@@ -111,16 +109,12 @@ def read_asked_if_up(names: Names) -> PersonRequest | None:
 
 def read_controller(names: Names) -> ControllerState | None:
     """Read the state of a stack's controller; GpufleetError where its bucket cannot be read."""
-    from optimizer.aws import clients, control, errors
-
     with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
         return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
 def find_carried(names: Names) -> Carried:
     """Find the newest valid checkpoint and the ledger, which go along; name checkpoints that are not valid."""
-    from optimizer.aws import clients, copying, errors
-
     with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
         carried = copying.find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
     for fault in carried.faults:
@@ -142,8 +136,6 @@ def stand_up(
 
     The run is stack ``source``'s. ``config`` is written into the new stack's; ``again`` is the command to go on with.
     """
-    from optimizer.commands.stop import ask, follow_drain
-
     waiting = {**config, "gpufleet:waits": True}
     deploy(plan, name, directory, again, config=waiting, accept_stale_prices=accept_stale_prices)
     names, caller = resolve_names(read_stack(name, directory))
@@ -158,19 +150,12 @@ def stand_up(
 
 def end_nodes(source: StackFile, names: Names, caller: str, target: str) -> None:
     """End the nodes as ``gpufleet stop`` does; the stack remembers that its run goes on as stack ``target``."""
-    from optimizer.commands.stop import ask, follow_drain
-
     ask(names, caller, "stop", moved_to=target)
     follow_drain(names, timedelta(seconds=source.plan.terminate_timeout_s))
 
 
 def hand_over(source: StackFile, names: Names, target: Names, caller: str, again: str) -> None:
     """Copy the checkpoint, then let the new stack go on from it and from the dollars spent."""
-    from bootstrap.contract.request import merge_spends
-    from optimizer.aws import clients, copying, errors
-    from optimizer.catalog.region_transfer import transfer_usd
-    from optimizer.commands.resume import let_run
-
     state = _settle(names)
     carried = find_carried(names)
     if carried.step is None:
@@ -222,8 +207,6 @@ def _name_missing_parameters(source: Names, target: Names) -> None:
 
     https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_GetParametersByPath.html
     """
-    from optimizer.aws import clients, errors
-
     named = []
     for names in (source, target):
         pages = clients.ssm(names.region).get_paginator("get_parameters_by_path")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from optimizer.aws import clients, errors
+from optimizer.aws.logs import LogReader
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
 from optimizer.contract.errors import DataMissingError, GpufleetError
@@ -37,9 +39,6 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group.
     """
-    from optimizer.aws import clients, errors
-    from optimizer.aws.logs import LogReader
-
     try:
         back = timedelta(hours=parse_hours(since))
     except ValueError as error:

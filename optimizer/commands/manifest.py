@@ -6,10 +6,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import walk_tree
 
 from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import say
 from optimizer.contract.errors import InvalidInputError
+from optimizer.launch_config.kubernetes import ManifestOptions, hard_limit_s, manifests
 
 if TYPE_CHECKING:
     from optimizer.launch_config.kubernetes import Kind
@@ -65,8 +68,6 @@ def command(
     or "-m module", which torchrun starts, or another program. Without it gpufleet's own trainer runs. The job ends at
     the latest when the plan's budget is spent at the nodes' dearest price.
     """
-    from optimizer.launch_config.kubernetes import ManifestOptions, hard_limit_s, manifests
-
     chosen = read_plan_argument(plan, plan_number)
     if not command_words:
         if chosen.beyond_trainer:
@@ -104,9 +105,6 @@ def command(
             f"of the nodes, and the run takes up to {chosen.hours.p95:,.1f} h (95th percentile)",
             err=True,
         )
-
-    from ruamel.yaml import YAML
-    from ruamel.yaml.scalarstring import walk_tree
 
     yaml = YAML()
     yaml.explicit_start = True

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from ruamel.yaml import YAML
 
+from infra.control_settings import job_id
+from optimizer.catalog import load
+from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import follow_run
 from optimizer.commands.handover import (
@@ -147,8 +151,6 @@ def command(
 
 
 def _check_movable(source: StackFile, region: str) -> None:
-    from optimizer.catalog import load
-
     load().check_region(region)
     if region == source.plan.region:
         raise InvalidInputError(f"stack {source.stack} is in {region} already", next_step="name another region")
@@ -178,8 +180,6 @@ def _find_target(source: StackFile, region: str, directory: Path) -> str:
 
 def _existing(name: str, directory: Path, source: StackFile, region: str) -> StackFile | None:
     """Read the stack to move to, if an earlier call or a person made its configuration."""
-    from ruamel.yaml import YAML
-
     path = stack_path(directory, name)
     if not path.exists() or PLAN_KEY not in ((YAML(typ="safe").load(path) or {}).get("config") or {}):
         return None
@@ -189,8 +189,6 @@ def _existing(name: str, directory: Path, source: StackFile, region: str) -> Sta
 
 
 def _check_same_job(plan: FleetPlan, source: StackFile, region: str, what: str) -> None:
-    from infra.control_settings import job_id
-
     if plan.region != region:
         raise InvalidInputError(f"{what} is for {plan.region}", limit=region, next_step="gpufleet recommend --region")
     if job_id(plan) == job_id(source.plan):
@@ -270,8 +268,6 @@ def _show(
     carried: Carried,
 ) -> None:
     """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
-    from optimizer.catalog.region_transfer import transfer_price, transfer_usd
-
     plan = follow_policy(plan, config)
     # The next checkpoint may be larger than the newest one.
     gib = max(carried.gib, source.plan.job.checkpoint_gib)

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from botocore.exceptions import UnknownRegionError
+from botocore.session import get_session
 
+from infra.naming import Names
+from infra.policies.deployer import deployer_documents, deployer_policy
 from optimizer.commands.options import OutputFolder, directory_option, stack_path
 from optimizer.commands.output import json_text, write_json
+from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
+from optimizer.preflight.policy import preflight_policy
 
 
 @click.command(
@@ -48,19 +54,10 @@ def command(
 
 
 def _preflight(partition: str) -> dict[str, Any]:
-    from optimizer.preflight.policy import preflight_policy
-
     return {"gpufleet-preflight": preflight_policy(partition)}
 
 
 def _deployer(stack: str | None, region: str | None, account: str | None, directory: Path) -> dict[str, Any]:
-    from botocore.exceptions import UnknownRegionError
-    from botocore.session import get_session
-
-    from infra.naming import Names
-    from infra.policies.deployer import deployer_documents, deployer_policy
-    from optimizer.commands.stack_file import caller_of, check_name, read_stack
-
     if stack is None:
         raise InvalidInputError("--stack is missing", why="the policy names its resources", next_step="--stack NAME")
     check_name(stack)

@@ -16,14 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootstrap.contract.request import StackSpend
+from bootstrap.contract.state import UP
+from infra.control_settings import fixed_usd_per_hour, job_id
+from infra.settings import interface_endpoints
+from optimizer.aws import clients, control, errors
+from optimizer.catalog import load
+from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument, stack_path
 from optimizer.commands.output import say, write_table
+from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import check_name, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan, PolicyOutlook
+from optimizer.contract.request import read_request_file
+from optimizer.economics.interruption import RESTART_HOURS
+from optimizer.economics.policy_outlook import forecast_rest
 
 if TYPE_CHECKING:
     from bootstrap.contract.request import PersonRequest
@@ -137,8 +148,6 @@ class Regions:
 
     def _begin(self, side: Side) -> bool:
         """Deploy the stack that has the run and let it run; False where its region is left out."""
-        from optimizer.commands.resume import let_run
-
         asked = self._asked(side)
         if asked is None:
             try:
@@ -155,10 +164,6 @@ class Regions:
 
     def _wait_beside(self, side: Side, current: Side) -> None:
         """Deploy a stack that waits; the run's meter counts what it costs."""
-        from bootstrap.contract.request import StackSpend
-        from infra.control_settings import job_id
-        from optimizer.aws import clients, control, errors
-
         try:
             stand_up(
                 side.plan, side.stack, current.stack, self.directory, self.again, config=self.config,
@@ -235,10 +240,6 @@ class _Watcher:
         return self.target is not None
 
     def _choose(self, state: ControllerState, now: datetime) -> Side | None:
-        from optimizer.catalog.region_transfer import transfer_usd
-        from optimizer.economics.interruption import RESTART_HOURS
-        from optimizer.economics.policy_outlook import forecast_rest
-
         left, job, left_hours = 1 - state.progress, self.current.plan.job, None
         if job.deadline_hours is not None:
             left_hours = job.deadline_hours - (now - state.run_started_at) / timedelta(hours=1)
@@ -265,8 +266,6 @@ class _Watcher:
 
 def _is_refused(state: ControllerState) -> bool:
     """Return whether no node is there because AWS refuses them."""
-    from bootstrap.contract.state import UP
-
     if state.nodes.in_service + state.nodes.pending:
         return False
     if state.phase in UP:
@@ -283,11 +282,6 @@ def choose_plans(
         InvalidInputError: a region is unknown, or a stack's plan is of another job.
         GpufleetError: no region has a plan; the error is the last one's.
     """
-    from infra.control_settings import fixed_usd_per_hour, job_id
-    from infra.settings import interface_endpoints
-    from optimizer.catalog import load
-    from optimizer.contract.request import read_request_file
-
     catalog = load()
     for region in regions:
         catalog.check_region(region)

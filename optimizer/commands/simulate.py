@@ -12,6 +12,8 @@ import click
 import numpy as np
 
 from bootstrap.contract.words import counted
+from optimizer.catalog import load
+from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.options import Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
@@ -214,9 +216,6 @@ def command(
 
 def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int) -> tuple[list[CapacityTrace], Floats]:
     """The traces, or assumed ones, and on-demand's price over spot's in their pools and ticks."""
-    from optimizer.catalog import load
-    from optimizer.catalog.sources.offerings import zone_prefix
-
     catalog, zones = load(), ", ".join(zone.zone_name for zone in history.zones)
     prices = [
         offer.on_demand

@@ -12,6 +12,7 @@ import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
+from optimizer.aws import clients, errors, traces
 from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -98,8 +99,6 @@ def command(
 
 def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
     """Ask for a trace and return it."""
-    from optimizer.aws import clients, errors, traces
-
     s3 = clients.s3(names.region)
     copied = f"aws s3 cp s3://{names.bucket}/{names.checkpoint_prefix}/{request.trace} ."
     with errors.explained(

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pulumi import RunError
 
+from infra.offline.guardrails import violations
+from infra.offline.preview import PLACEHOLDERS, resources
+from optimizer.audit import check_plan
+from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
+from optimizer.commands.preview.cost import cost_lines, totals
+from optimizer.commands.preview.difference import changes, read_before
 from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
@@ -85,14 +92,7 @@ def command(
     after.
     """
     chosen = read_plan_argument(plan, plan_number)
-    with patience("running the Pulumi program offline"):  # its imports and, to compare, its further runs too
-        from infra.offline.guardrails import violations
-        from infra.offline.preview import PLACEHOLDERS
-        from optimizer.audit import check_plan
-        from optimizer.catalog import load
-        from optimizer.commands.preview.cost import cost_lines, totals
-        from optimizer.commands.preview.difference import read_before
-
+    with patience("running the Pulumi program offline"):  # to compare, several times
         catalog = load()
         check_plan(chosen, catalog)
         before = read_before(against, stack=stack) if against else None
@@ -139,10 +139,6 @@ def command(
 
 
 def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
-    from pulumi import RunError
-
-    from infra.offline.preview import resources
-
     try:
         return resources(plan, stack=stack, config=config, known=known)
     except (ValueError, RunError) as error:  # RunError: a value is no number
@@ -169,9 +165,6 @@ def _compare(
     before: Before, resources: Sequence[Resource], plan: FleetPlan, stack: str, catalog: Catalog
 ) -> Difference:
     """Compare with ``before``, at the prices of its own plan, or for an export at those of ``plan``."""
-    from optimizer.commands.preview.cost import cost_lines, totals
-    from optimizer.commands.preview.difference import changes
-
     old_plan = before.plan or plan
     old = before.export.resources if before.export else _declare(old_plan, stack, before.config, None)
     lines = cost_lines(old, catalog, plan.region, prices=old_plan.prices, plan=old_plan)

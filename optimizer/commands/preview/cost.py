@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bootstrap.contract.words import counted
 from infra.offline.resource_types import TYPES, Bill
+from optimizer.catalog.model import UNIT_PER
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.contract.units import HOURS_PER_MONTH
@@ -157,8 +158,6 @@ class _Biller:
         note: str = "",
     ) -> CostLine:
         """Return a line of ``quantity`` units, by the hour where the unit is one, else by the month; None for usage."""
-        from optimizer.catalog.model import UNIT_PER
-
         try:
             price = self._catalog.unit_price(unit, self._region)
         except DataMissingError:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from infra.offline.exported import ExportError, flat, is_export, read_export
+from infra.offline.resource_types import TYPES
 from optimizer.commands.stack_file import read_stack_file
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan, PlanError, read_plan
@@ -45,8 +47,6 @@ def read_before(path: Path, *, stack: str) -> Before:
     Raises:
         InvalidInputError: it is none of these.
     """
-    from infra.offline.exported import ExportError, is_export, read_export
-
     if path.suffix in (".yaml", ".yml"):
         file = read_stack_file(path, stack=stack)
         return Before(origin=str(path), plan=file.plan, config=file.config_texts)
@@ -65,9 +65,6 @@ def read_before(path: Path, *, stack: str) -> Before:
 
 def changes(before: Sequence[Resource], after: Sequence[Resource]) -> list[Change]:
     """Return the resources that differ, without components, in the order of ``after``, removed ones last."""
-    from infra.offline.exported import flat
-    from infra.offline.resource_types import TYPES
-
     removed = {(resource.type, resource.name): resource for resource in before if resource.parent}
     result = []
     for resource in after:

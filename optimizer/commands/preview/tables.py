@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
 
 from bootstrap.contract.words import counted
 from optimizer.commands.output import output_width, write_table, write_text
@@ -53,10 +56,6 @@ def describe_stack(plan: FleetPlan, stack: str) -> str:
 
 def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:
     """Print components and their resources, each with its details."""
-    from rich.console import Console
-    from rich.text import Text
-    from rich.tree import Tree
-
     root = Tree(f"{describe_stack(plan, stack)}, {sum(bool(resource.parent) for resource in resources)} resources")
     branches: dict[str, Tree] = {}
     for resource in resources:

@@ -13,6 +13,7 @@ import click
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.words import counted
+from optimizer.aws.images import MAX_AGE_DAYS
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
@@ -106,8 +107,6 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
 
 def image_notices(reading: Reading, file: StackFile) -> list[str]:
     """Warn of an old image: it lacks the fixes since, and its owner may withdraw it."""
-    from optimizer.aws.images import MAX_AGE_DAYS
-
     image = reading.image
     if image is None or not image.old:
         return []

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from infra.alarms import IDLE_GPU_PERCENT
+
 if TYPE_CHECKING:
     from optimizer.aws.gpus import GpuMinute, NodeMinute
     from optimizer.commands.status.reading import Reading
@@ -46,8 +48,6 @@ def errors(minute: NodeMinute) -> list[str]:
 
 def gpu_notices(reading: Reading, stack: str) -> list[str]:
     """Say which nodes' GPUs are throttled, have errors, or are idle while the run should train."""
-    from infra.alarms import IDLE_GPU_PERCENT
-
     trains = reading.state is not None and reading.state.phase == "running"
     lines = []
     for node, minutes in _serving(reading).items():

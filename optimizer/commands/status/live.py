@@ -10,6 +10,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
 from bootstrap.contract.state import UP
 from bootstrap.contract.words import counted
 from optimizer.commands.output import LEAST_WIDTH, output_width, say
@@ -55,9 +61,6 @@ def watch(
 @contextmanager
 def _live_page(plan: FleetPlan, stack: str, every_s: float) -> Iterator[Callable[[Reading | None, Reading], None]]:
     """Yield a function that redraws the page for a reading and the one before it."""
-    from rich.console import Console
-    from rich.live import Live
-
     events: deque[str] = deque(maxlen=EVENTS_SHOWN)
     with Live(console=Console(width=output_width(), highlight=False), auto_refresh=False) as drawn:
 
@@ -99,11 +102,6 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
 
 def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:
     """Lay out one page: facts of the run, notices, and the last events."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

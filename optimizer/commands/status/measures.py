@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.state import ENDED
 from bootstrap.contract.words import counted
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
 from optimizer.contract.plan import FleetPlan
@@ -81,8 +82,6 @@ def _speed(
 
 
 def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
-    from bootstrap.contract.state import ENDED
-
     if state is None:
         return None
     end = state.since if state.phase in ENDED else now

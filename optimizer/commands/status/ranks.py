@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer.aws import clients, errors
+from optimizer.aws.actuals import read_group
+from optimizer.aws.ranks import read_ranks
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 
@@ -20,10 +23,6 @@ def stack_names(stack: str | None, directory: Path) -> Names:
 
 def node_ids(names: Names) -> list[str]:
     """Return the ids of the stack's nodes by rank; empty where none is in service."""
-    from optimizer.aws import clients, errors
-    from optimizer.aws.actuals import read_group
-    from optimizer.aws.ranks import read_ranks
-
     with errors.explained(
         f"the nodes of stack {names.stack} cannot be listed",
         next_step="use credentials with autoscaling:DescribeAutoScalingGroups and ec2:DescribeInstances",

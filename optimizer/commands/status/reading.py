@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import copied_gib, limit_s
+from optimizer.aws import actuals, clients, control, errors
+from optimizer.aws.gpus import read_gpus
+from optimizer.aws.images import read_age
+from optimizer.aws.logs import read_copies
+from optimizer.aws.measured import MeasuredRuns, read_measured
+from optimizer.aws.progress import read_progress
 from optimizer.commands.stack_file import IMAGE_KEY, StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
@@ -55,8 +61,6 @@ class Reading:
 
     def attempt(self, part: str, call: Callable[[], T], otherwise: T) -> T:
         """Return ``call()``, or ``otherwise`` with an entry in ``unread``."""
-        from optimizer.aws import errors
-
         try:
             return call()
         except GpufleetError as error:
@@ -85,12 +89,6 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
 
     ``image_id`` is the configured image; by default the image of a node.
     """
-    from optimizer.aws import actuals, clients, control
-    from optimizer.aws.gpus import read_gpus
-    from optimizer.aws.images import read_age
-    from optimizer.aws.logs import read_copies
-    from optimizer.aws.progress import read_progress
-
     reading = Reading(at=now)
     region, bucket, prefix = names.region, names.bucket, names.control_prefix
     s3, autoscaling = clients.s3(region), clients.autoscaling(region)
@@ -131,9 +129,6 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
 
 
 def _read_measured(reading: Reading, names: Names, run_id: str) -> MeasuredRow | None:
-    from optimizer.aws import clients
-    from optimizer.aws.measured import MeasuredRuns, read_measured
-
     s3 = clients.s3(names.region)
     runs = reading.attempt(
         "measured runs",

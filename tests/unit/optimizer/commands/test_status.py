@@ -531,7 +531,7 @@ def test_copies_are_read_while_a_node_is_set_up(deployed: DeployedStack, monkeyp
         asked.append(group)
         return {}
 
-    monkeypatch.setattr("optimizer.aws.logs.read_copies", copies)
+    monkeypatch.setattr("optimizer.commands.status.reading.read_copies", copies)
     read(deployed.names, datetime.now(UTC))
     assert asked == []
     read_group = actuals.read_group
