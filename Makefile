@@ -77,6 +77,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.class_names
 	git ls-files '*.sh' .ci/run | xargs $(BIN)/shellcheck -x
 	git ls-files '*.sh' .ci/run | xargs $(BIN)/shfmt -d -i 2 -ci
 	$(BIN)/python -m tools.cli_reference --check

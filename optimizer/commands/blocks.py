@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from bootstrap.contract.codec import time_text
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, clients, errors
+from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import require_terminal
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
@@ -20,11 +21,8 @@ from optimizer.commands.options import Hours, WholeSentences, plan_number_option
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.plan import FleetPlan
 from optimizer.preflight.model import Unknown, ask
-
-if TYPE_CHECKING:
-    from optimizer.aws.blocks import Offering, Search
-    from optimizer.contract.plan import FleetPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -6,12 +6,12 @@ import tempfile
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pandas as pd
 
-from bootstrap.contract.measured import FOLDER
+from bootstrap.contract.measured import FOLDER, MeasuredRow
 from bootstrap.contract.words import counted
 from optimizer.aws import clients, errors
 from optimizer.aws.measured import read_measured
@@ -22,14 +22,9 @@ from optimizer.commands.output import format_option, replace_file, say, write_cs
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
-from optimizer.performance.calibration import load
+from optimizer.performance.calibration import Calibration, load
 from optimizer.performance.measured_runs import RUNS, throughput_error
-from optimizer.performance.user_runs import calibrate, newest_by_layout, table_text
-
-if TYPE_CHECKING:
-    from bootstrap.contract.measured import MeasuredRow
-    from optimizer.performance.calibration import Calibration
-    from optimizer.performance.user_runs import CalibrationReport
+from optimizer.performance.user_runs import CalibrationReport, calibrate, newest_by_layout, table_text
 
 # Rows from which a calibration is worth much, from the benchmark in docs/models.md.
 FEW = 5

@@ -6,22 +6,20 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from bootstrap.contract.state import ControllerState
+from infra.naming import Names
 from optimizer.aws import billing, clients, control, errors
+from optimizer.aws.billing import Billed, TagState
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-
-if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
-    from optimizer.aws.billing import Billed, TagState
 
 TAG = "gpufleet:stack"
 DEFAULT_DAYS = 30

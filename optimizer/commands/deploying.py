@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bootstrap.contract.state import ENDED
+from bootstrap.contract.state import ENDED, ControllerState
 from infra.offline.preview import resources
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.options import stack_path
@@ -27,9 +27,6 @@ from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import read_request_file, request_from_dict
-
-if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState
 
 
 def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:

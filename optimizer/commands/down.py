@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bootstrap.contract.words import counted
+from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.handover import others_of_job, read_asked_if_up
@@ -21,9 +21,6 @@ from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.commands.status.reading import read
 from optimizer.commands.stop import ask, end_reservations, follow_drain
 from optimizer.contract.errors import DataMissingError, GpufleetError
-
-if TYPE_CHECKING:
-    from infra.naming import Names
 
 
 @click.command(

@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bootstrap.contract.request import merge_spends
+from bootstrap.contract.request import PersonRequest, merge_spends
+from bootstrap.contract.state import ControllerState
 from bootstrap.contract.words import counted
 from infra.control_settings import job_id
+from infra.naming import Names
 from infra.s3_uri import read_s3_prefix
 from optimizer.aws import clients, control, copying, errors
+from optimizer.aws.copying import Carried
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.deploying import deploy, run_recommend
 from optimizer.commands.options import list_stacks
@@ -25,12 +28,6 @@ from optimizer.commands.stack_file import StackFile, find_stack, read_stack, res
 from optimizer.commands.stop import ask, follow_drain
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
-
-if TYPE_CHECKING:
-    from bootstrap.contract.request import PersonRequest
-    from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
-    from optimizer.aws.copying import Carried
 
 DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
 # A controller that lives sees the ended nodes within two ticks.

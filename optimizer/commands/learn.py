@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.state import read_state
+from bootstrap.contract.state import ControllerState, read_state
 from optimizer.aws import clients, control, errors
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.learned import Learned, LearnedStack, read_learned
@@ -20,12 +20,9 @@ from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.hardware import LearnedPool
 from optimizer.economics.interruption import event_weight
 from optimizer.search.purchases import pool_hazard
-
-if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState
-    from optimizer.contract.hardware import LearnedPool
 
 COLUMNS = {
     "pool": "pool",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 from ruamel.yaml import YAML
@@ -12,10 +11,7 @@ from ruamel.yaml.scalarstring import walk_tree
 from optimizer.commands.options import plan_arguments, read_plan_argument
 from optimizer.commands.output import say
 from optimizer.contract.errors import InvalidInputError
-from optimizer.launch_config.kubernetes import ManifestOptions, hard_limit_s, manifests
-
-if TYPE_CHECKING:
-    from optimizer.launch_config.kubernetes import Kind
+from optimizer.launch_config.kubernetes import Kind, ManifestOptions, hard_limit_s, manifests
 
 
 @click.command(

@@ -7,12 +7,15 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from ruamel.yaml import YAML
 
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.state import ControllerState
 from infra.control_settings import job_id
+from optimizer.aws.copying import Carried
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
 from optimizer.commands.asking import confirm, require_terminal
@@ -52,11 +55,6 @@ from optimizer.commands.wheels import WHEELS_KEY
 from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan
 from optimizer.economics.policy_outlook import forecast_rest
-
-if TYPE_CHECKING:
-    from bootstrap.contract.request import PersonRequest
-    from bootstrap.contract.state import ControllerState
-    from optimizer.aws.copying import Carried
 
 # Follow from the plan, the image and the packages of the new stack.
 NEW_KEYS = (PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY, WHEELS_KEY)

@@ -11,15 +11,13 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 from pydantic_core import to_json
 
+from optimizer.catalog import Catalog
 from optimizer.catalog.ttl import stale_lines
-
-if TYPE_CHECKING:
-    from optimizer.catalog import Catalog
 
 F = TypeVar("F", bound=Callable[..., Any])
 

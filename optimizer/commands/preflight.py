@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import chdir, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pulumi import RunError
@@ -27,17 +27,12 @@ from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
-from optimizer.commands.stack_file import check_name, read_stack
+from optimizer.commands.stack_file import StackFile, check_name, read_stack
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.preflight.model import StackIdentity, StackNames, Target, explain, failure, passed, warning
-from optimizer.preflight.run import CHECKS, preflight
+from optimizer.preflight.model import Deployment, Finding, StackIdentity, StackNames, explain, failure, passed, warning
+from optimizer.preflight.run import CHECKS, PreflightReport, preflight
 from optimizer.training_code import describe_demands, other_code
-
-if TYPE_CHECKING:
-    from optimizer.commands.stack_file import StackFile
-    from optimizer.preflight.model import Finding, StackIdentity, StackNames, Target
-    from optimizer.preflight.run import PreflightReport
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The Pulumi program needs a stack's name; without --stack nothing that is named after the stack is checked.
@@ -164,7 +159,7 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
     return None
 
 
-def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Target:
+def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deployment:
     config = file.config if file else {}
 
     def text(key: str, default: str = "") -> str:
@@ -186,7 +181,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Targe
     with suppress(ValueError):  # reported by _check_configuration
         # 0 means the plan's budget.
         ceiling_usd = float(text("ceilingUsd")) or ceiling_usd
-    return Target(
+    return Deployment(
         plan=plan,
         stack=_stack(plan, stack) if stack else None,
         gang=plan.node_count > 1 and text("mode", "training") == "training",

@@ -12,13 +12,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bootstrap.contract.request import StackSpend
-from bootstrap.contract.state import UP
+from bootstrap.contract.request import PersonRequest, StackSpend
+from bootstrap.contract.state import UP, ControllerState
 from infra.control_settings import fixed_usd_per_hour, job_id
+from infra.naming import Names
 from infra.settings import interface_endpoints
 from optimizer.aws import clients, control, errors
 from optimizer.catalog import load
@@ -35,11 +36,6 @@ from optimizer.contract.plan import FleetPlan, PolicyOutlook
 from optimizer.contract.request import read_request_file
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.policy_outlook import forecast_rest
-
-if TYPE_CHECKING:
-    from bootstrap.contract.request import PersonRequest
-    from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
 
 # A region that refused is tried again after about a gang's boot and tests.
 AGAIN = timedelta(minutes=30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,14 +19,11 @@ from optimizer.commands.status.forecast import forecast, notices
 from optimizer.commands.status.measures import compare
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.plan import FleetPlan
 from optimizer.report import facts
 from optimizer.report.answer import NoPlan, ReportAnswer, answer_of, read_answer, read_no_plan
 from optimizer.report.page import render, render_no_plan
-from optimizer.report.run import read_run
-
-if TYPE_CHECKING:
-    from optimizer.contract.plan import FleetPlan
-    from optimizer.report.run import Run
+from optimizer.report.run import Run, read_run
 
 
 @click.command(

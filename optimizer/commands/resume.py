@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.actuals import read_group
 from optimizer.aws.drain import RAISING_PROCESSES
@@ -16,9 +17,6 @@ from optimizer.commands.output import say
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.contract.errors import DataMissingError, GpufleetError
-
-if TYPE_CHECKING:
-    from infra.naming import Names
 
 
 @click.command(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -19,9 +19,6 @@ from optimizer.commands.output import replace_file
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 from optimizer.economics.policy_outlook import price_adaptive
-
-if TYPE_CHECKING:
-    from infra.naming import Names
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
 POLICY_KEY = "gpufleet:spotPolicy"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from bootstrap.contract.request import Want
 from bootstrap.contract.start_reservation import read_reservations, start_token
 from bootstrap.contract.words import counted
+from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.control import read_state
 from optimizer.aws.drain import Drain
@@ -20,10 +22,6 @@ from optimizer.commands.progress import relayed
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.units import parse_hours
-
-if TYPE_CHECKING:
-    from bootstrap.contract.request import Want
-    from infra.naming import Names
 
 AFTERWARDS = (
     "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `gpufleet down --stack "

@@ -6,12 +6,12 @@ import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
+from infra.naming import Names
 from optimizer.aws import clients, errors, traces
 from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
@@ -19,9 +19,6 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.units import parse_hours
-
-if TYPE_CHECKING:
-    from infra.naming import Names
 
 LOOK_S = 5
 # A GPU's trace of one step has tens of thousands of events.

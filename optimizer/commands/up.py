@@ -7,7 +7,6 @@ import shlex
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -29,9 +28,6 @@ from optimizer.commands.resume import command as resume
 from optimizer.commands.stack_file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
-
-if TYPE_CHECKING:
-    from optimizer.commands.regions import Regions
 
 FIRST_STACK = "dev"
 

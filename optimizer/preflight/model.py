@@ -1,4 +1,4 @@
-"""Input of the checks (Target, Context) and their output (Finding, Unknown)."""
+"""Input of the checks (Deployment, Context) and their output (Finding, Unknown)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StackIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Deployment:
     """The plan and the configuration to check.
 
     Attributes:
@@ -233,7 +233,7 @@ def find(call: Callable[[], T]) -> T | Unknown:
 class Context:
     """The input of every check; zones are ids, open to the account or of ``target.subnet_ids`` in their order."""
 
-    target: Target
+    target: Deployment
     account: Account | None
     ec2: EC2Client
     service_quotas: Any

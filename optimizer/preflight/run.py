@@ -30,8 +30,8 @@ from optimizer.preflight.model import (
     UNREADABLE,
     Account,
     Context,
+    Deployment,
     Finding,
-    Target,
     Unknown,
     ask,
     explain,
@@ -88,7 +88,7 @@ class PreflightReport:
 
 
 def preflight(
-    target: Target,
+    target: Deployment,
     *,
     offline: Sequence[Finding] = (),
     at: datetime | None = None,

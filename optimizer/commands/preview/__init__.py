@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pulumi import RunError
 
 from infra.offline.guardrails import violations
-from infra.offline.preview import PLACEHOLDERS, resources
+from infra.offline.preview import PLACEHOLDERS, Known, Resource, resources
 from optimizer.audit import check_plan
-from optimizer.catalog import load
+from optimizer.catalog import Catalog, load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
-from optimizer.commands.preview.cost import cost_lines, totals
-from optimizer.commands.preview.difference import changes, read_before
+from optimizer.commands.preview.cost import CostLine, Totals, cost_lines, totals
+from optimizer.commands.preview.difference import Before, Change, changes, read_before
 from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
@@ -26,12 +26,6 @@ from optimizer.contract.hardware import DERIVED_SPOT
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.training_code import describe_demands
-
-if TYPE_CHECKING:
-    from infra.offline.preview import Known, Resource
-    from optimizer.catalog import Catalog
-    from optimizer.commands.preview.cost import CostLine, Totals
-    from optimizer.commands.preview.difference import Before, Change
 
 NOTES = (
     "The dollars of the run are the plan's: compute, volumes, checkpoints kept, endpoints and the controller. "

@@ -6,20 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from bootstrap.contract.words import counted
+from infra.offline.preview import Resource
 from infra.offline.resource_types import TYPES, Bill
-from optimizer.catalog.model import UNIT_PER
+from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog.model import UNIT_PER, UnitPrice
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
-
-if TYPE_CHECKING:
-    from infra.offline.preview import Resource
-    from optimizer.catalog import Catalog, UnitItem
-    from optimizer.catalog.model import UnitPrice
 
 # always: from creation to destroy, with or without nodes. nodes: while they run. usage: a unit price only, as nobody
 # knows the quantity before. unpriced: AWS bills it, and no price is known.

@@ -6,17 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from infra.offline.exported import ExportError, flat, is_export, read_export
+from infra.offline.exported import Export, ExportError, flat, is_export, read_export
+from infra.offline.preview import Resource
 from infra.offline.resource_types import TYPES
 from optimizer.commands.stack_file import read_stack_file
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan, PlanError, read_plan
-
-if TYPE_CHECKING:
-    from infra.offline.exported import Export
-    from infra.offline.preview import Resource
 
 Kind = Literal["added", "changed", "replaced", "removed"]
 

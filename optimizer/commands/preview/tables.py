@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,14 +12,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from bootstrap.contract.words import counted
+from infra.offline.preview import Resource
 from optimizer.commands.output import output_width, write_table, write_text
+from optimizer.commands.preview.cost import CostLine, Totals
+from optimizer.commands.preview.difference import Change
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH, short
-
-if TYPE_CHECKING:
-    from infra.offline.preview import Resource
-    from optimizer.commands.preview.cost import CostLine, Totals
-    from optimizer.commands.preview.difference import Change
 
 
 def _name_parts(plan: FleetPlan) -> dict[str, float]:

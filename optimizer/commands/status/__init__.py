@@ -7,12 +7,14 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bootstrap.contract.codec import to_json
+from bootstrap.contract.state import ControllerState
 from bootstrap.contract.words import counted
+from infra.naming import Names
 from optimizer.aws.images import MAX_AGE_DAYS
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
@@ -23,10 +25,6 @@ from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare
 from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-
-if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
 
 # The controller ticks once a minute.
 WATCH_S = 20

@@ -5,16 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from bootstrap.contract.state import ENDED
+from bootstrap.contract.state import ENDED, ControllerState, Phase
+from infra.naming import Names
 from optimizer.commands.stack_file import StackFile, follow_policy
 from optimizer.commands.status.live import watch
 from optimizer.commands.status.reading import Reading, read_file
-
-if TYPE_CHECKING:
-    from bootstrap.contract.state import ControllerState, Phase
-    from infra.naming import Names
 
 # The controller ticks once a minute.
 POLL_S = 20

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
 from bootstrap.contract.words import counted
+from optimizer.aws.progress import TrainingProgress
+from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
 from optimizer.economics.policy_outlook import forecast_rest
-
-if TYPE_CHECKING:
-    from optimizer.aws.progress import TrainingProgress
-    from optimizer.commands.status.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from infra.alarms import IDLE_GPU_PERCENT
-
-if TYPE_CHECKING:
-    from optimizer.aws.gpus import GpuMinute, NodeMinute
-    from optimizer.commands.status.reading import Reading
+from optimizer.aws.gpus import GpuMinute, NodeMinute
+from optimizer.commands.status.reading import Reading
 
 # Share of a minute; a short slowdown costs less than looking at it.
 THROTTLED_SHARE = 0.5

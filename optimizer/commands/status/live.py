@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.contract.state import UP
+from bootstrap.contract.state import UP, ControllerState
 from bootstrap.contract.words import counted
 from optimizer.commands.output import LEAST_WIDTH, output_width, say
 from optimizer.commands.progress import patience
@@ -28,7 +28,6 @@ from optimizer.contract.plan import FleetPlan
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bootstrap.contract.state import ControllerState
 
 EVENTS_SHOWN = 8
 

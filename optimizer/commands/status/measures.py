@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bootstrap.contract.state import ENDED
+from bootstrap.contract.measured import MeasuredRow
+from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.words import counted
+from optimizer.aws.progress import TrainingProgress
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
+from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
-
-if TYPE_CHECKING:
-    from bootstrap.contract.measured import MeasuredRow
-    from bootstrap.contract.state import ControllerState
-    from optimizer.aws.progress import TrainingProgress
-    from optimizer.commands.status.reading import Reading
 
 MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "actual": "actual", "note": ""}
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from infra.naming import Names
 from optimizer.aws import clients, errors
 from optimizer.aws.actuals import read_group
 from optimizer.aws.ranks import read_ranks
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-
-if TYPE_CHECKING:
-    from infra.naming import Names
 
 
 def stack_names(stack: str | None, directory: Path) -> Names:

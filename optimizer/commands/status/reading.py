@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from bootstrap.contract.measured import MeasuredRow
+from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import copied_gib, limit_s
+from bootstrap.contract.state import ControllerState
+from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
-from optimizer.aws.gpus import read_gpus
-from optimizer.aws.images import read_age
+from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+from optimizer.aws.gpus import NodeMinute, read_gpus
+from optimizer.aws.images import ImageAge, read_age
 from optimizer.aws.logs import read_copies
 from optimizer.aws.measured import MeasuredRuns, read_measured
-from optimizer.aws.progress import read_progress
+from optimizer.aws.progress import TrainingProgress, read_progress
 from optimizer.commands.stack_file import IMAGE_KEY, StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
-
-if TYPE_CHECKING:
-    from bootstrap.contract.measured import MeasuredRow
-    from bootstrap.contract.request import PersonRequest
-    from bootstrap.contract.state import ControllerState
-    from infra.naming import Names
-    from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
-    from optimizer.aws.gpus import NodeMinute
-    from optimizer.aws.images import ImageAge
-    from optimizer.aws.progress import TrainingProgress
 
 T = TypeVar("T")
 

@@ -100,7 +100,7 @@ def test_an_interrupted_move_loses_nothing_and_goes_on(
 ) -> None:
     ((name, old),) = regions.stacks.items()
     before = checkpoints(old)
-    where = {"copy": "optimizer.aws.copying.copy", "let_run": "optimizer.commands.resume.let_run"}
+    where = {"copy": "optimizer.aws.copying.copy", "let_run": "optimizer.commands.handover.let_run"}
     where["carry_out"] = "optimizer.commands.deploying.carry_out"
     place = where.get(step, f"optimizer.commands.move.{step}")
 

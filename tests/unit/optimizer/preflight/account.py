@@ -22,7 +22,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
-from optimizer.preflight.model import Account, Context, Finding, StackIdentity, StackNames, Target, Unknown
+from optimizer.preflight.model import Account, Context, Deployment, Finding, StackIdentity, StackNames, Unknown
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
@@ -338,7 +338,7 @@ STACK = StackIdentity(
 )
 
 
-def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
+def target(plan: FleetPlan | None = None, **changes: Any) -> Deployment:
     """The sample plan for stack "dev", with ``changes``."""
     plan = plan or sample_plan()
     given: dict[str, Any] = {
@@ -363,7 +363,7 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Target:
         "data_bucket": "",
         "file_system": None,
     }
-    return Target(**{**given, **changes})
+    return Deployment(**{**given, **changes})
 
 
 def context(
