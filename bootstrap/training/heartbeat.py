@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from bootstrap.training.errors import EXIT_HUNG
@@ -52,5 +53,6 @@ class Heartbeat:
 
 def _exit_now(reason: str) -> NoReturn:
     # Without a lock that a stuck thread may hold.
-    os.write(2, f"rank {os.environ.get('RANK', '0')}: {reason}\n".encode())
+    with suppress(OSError):  # torchrun reads the output (rank_lines.py), and may be gone
+        os.write(2, f"rank {os.environ.get('RANK', '0')}: {reason}\n".encode())
     os._exit(EXIT_HUNG)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bootstrap.training.errors import EXIT_HUNG
 from bootstrap.training.ledger.summary import read_ledger
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
@@ -66,7 +69,16 @@ def test_workers_do_not_outlive_their_torchrun(make_node: Callable[..., Node]) -
         workers = [node.worker_pid(rank) for rank in range(2)]
         os.kill(parent_of(workers[0]), signal.SIGKILL)
         assert gone_within(workers, 5.0)
-    assert "torchrun is gone" in node.log.read_text()
+
+
+def test_an_orphan_ends_though_nobody_reads_its_output() -> None:
+    program = "import time; from bootstrap.training.heartbeat import Heartbeat; h = Heartbeat(); h._torchrun_pid = 1; "
+    program += "h.beat(limit_s=1, doing='a step'); time.sleep(60)"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    orphan = subprocess.run([sys.executable, "-c", program], stderr=write_end, timeout=30, check=False)
+    os.close(write_end)
+    assert orphan.returncode == EXIT_HUNG
 
 
 def test_stopping_the_service_saves_first(make_node: Callable[..., Node], undisturbed: Outcome) -> None:
