@@ -38,7 +38,7 @@ def main(*, starts_nodes: bool = True) -> None:
         stack,
         SecurityArgs(
             vpc_id=network.vpc_id,
-            placement_group=network.placement_group,
+            placement_groups=list(network.placement_groups.values()),
             endpoint_group_id=network.endpoint_group_id,
             s3_prefix_list_id=network.s3_prefix_list_id,
         ),
@@ -81,9 +81,10 @@ def main(*, starts_nodes: bool = True) -> None:
             service_role_arn=security.service_role_arn,
             instance_profile_arn=security.instance_profile_arn,
             node_group_id=security.node_group_id,
-            subnet_ids=network.subnet_ids,
+            places=network.places,
+            subnets=network.subnets,
             zone_name=network.zone_name,
-            placement_group=network.placement_group,
+            placement_groups=network.placement_groups,
             lustre=mounted,
         ),
         # A node needs its endpoints, permissions and files from its start to its end.
@@ -99,10 +100,8 @@ def main(*, starts_nodes: bool = True) -> None:
             queue_url=observability.queue_url,
             group_name=fleet.group_name,
             train_archive=storage.train_archive,
-            own_zones=network.own_zones,
-            own_subnets=network.subnet_ids,
+            places=network.places,
             subnets=network.subnets,
-            placement_group_arn=network.placement_group.arn if network.placement_group else "",
         ),
         # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
         pulumi.ResourceOptions(depends_on=[fleet, observability]),

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes, ReservedStart
+from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes
 from infra.naming import Names
-from infra.places import alternates, places, reserves_starts
+from infra.places import DeclaredPlace
 from infra.settings import ConfigError, StackSettings
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
 
@@ -62,7 +62,6 @@ def _owned_nodes(plan: FleetPlan) -> OwnedNodes | None:
         return None
     return OwnedNodes(
         reservation_id=purchase.capacity_reservation_id,
-        nodes=plan.owned_nodes,
         usd_per_hour=_reserved_prices(plan)[plan.instance_type],
     )
 
@@ -88,18 +87,17 @@ def control_settings(
     queue_url: str,
     group: str,
     train_archive: str,
-    own_zones: list[str],
-    own_subnets: list[str],
+    places: Mapping[str, DeclaredPlace],
     subnets: Mapping[str, str],
-    placement_group_arn: str,
 ) -> ControllerSettings:
-    """Build the controller's settings, with ``infra.places.places``; errors as ``node_prices``."""
+    """Build the controller's settings; errors as ``node_prices``."""
     prices = node_prices(settings.plan)
-    found = places(settings, prices, own_zones=own_zones, own_subnets=own_subnets, subnets=subnets)
-    for alternate in alternates(settings) if found else ():
+    for place in places.values():
         # Two zones may differ in price: nodes without a market price are metered at the dearer one.
-        by_type = prices.setdefault(alternate.purchase, {})
-        by_type[alternate.instance_type] = max(alternate.price.usd, by_type.get(alternate.instance_type, 0.0))
+        if place.number > 1:
+            by_type, instance_type = prices.setdefault(place.purchase, {}), place.instance_types[0]
+            by_type[instance_type] = max(place.usd_per_hour, by_type.get(instance_type, 0.0))
+    found = {name: place.for_controller(subnets) for name, place in places.items()}
     plan, purchase, block = settings.plan, settings.plan.purchase, settings.plan.purchase.capacity_block
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
@@ -126,32 +124,30 @@ def control_settings(
         ceiling_usd=settings.ceiling_usd,
         gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
         drain_s=plan.terminate_timeout_s,
-        fallback_on_demand=purchase.fallback == "on-demand",
-        on_demand_base=purchase.on_demand_base,
         scheduled=bool(settings.mode == "training" and settings.scaling and settings.scaling.schedules),
         block=BlockTimes(start=block.start, end=block.end) if block else None,
         deadline_hours=plan.job.deadline_hours,
         places=found,
+        is_reserved=settings.in_reservation and not purchase.on_demand_top_up,
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.most_lost_s,
         owned=_owned_nodes(plan),
         waits=settings.waits,
-        zones={subnet: zone_id for zone_id, subnet in subnets.items()} | dict(zip(own_subnets, own_zones, strict=True)),
-        reserved_start=ReservedStart(instance_type=plan.instance_type, placement_group_arn=placement_group_arn)
-        if reserves_starts(settings)
-        else None,
+        zones={subnet: zone_id for zone_id, subnet in subnets.items()},
     )
     while not _fits(control) and len(control.places) > 1:
         # The last in the plan's order of trying goes first, and the fallback stays.
         kept = list(control.places)
-        kept.pop(-2 if control.fallback_on_demand and len(kept) > 2 else -1)
-        control = replace(control, places={name: found[name] for name in kept} if len(kept) > 1 else {})
+        has_fallback = found[kept[-1]].purchase == "on-demand" and purchase.fallback == "on-demand"
+        kept.pop(-2 if has_fallback and len(kept) > 2 else -1)
+        control = replace(control, places={name: found[name] for name in kept})
     return control
 
 
 def _fits(control: ControllerSettings) -> bool:
-    return len(VARIABLE) + len(variable_text(control)) < VARIABLES_LIMIT
+    # Lambda counts the map of the variables as JSON, in which the quotes of this text are escaped.
+    return len(json.dumps({VARIABLE: variable_text(control)})) < VARIABLES_LIMIT
 
 
 def variable_text(control: ControllerSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
 from infra.control_settings import control_settings, variable_text
-from infra.places import reserves_starts
+from infra.places import DeclaredPlace
 from infra.policies.roles import assume_role, controller_policy
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
@@ -24,17 +25,15 @@ SCHEDULE = "rate(1 minute)"
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerArgs:
-    """Arguments of Controller: the group it controls, and the places of its state and events."""
+    """Arguments of Controller: the places it chooses from, and where its state and events are."""
 
     key_arn: pulumi.Input[str]
     bucket: pulumi.Input[str]
     queue_url: pulumi.Input[str]
     group_name: pulumi.Input[str]
     train_archive: pulumi.Input[str]
-    own_zones: list[str]
-    own_subnets: list[pulumi.Input[str]]
+    places: Mapping[str, DeclaredPlace]
     subnets: dict[str, pulumi.Input[str]]
-    placement_group_arn: pulumi.Input[str]
 
 
 class Controller(Component):
@@ -55,9 +54,7 @@ class Controller(Component):
         args, names = self._args, self._names
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
         settings = self._settings
-        policy = self._policy(
-            controller_policy, args.key_arn, reserves=reserves_starts(settings), warm_pool=settings.warm_pool > 0
-        )
+        policy = self._policy(controller_policy, args.key_arn, warm_pool=settings.warm_pool > 0)
         permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
         archive = self._object(
@@ -78,12 +75,10 @@ class Controller(Component):
             "queue_url": args.queue_url,
             "group": args.group_name,
             "train_archive": args.train_archive,
-            "own_subnets": args.own_subnets,
             "subnets": args.subnets,
-            "placement_group_arn": args.placement_group_arn,
         }
         variable: pulumi.Output[str] = pulumi.Output.all(**given).apply(
-            lambda known: variable_text(control_settings(self._settings, names, own_zones=args.own_zones, **known))
+            lambda known: variable_text(control_settings(self._settings, names, places=args.places, **known))
         )
         return aws.lambda_.Function(
             self._name,

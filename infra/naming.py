@@ -15,6 +15,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from bootstrap.contract.settings import MAX_PLACES, group_name
+
 PROJECT = "gpufleet"
 # The tightest name is that of the service-linked role, 64 characters: "AWSServiceRoleForAutoScaling_" 29, slug, "-",
 # region without hyphens up to 12; then the bucket's, 63: "gpufleet-" 9, slug, "-" account 13, "-" region up to 15.
@@ -74,7 +76,7 @@ class Names:
 
     prefix = _Name("{prefix}")  # "gpufleet-dev"; logical names begin with it too
     # Nodes, with the number of characters that AWS takes.
-    group = _Name("{prefix}-nodes")  # 255
+    group = _Name("{prefix}-nodes")  # 255; of the plan's own place
     bucket = _Name("{prefix}-{account}-{region}")  # 63
     role = _Name("{prefix}-{region}")  # 64
     service_role_suffix = _Name("{slug}-{short_region}")  # 35; this stack's own Auto Scaling service-linked role
@@ -102,7 +104,7 @@ class Names:
     log_group_arn = _Name("arn:{partition}:logs:{region}:{account}:log-group:/gpufleet/{slug}")
     # AWS makes up the group's UUID, known only afterwards, hence the "*":
     # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
-    group_arn = _Name(
+    _group_arn = _Name(
         "arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:*:autoScalingGroupName/{prefix}-nodes"
     )
 
@@ -114,6 +116,16 @@ class Names:
     control_prefix = "control"
     # bootstrap/lib.sh reads the wheels here (WHEELS_KEY).
     wheels_key = "bootstrap/wheels.tar"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Auto Scaling groups that a stack may have, one a place; ``group`` is that of the plan's own."""
+        return tuple(group_name(self.group, number) for number in range(1, MAX_PLACES + 1))
+
+    @property
+    def group_arns(self) -> list[str]:
+        """ARNs of ``groups``; no other stack's group fits them, as each stack's first ends with "-nodes"."""
+        return [self._group_arn, f"{self._group_arn}-?"]
 
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""

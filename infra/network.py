@@ -12,7 +12,8 @@ import pulumi_aws as aws
 
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
-from infra.places import alternates
+from infra.control_settings import node_prices
+from infra.places import DeclaredPlace, alternates, declare_places
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
 from infra.settings import ConfigError, StackSettings
@@ -65,15 +66,15 @@ def _account_zones() -> dict[str, Zone]:
 
 
 class Network(Component):
-    """VPC with private subnets and endpoints, or an existing one; and the placement group.
+    """VPC with private subnets and endpoints, or an existing one; and the placement groups.
 
     Attributes:
         vpc_id, subnet_ids: place of the nodes.
         own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
-        own_zones: zone ids of ``subnet_ids``, the plan's own place.
+        places: by name; ``own_zones`` are the zone ids of the plan's own.
         subnets: subnet by zone id, those of the plan's alternates too.
         zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
-        placement_group: cluster placement group; None for a lone node.
+        placement_groups: cluster placement group by place's number; none for a lone node.
     """
 
     def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -98,7 +99,9 @@ class Network(Component):
             zones = choose_zones(settings)
             self.zone_name = zones[0].name
             self._create(zones)
-        self.placement_group = self._placement_group()
+        prices = node_prices(settings.plan)
+        self.places = declare_places(settings, prices, own_zones=self.own_zones, zones=set(self.subnets))
+        self.placement_groups = {place.number: self._placement_group(place) for place in self._placed()}
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
 
     def _create(self, zones: list[Zone]) -> None:
@@ -274,10 +277,14 @@ class Network(Component):
             **arguments,
         )
 
-    def _placement_group(self) -> aws.ec2.PlacementGroup | None:
+    def _placed(self) -> list[DeclaredPlace]:
         settings = self._settings
         # An existing reservation may belong to another placement group, and is then closed to this one:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
         if not settings.gang or settings.plan.purchase.capacity_reservation_id:
-            return None
-        return aws.ec2.PlacementGroup(f"{self._prefix}-cluster", strategy="cluster", tags=self._tags, opts=self._own)
+            return []
+        return list(self.places.values())
+
+    def _placement_group(self, place: DeclaredPlace) -> aws.ec2.PlacementGroup:
+        name = f"{self._prefix}-cluster" if place.number == 1 else f"{self._prefix}-cluster-{place.number}"
+        return aws.ec2.PlacementGroup(name, strategy="cluster", tags=self._tags, opts=self._own)

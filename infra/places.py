@@ -1,26 +1,53 @@
-"""Places of a stack's nodes, for its controller: the plan's own, and the alternates that this stack can carry out."""
+"""Places of a stack's nodes: the plan's own, the alternates that this stack can carry out, and the own on demand.
+
+Each is a group of its own (place_group.py), between which the controller chooses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from bootstrap.contract.settings import Place
+from bootstrap.contract import settings as contract
+from bootstrap.contract.settings import MAX_PLACES
 from infra.settings import StackSettings
 from optimizer.contract.plan import Alternate, FleetPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredPlace:
+    """A place as the program declares it; hours and dollars are those of the whole run."""
+
+    number: int  # of its group
+    zone_ids: tuple[str, ...]  # one; several for a lone node
+    instance_types: tuple[str, ...]
+    purchase: Literal["on-demand", "spot"]  # reserved capacity reads as on demand
+    usd_per_hour: float
+    speed: float
+    hours_p95: float
+    usd_p95: float
+    by_size: bool
+
+    def for_controller(self, subnets: Mapping[str, str]) -> contract.Place:
+        """Return the controller's view; ``subnets``: ids by zone id."""
+        return contract.Place(
+            number=self.number,
+            subnets=",".join(subnets[zone_id] for zone_id in self.zone_ids),
+            instance_types=",".join(self.instance_types),
+            purchase=self.purchase,
+            usd_per_hour=self.usd_per_hour,
+            speed=self.speed,
+            hours_p95=self.hours_p95,
+            usd_p95=self.usd_p95,
+            by_size=self.by_size,
+        )
 
 
 def alternates(settings: StackSettings) -> tuple[Alternate, ...]:
     """Alternates of the plan that the stack carries out; none for workers and reservations."""
     gang = settings.mode == "training"
     return fitting(settings.plan) if gang and settings.plan.purchase.option in ("on-demand", "spot") else ()
-
-
-def reserves_starts(settings: StackSettings) -> bool:
-    """Return whether nodes of a gang may start on demand, and are reserved first."""
-    purchase = settings.plan.purchase
-    demand = "on-demand" in (purchase.option, purchase.fallback, *(one.purchase for one in alternates(settings)))
-    reservable = (demand and purchase.option in ("on-demand", "spot")) or purchase.on_demand_top_up > 0
-    return reservable and settings.gang and not settings.without_reservation
 
 
 def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:
@@ -30,54 +57,52 @@ def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:
     return tuple(one for one in plan.alternates if [getattr(one.node or plan.node, name) for name in same] == own)
 
 
-def places(
-    settings: StackSettings,
-    prices: Mapping[str, Mapping[str, float]],
-    *,
-    own_zones: list[str],
-    own_subnets: list[str],
-    subnets: Mapping[str, str],
-) -> dict[str, Place]:
-    """Places by name, the plan's own first; empty where there is no other, but its fallback of an adaptive gang.
+def declare_places(
+    settings: StackSettings, prices: Mapping[str, Mapping[str, float]], *, own_zones: list[str], zones: set[str]
+) -> dict[str, DeclaredPlace]:
+    """Return the places by name, the plan's own first, at most MAX_PLACES; workers have that alone.
 
     Args:
         settings: the stack's.
         prices: USD per hour by lifecycle and type.
-        own_zones, own_subnets: of the plan's own nodes; several for a lone node.
-        subnets: subnet id by zone id.
+        own_zones: of the plan's own nodes; several for a lone node.
+        zones: those that the stack has a subnet in.
     """
-    plan, purchase = settings.plan, settings.plan.purchase
-    others = [alternate for alternate in alternates(settings) if alternate.zone_id in subnets]
-    if not others and settings.spot_policy == "fallback":
-        return {}
+    plan, purchase, found = settings.plan, settings.plan.purchase, dict[str, DeclaredPlace]()
 
-    def own(option: str) -> tuple[str, Place]:
-        """The plan's own place, or its fallback there: their hours and dollars are the plan's."""
-        place = Place(
-            subnets=",".join(own_subnets),
-            instance_types=",".join((plan.instance_type, *purchase.spot_types)),
+    def add_own(option: str, number: int) -> None:
+        """Add the plan's own place, or its fallback there: their hours and dollars are the plan's."""
+        lifecycle = "on-demand" if option == "reserved" else option
+        own = DeclaredPlace(
+            number=number,
+            zone_ids=tuple(own_zones),
+            instance_types=(plan.instance_type, *purchase.spot_types),
             purchase="spot" if option == "spot" else "on-demand",
-            usd_per_hour=prices[option][plan.instance_type],
+            usd_per_hour=prices[lifecycle][plan.instance_type],
             speed=1.0,
             hours_p95=plan.hours.p95,
             usd_p95=plan.cost_usd.p95,
+            by_size=number == 1 and bool(purchase.on_demand_base or purchase.on_demand_top_up),
         )
-        return f"{option} {plan.instance_type} {','.join(dict.fromkeys(own_zones))}", place
+        found.setdefault(f"{option} {plan.instance_type} {','.join(dict.fromkeys(own_zones))}", own)
 
-    found = dict([own(purchase.option)])
-    for alternate in others:
+    add_own(purchase.option, 1)
+    is_replaced = settings.mode == "training" and purchase.fallback == "on-demand"
+    for alternate in alternates(settings):
         name = f"{alternate.purchase} {alternate.instance_type} {alternate.zone_id}"
-        place = Place(
-            subnets=subnets[alternate.zone_id],
-            instance_types=alternate.instance_type,
+        if alternate.zone_id not in zones or name in found or len(found) + is_replaced == MAX_PLACES:
+            continue
+        found[name] = DeclaredPlace(
+            number=len(found) + 1,
+            zone_ids=(alternate.zone_id,),
+            instance_types=(alternate.instance_type,),
             purchase=alternate.purchase,
             usd_per_hour=alternate.price.usd,
             speed=round(alternate.tokens_per_second / plan.tokens_per_second, 4),
             hours_p95=alternate.hours.p95,
             usd_p95=alternate.cost_usd.p95,
+            by_size=False,
         )
-        found.setdefault(name, place)
-    if purchase.fallback == "on-demand":
-        name, place = own("on-demand")
-        found.setdefault(name, place)
+    if is_replaced:
+        add_own("on-demand", len(found) + 1)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -21,7 +22,7 @@ class SecurityArgs:
     """Arguments of Security; an existing VPC has no endpoint group and no prefix list."""
 
     vpc_id: pulumi.Input[str]
-    placement_group: aws.ec2.PlacementGroup | None
+    placement_groups: Sequence[aws.ec2.PlacementGroup]
     endpoint_group_id: pulumi.Output[str] | None
     s3_prefix_list_id: pulumi.Output[str] | None
 
@@ -125,10 +126,10 @@ class Security(Component):
             vpc_id=args.vpc_id,
             tags=self._named(name),
             # On destroy the provider asks for this group's deletion until the last node's interfaces are gone, and only
-            # then, once, for the placement group's, which EC2 refuses while instances shut down:
+            # then, once, for a placement group's, which EC2 refuses while instances shut down:
             # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DeleteSecurityGroup.html
             # https://github.com/hashicorp/terraform-provider-aws/issues/21460
-            opts=self._after(*filter(None, [args.placement_group]), custom_timeouts=ENDED_WITHIN),
+            opts=self._after(*args.placement_groups, custom_timeouts=ENDED_WITHIN),
         )
         # EFA needs all protocols to and from the same group:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html#nccl-start-base-setup

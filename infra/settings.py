@@ -235,9 +235,6 @@ class StackSettings(_Model):
     """When a spot plan with a fallback buys on demand: fallback, once spot has not come, for the rest of the run; or
     adaptive, where spot will not do the work or the deadline demands it, and back to spot where that pays
     (docs/controller.md). The deadline needs time to spare for it."""
-    without_reservation: Boolean = False
-    """Ask for a gang's nodes on demand one by one, without a capacity reservation of all of them first. Set it where
-    the account has open reservations of the type, which the nodes would then not use."""
     scaling: ScalingSettings | None = None
     """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""

@@ -31,6 +31,7 @@ class NodeFacts:
     key_arn: str
     log_group: str
     ami_kind: str
+    group: str  # Auto Scaling group of its place
     lustre: str = ""
 
 
@@ -44,7 +45,7 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
         "GPUFLEET_RUN": settings.run_id(facts.train_archive),
         "GPUFLEET_MODE": settings.mode,
         "GPUFLEET_REGION": names.region,
-        "GPUFLEET_ASG_NAME": names.group,
+        "GPUFLEET_ASG_NAME": facts.group,
         "GPUFLEET_LAUNCH_HOOK": names.launch_hook,
         "GPUFLEET_TERMINATE_HOOK": names.terminate_hook,
         "GPUFLEET_BUCKET": facts.bucket,

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from bootstrap.agent.commands import aws_cli, file_of
 from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
+from bootstrap.contract.state import UP
 from bootstrap.training.imds import Imds, ImdsError
 
 # The metadata service may answer 503, or late, for a moment: https://github.com/canonical/cloud-init/issues/5577
 METADATA_ATTEMPTS = 3
+# The controller writes it every minute (contract/state.py).
+STATE_KEY = "control/state.json"
 METADATA_DELAY_S = 1.0
 
 
@@ -73,6 +76,25 @@ class GroupClient:
         rows = [line.split() for line in (lines or "").splitlines()]
         found = sorted(Instance(*row) for row in rows if len(row) == 3)
         return None if lines is None else [one for one in found if one.id in members]
+
+    def is_chosen(self) -> bool:
+        """Return whether the controller lets this node's group train: its place may be one that the gang moves to.
+
+        Both would write the same checkpoints. Without a bucket there is no controller; a state that cannot be read
+        chooses nobody.
+        """
+        settings = self._settings
+        if not settings.bucket or not settings.group_name:
+            return True
+        text = self._aws("s3", "cp", f"s3://{settings.bucket}/{STATE_KEY}", "-", "--only-show-errors")
+        try:
+            state = json.loads(text or "")
+            chosen, phase = state.get("group", ""), state["phase"]
+        except (ValueError, KeyError, AttributeError):
+            log("the controller's state cannot be read, so whether this node's group trains is unknown")
+            return False
+        # Workers, and a state of before groups had places, name none.
+        return chosen in ("", settings.group_name) and phase in UP
 
     def is_full_without_this_node(self) -> bool:
         """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent."""

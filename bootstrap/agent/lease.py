@@ -10,13 +10,10 @@ import time
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
-from bootstrap.agent.group import GroupClient
+from bootstrap.agent.group import STATE_KEY, GroupClient
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.timings import LEASE
-
-# The controller writes it every minute (contract/state.py).
-STATE_KEY = "control/state.json"
 
 
 def check_lease(settings: Settings, group: GroupClient) -> None:

@@ -49,6 +49,12 @@ def meet(node: SupervisedNode, without: Set[str] = frozenset()) -> Rendezvous | 
         node.rest(node.settings.limits.join_poll_s * 2**silent * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
 
+def wait_until_chosen(node: SupervisedNode) -> None:
+    """Wait until the controller lets the group of a lone node train, or a notice ends the node."""
+    while not node.group.is_chosen() and node.leaving() is None:
+        node.rest(node.settings.limits.join_poll_s)
+
+
 def _in_group(node: SupervisedNode, instances: list[Instance], without: Set[str]) -> Rendezvous | None:
     """Pick the oldest node, of equals the lower id.
 
@@ -56,6 +62,9 @@ def _in_group(node: SupervisedNode, instances: list[Instance], without: Set[str]
     second group.
     """
     settings, own_id = node.settings, node.group.instance_id()
+    if len(instances) >= settings.node_count and not node.group.is_chosen():
+        log(f"{settings.group_name} is complete; waiting for the controller, which moves the gang here")
+        return None
     instances = [one for one in instances if one.id not in without]
     own_ip = next((one.private_ip for one in instances if one.id == own_id), "")
     if len(instances) < settings.node_count or not own_ip:

@@ -13,7 +13,7 @@ from bootstrap.agent.ending import be_replaced, finish, give_up, leave
 from bootstrap.agent.gang_test import Proof, prove_gang
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import SupervisedNode
-from bootstrap.agent.rendezvous import Rendezvous, meet
+from bootstrap.agent.rendezvous import Rendezvous, meet, wait_until_chosen
 from bootstrap.agent.settings import Settings
 from bootstrap.agent.torchrun import Torchrun
 from bootstrap.contract.report import EXIT_AT_FAULT
@@ -68,6 +68,8 @@ def _train(node: SupervisedNode) -> int:
     gang = _Gang()
     while True:
         rendezvous = meet(node, gang.bad_hosts) if settings.is_gang else None
+        if settings.mode == "training" and not settings.is_gang:
+            wait_until_chosen(node)
         if rendezvous is not None and (proof := gang.prove(node, rendezvous)).failure:
             if rendezvous.own_id in proof.bad_hosts:
                 return be_replaced(node, proof.failure, "gang-test")

@@ -56,7 +56,11 @@ class EndStaying(_OfInstance):
     """End an instance that Auto Scaling does not end; it still saves."""
 
 
-EndAction = LiftProtection | AbandonLaunch | EndLeaving | EndStaying
+class GiveBack(_OfInstance):
+    """End an instance, and take it off the group's size, so that Auto Scaling launches no other in its place."""
+
+
+EndAction = LiftProtection | AbandonLaunch | EndLeaving | EndStaying | GiveBack
 
 
 def lift_protection(members: Iterable[Member]) -> list[LiftProtection]:
@@ -108,8 +112,9 @@ def calls(action: EndAction, *, group: str, launch_hook: str, terminate_hook: st
         lifted = {**in_group, "ProtectedFromScaleIn": False}
         return [("set_instance_protection", {**lifted, "InstanceIds": batch}) for batch in batches]
     instance = {"InstanceId": action.instance_id}
-    if isinstance(action, EndStaying):
-        return [("terminate_instance_in_auto_scaling_group", {**instance, "ShouldDecrementDesiredCapacity": False})]
+    if isinstance(action, EndStaying | GiveBack):
+        smaller = {"ShouldDecrementDesiredCapacity": isinstance(action, GiveBack)}
+        return [("terminate_instance_in_auto_scaling_group", {**instance, **smaller})]
     hook, result = (terminate_hook, "CONTINUE") if isinstance(action, EndLeaving) else (launch_hook, "ABANDON")
     completed = {"LifecycleHookName": hook, "LifecycleActionResult": result}
     return [("complete_lifecycle_action", {**in_group, **completed, **instance})]

@@ -13,6 +13,10 @@ from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLE = "GPUFLEET_CONTROL"
 
+# Tag of all that a stack has; its value is the stack.
+STACK_TAG = "gpufleet:stack"
+# Places of a stack, and so its groups, at most.
+MAX_PLACES = 8
 # Minutes that the controller pays an incomplete gang, where gpufleet:gangWindowMinutes is not set.
 DEFAULT_GANG_WINDOW_MINUTES = 45
 
@@ -30,11 +34,9 @@ class BlockTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place that a gang may run in: one instance type of one purchase option in one zone.
+    """Place that a gang may run in: an Auto Scaling group of one market in one zone; a lone node's may have several."""
 
-    A lone node may have several zones.
-    """
-
+    number: int  # of its group, from 1
     subnets: str  # ids with commas, as Auto Scaling takes them
     instance_types: str  # with commas: the plan's own place has its further spot types
     purchase: Literal["on-demand", "spot"]
@@ -42,6 +44,7 @@ class Place:
     speed: float  # work per hour over that of the plan's own place
     hours_p95: float  # of the whole run
     usd_p95: float  # of the whole run
+    by_size: bool = False  # its nodes are not of one market: bootstrap/controller/launches.py
 
     @property
     def usd_per_work_hour(self) -> float:
@@ -49,12 +52,9 @@ class Place:
         return self.usd_per_hour / self.speed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReservedStart:
-    """A gang on demand starts in a capacity reservation of all its nodes, which is cancelled once they run."""
-
-    instance_type: str  # of the plan's own place
-    placement_group_arn: str  # empty without one
+def group_name(first: str, number: int) -> str:
+    """Return the name of a stack's Auto Scaling group; ``first`` is that of the plan's own place, number 1."""
+    return first if number == 1 else f"{first}-{number}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,6 @@ class OwnedNodes:
     """Existing reservation that a part of the gang's nodes launch into first; the others are rented on demand."""
 
     reservation_id: str
-    nodes: int  # of the plan; others of the account may have left room for fewer
     usd_per_hour: float  # of a node without its volume
 
 
@@ -73,7 +72,7 @@ class ControllerSettings:
     schema_version: Literal[1]
     stack: str
     region: str
-    group: str  # Auto Scaling group
+    group: str  # Auto Scaling group of the plan's own place
     launch_hook: str
     terminate_hook: str
     bucket: str
@@ -92,18 +91,15 @@ class ControllerSettings:
     ceiling_usd: float | None
     gang_window_s: int  # limit of an incomplete gang
     drain_s: int  # limit of a node's last checkpoint and terminate hook
-    fallback_on_demand: bool  # replace spot nodes that do not come
-    on_demand_base: int  # nodes on demand from the beginning
     scheduled: bool  # schedules start and pause the gang
     block: BlockTimes | None
+    places: dict[str, Place]  # by name, the plan's own first
+    is_reserved: bool = False  # the nodes' capacity is paid with or without them, and no other capacity is asked for
     deadline_hours: float | None = None  # since the run's start
-    # By name, the plan's own first: a refused gang goes to the next. Empty: the group stays where `pulumi up` put it.
-    places: dict[str, Place] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)  # zone id by subnet id
     spot_policy: SpotPolicy = "fallback"
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0  # with the time until a checkpoint is stored
-    reserved_start: ReservedStart | None = None  # None: nodes on demand are asked for one by one
     owned: OwnedNodes | None = None
     waits: bool = False  # starts no node before a person's first request
 
@@ -125,12 +121,16 @@ class ControllerSettings:
     @property
     def adaptive(self) -> bool:
         """The gang moves between spot and on-demand places by ``bootstrap.contract.pool_policy``."""
-        return self.spot_policy == "adaptive" and bool(self.places)
+        return self.spot_policy == "adaptive"
 
     @property
     def own_place(self) -> str:
-        """Name of the plan's own place; empty without places."""
-        return next(iter(self.places), "")
+        """Name of the plan's own place."""
+        return next(iter(self.places))
+
+    def group_of(self, place: str) -> str:
+        """Return the Auto Scaling group of a place."""
+        return group_name(self.group, self.places[place].number)
 
     @property
     def dearest_usd_per_hour(self) -> float:

@@ -4,9 +4,9 @@ The controller alone writes it. Money is in USD, times are UTC.
 
     phase         nodes  means
     waiting       0      for the next start, at next_attempt_at
-    starting      0..N   all N nodes are asked for, and given back after the gang window or AWS's refusals
+    starting      0..N   all N nodes are asked for together, and boot; given back after the gang window
     running       N      the gang is, or was, complete (incomplete_since); workers: as many as the policies want
-    draining      N..0   nodes save and end; "after" follows
+    draining      N..0   nodes save and end, but for those beside that the gang moves to; "after" follows
     paused        0      a schedule, or a person, set the group's size to 0, and brings it back
     stopped       0      a person asked for it; `gpufleet resume` goes on
     done          0      every node's command ended well
@@ -33,6 +33,8 @@ from bootstrap.contract.timings import SILENT
 
 FILE = "state.json"
 SCHEMA_VERSION: Literal[1] = 1
+# Fields of earlier versions, which nobody reads any more.
+_GONE = ("reservation", "unreserved", "unused_usd_per_hour")
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
@@ -57,6 +59,7 @@ class MeteredInstance:
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
     rebalanced: bool = False  # EC2 may take it back
+    given_back: bool = False  # the others of its launch were refused
     leaving_since: datetime | None = None  # first tick in its terminate hook
     report: ReportState | None = None  # last of the present run
     reported_at: datetime | None = None  # when S3 took the last report
@@ -96,21 +99,21 @@ class StandingDecision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartReservation:
-    """Capacity reservation that the present attempt starts in."""
+class LaunchRequest:
+    """Request for nodes that is written before AWS is asked; a tick that repeats it gets the same nodes."""
 
-    asked_at: datetime  # first tick that wants it; part of the request's ClientToken
-    zone_id: str
-    instance_type: str
-    node_count: int = 0  # that it is for; 0 in a state of before it was written: all
-    reservation_id: str = ""  # once EC2 has granted it
-    over: str = ""  # why the attempt goes on without it
-    place: str = ""  # for which a working spot gang is left, once EC2 has granted it
+    place: str
+    nodes: int
+    asked_at: datetime  # part of the request's ClientToken
 
-    @property
-    def is_asked(self) -> bool:
-        """Return whether EC2 has yet to answer."""
-        return not self.reservation_id and not self.over
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceAnswer:
+    """AWS's answer to the last request for nodes of a place."""
+
+    asked_at: datetime
+    answer: str
+    usd_per_hour: float  # of a node, as the plan has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,10 +141,13 @@ class ControllerState:
     next_attempt_at: datetime | None = None
     incomplete_since: datetime | None = None  # some nodes are in service
     complete_since: datetime | None = None  # all nodes are in service
-    refused_since: datetime | None = None  # AWS said that it lacks capacity, and no node has come since
+    refused_since: datetime | None = None  # AWS refused nodes that the gang lacks, and none has come since
     on_demand: bool = False  # in place of spot nodes that did not come
     place: ChosenPlace | None = None  # where the nodes were last asked for
+    group: str = ""  # Auto Scaling group of ``place``; another plan may give it another
     next_place: ChosenPlace | None = None  # where the attempt goes on
+    beside: ChosenPlace | None = None  # whose nodes come while the gang works, which moves there once all serve
+    beside_since: datetime | None = None
     decision: StandingDecision | None = None  # None: not adaptive, or nodes come or go
     round_started_at: datetime | None = None  # places that refused since are not tried again in this attempt
     pools: dict[str, PoolRecord] = field(default_factory=dict)  # by place; times are Unix times
@@ -158,9 +164,8 @@ class ControllerState:
     scores: dict[str, int] = field(default_factory=dict)  # spot placement scores by zone id
     scored_at: datetime | None = None
     capacity: dict[str, PoolEvents] = field(default_factory=dict)  # by PoolName, of all runs
-    reservation: StartReservation | None = None
-    unreserved: str = ""  # why the run's gangs start without a reservation
-    unused_usd_per_hour: float = 0.0  # of start reservations without nodes, in usd_per_hour
+    launch: LaunchRequest | None = None  # unanswered
+    answers: dict[str, PlaceAnswer] = field(default_factory=dict)  # by place
     elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack that the run moved away from
     launches_off: bool = False  # the controller has suspended the group's launches, for its warm pool
 
@@ -170,7 +175,7 @@ class ControllerState:
 
     def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> ControllerState:
         """Return this state in another phase, from ``now`` on."""
-        changed = {"after": None, "next_attempt_at": None, "next_place": None, **changes}
+        changed = {"after": None, "next_attempt_at": None, "next_place": None, "beside": None, **changes}
         return replace(self, phase=phase, reason=reason, since=now, **changed)
 
     @property
@@ -186,14 +191,13 @@ class ControllerState:
     def settle(self, now: datetime) -> StackSpend:
         """Return what this stack spent on its job, for the stack that the run moves to, once all nodes have ended.
 
-        Nodes that the last tick saw alive, and start reservations, count until ``now``.
+        Nodes that the last tick saw alive count until ``now``.
         """
         rate = self.usd_per_hour - sum(spend.usd_per_hour for spend in self.counted_elsewhere)
         alive = sum(instance.usd_per_hour for instance in self.instances.values() if instance.ended_at is None)
-        ending = alive + self.unused_usd_per_hour
         usd = self.total_usd - self.earlier_usd
         since_tick = StackSpend(job=self.job, usd=usd, usd_per_hour=rate, at=self.updated_at)
-        return replace(since_tick, usd=since_tick.usd_until(now), usd_per_hour=max(0.0, rate - ending), at=now)
+        return replace(since_tick, usd=since_tick.usd_until(now), usd_per_hour=max(0.0, rate - alive), at=now)
 
     def silent_s(self, now: datetime) -> float:
         """Seconds since the controller's last tick."""
@@ -214,6 +218,8 @@ def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerSta
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise NewerStateError(f"{place} has schema_version {version}, and this version knows {SCHEMA_VERSION}")
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key not in _GONE}
     try:
         return from_json(ControllerState, data, place, lenient=lenient)
     except UnknownError as error:

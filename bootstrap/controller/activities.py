@@ -1,9 +1,9 @@
-"""Read Auto Scaling's activities: failed launches, and instances that ended during an outage of the controller."""
+"""Read Auto Scaling's activities: what came and went in an outage of the controller, and failed launches by size."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,49 +12,43 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.observation import FailedLaunch, Machine
+from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine
 
 # EC2 describes an ended instance for "usually less than one hour":
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
 EC2_FORGETS = timedelta(minutes=10)
 # Fifty pages, about all that a tick has time for. AWS keeps six weeks.
 MAX_ACTIVITIES = 5000
-# Error codes of a mixed group ("Could not launch Spot Instances. UnfulfillableCapacity - ..."), and the sentences of a
-# group with one purchase option, where EC2 has no capacity ("Insufficient capacity." alone, too), the zone lacks the
-# type, the reservation is full or the account's quota is reached:
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-# https://github.com/aws/aws-parallelcluster/issues/618
-# https://github.com/aws/karpenter-provider-aws/pull/2147
-POOL_EMPTY = re.compile(
-    r"InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|Insufficient capacity"
-    r"|do not have sufficient .*capacity|no Spot capacity available|not supported in your requested Availability Zone"
-)
-NO_ROOM = re.compile(
-    r"ReservationCapacityExceeded|sufficient compatible and available capacity"
-    r"|MaxSpotInstanceCountExceeded|VcpuLimitExceeded|InstanceLimitExceeded"
-    r"|more vCPU capacity than your current vCPU limit|Max spot instance count exceeded"
-)
 # Longest time from a launch's begin to its instance in EC2's answers.
 LAUNCH_DELAY = timedelta(minutes=10)
 
 
 def read_activities(
-    clients: Clients, settings: ControllerSettings, since: datetime | None, now: datetime
+    clients: Clients, settings: ControllerSettings, places: Iterable[str], since: datetime | None, now: datetime
 ) -> tuple[list[Any], datetime | None]:
-    """Return the activities since the last tick; after an outage, those of deleted groups of that name too.
+    """Return the activities of the places' groups in an outage, of deleted ones too; none without an outage.
 
-    With it, the time before which activities of the outage are left unread, where there are more than MAX_ACTIVITIES.
+    With them, the time before which activities are left unread, where a group has more than MAX_ACTIVITIES.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
     """
-    outage = since is not None and now - since > EC2_FORGETS
+    activities: list[Any] = []
+    unread: list[datetime] = []
+    for place in places if since and now - since > EC2_FORGETS else ():
+        assert since
+        found, unread_until = _read_outage(clients, settings, settings.group_of(place), since, now)
+        activities += found
+        unread += [unread_until] if unread_until else []
+    return activities, max(unread, default=None)
+
+
+def _read_outage(
+    clients: Clients, settings: ControllerSettings, group: str, since: datetime, now: datetime
+) -> tuple[list[Any], datetime | None]:
     pages = clients.autoscaling.get_paginator("describe_scaling_activities").paginate(
-        AutoScalingGroupName=settings.group,
-        IncludeDeletedGroups=outage,
-        PaginationConfig={"MaxItems": MAX_ACTIVITIES},
+        AutoScalingGroupName=group, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MAX_ACTIVITIES}
     )
     # An end that began before the outage may have ended in it.
-    oldest = (since or now) - LAUNCH_DELAY - timedelta(seconds=settings.drain_s if outage else 0)
+    oldest = since - LAUNCH_DELAY - timedelta(seconds=settings.drain_s)
     activities: list[Any] = []
     read_since = now
     for page in pages:
@@ -67,33 +61,25 @@ def read_activities(
     return activities, to_seconds(read_since) if pages.resume_token else None
 
 
-def find_failed_launches(activities: Iterable[Any], since: datetime | None, now: datetime) -> tuple[FailedLaunch, ...]:
-    """Return the launches that failed after ``since``, in order; those after ``now`` are the next tick's."""
+def read_failed_launches(
+    clients: Clients,
+    settings: ControllerSettings,
+    groups: Mapping[str, AutoScalingGroup],
+    since: datetime | None,
+    now: datetime,
+) -> tuple[FailedLaunch, ...]:
+    """Return the newest launches by size that failed after ``since``; those after ``now`` are the next tick's."""
     failures = []
-    for activity in activities:
-        at = to_seconds(activity.get("EndTime") or activity["StartTime"])
-        is_launch = activity.get("Description", "").startswith("Launching")
-        if activity["StatusCode"] == "Failed" and is_launch and (since is None or at > since) and at <= now:
-            message, began_at = activity.get("StatusMessage", ""), to_seconds(activity["StartTime"])
-            failures.append(to_failed_launch(message, at=at, began_at=began_at, subnet=_subnet(activity)))
+    for place in groups:
+        if settings.mode == "training" and not settings.places[place].by_size:
+            continue
+        answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group_of(place))
+        for activity in answer["Activities"]:
+            at = to_seconds(activity.get("EndTime") or activity["StartTime"])
+            is_new = activity["StatusCode"] == "Failed" and (since is None or at > since) and at <= now
+            if is_new and activity.get("Description", "").startswith("Launching"):
+                failures.append(FailedLaunch(at=at, message=activity.get("StatusMessage", "")))
     return tuple(sorted(failures, key=lambda failure: failure.at))
-
-
-def to_failed_launch(message: str, *, at: datetime, began_at: datetime, subnet: str) -> FailedLaunch:
-    """Tell from AWS's message whether capacity lacks, and where."""
-    empty = POOL_EMPTY.search(message) is not None
-    no_capacity = empty or NO_ROOM.search(message) is not None
-    return FailedLaunch(
-        at=at, message=message, no_capacity=no_capacity, began_at=began_at, subnet=subnet if empty else ""
-    )
-
-
-def _subnet(activity: Any) -> str:
-    # "Details": "{\"Subnet ID\":\"subnet-5ea0c127\",\"Availability Zone\":\"us-west-2a\"}", of a refused launch too:
-    # https://docs.aws.amazon.com/cli/latest/reference/autoscaling/describe-scaling-activities.html
-    # https://github.com/aws/aws-parallelcluster/issues/1944
-    match = re.search(r'"Subnet ID"\s*:\s*"(subnet-[0-9a-f]+)"', activity.get("Details") or "")
-    return match[1] if match else ""
 
 
 def find_missed_machines(

@@ -55,21 +55,22 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
         raise StateError(f"{error}: {help_}") from error
 
 
-def save_state(clients: Clients, settings: ControllerSettings, new: ControllerState, etag: str | None) -> None:
-    """Write the state, or raise ConflictError where its ETag changed (None: did not exist).
+def save_state(clients: Clients, settings: ControllerSettings, new: ControllerState, etag: str | None) -> str:
+    """Write the state and return its ETag, or raise ConflictError where ``etag`` changed (None: did not exist).
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     """
     condition: dict[str, Any] = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     key = _key(settings, state.FILE)
     try:
-        clients.s3.put_object(
+        answer = clients.s3.put_object(
             Bucket=settings.bucket, Key=key, Body=new.to_text().encode(), ContentType="application/json", **condition
         )
     except ClientError as error:
         if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
             raise ConflictError(f"{key} was written by another tick") from error
         raise
+    return answer["ETag"]
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:

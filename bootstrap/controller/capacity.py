@@ -7,9 +7,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
+from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ControllerState
+from bootstrap.controller.launches import is_pool_empty
 from bootstrap.controller.meter import hours
-from bootstrap.controller.observation import FailedLaunch, Machine, Tick
+from bootstrap.controller.observation import LaunchAnswer, Machine, Tick
 
 # Reclaims of one pool that come together come within three minutes (arXiv:2604.16457: more than 92% of them).
 TOGETHER = timedelta(minutes=3)
@@ -35,32 +37,31 @@ def count_events(tick: Tick, before: ControllerState | None, after: ControllerSt
                 events, node_hours=events.node_hours + sum(lived.values()), hours=events.hours + max(lived.values())
             )
             found[pool] = _reclaim(events, len(taken), tick.now)
-    for failure in tick.seen.failed_launches:
-        for pool in _refusing(tick, failure):
-            events = _events(tick, found, pool)
-            found[pool] = replace(_empty(events, tick.now), refused=events.refused + 1)
     return found
+
+
+def count_refusal(
+    tick: Tick, found: Mapping[str, PoolEvents], place: Place, answer: LaunchAnswer
+) -> dict[str, PoolEvents]:
+    """Return the events with a place's refusal; without a type in the answer it is of all of its types."""
+    error, pools = answer.error, dict(found)
+    assert error
+    for instance_type in (error.instance_type or place.instance_types).split(","):
+        if is_pool_empty(error.code) and (pool := _pool(tick, error.subnet, instance_type, place.purchase)):
+            events = _events(tick, pools, pool)
+            pools[pool] = replace(_empty(events, tick.now), refused=events.refused + 1)
+    # A part of the gang came, and is given back.
+    for instance_type in answer.instance_types.values():
+        if pool := _pool(tick, error.subnet, instance_type, place.purchase):
+            events = _events(tick, pools, pool)
+            pools[pool] = replace(events, launched=events.launched + 1)
+    return pools
 
 
 def _pool(tick: Tick, subnet: str, instance_type: str, purchase: str) -> str:
     """Return the key of a pool; empty where the zone is unknown."""
     zone_id = tick.settings.zones.get(subnet)
     return str(PoolName(tick.settings.region, zone_id, instance_type, purchase)) if zone_id and instance_type else ""
-
-
-def _refusing(tick: Tick, failure: FailedLaunch) -> list[str]:
-    """Return the pools that refused a launch: of a group with several types, those of all."""
-    group, prices = tick.seen.group, tick.settings.prices
-    if not failure.subnet or group is None:
-        return []
-    # "Could not launch Spot Instances. ..." of a mixed group: bootstrap/controller/activities.py cites the page.
-    purchase = "spot" if "spot" in failure.message.lower() else "on-demand"
-    if group.on_demand_base is None and len(prices) == 1:
-        (purchase,) = prices
-    types = group.instance_types or tuple(prices.get(purchase, {}))
-    if failure.instance_type:
-        types, purchase = (failure.instance_type,), "on-demand"
-    return [pool for name in types if (pool := _pool(tick, failure.subnet, name, purchase))]
 
 
 def _events(tick: Tick, found: Mapping[str, PoolEvents], pool: str) -> PoolEvents:

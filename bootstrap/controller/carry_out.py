@@ -1,4 +1,4 @@
-"""Carry out actions on the Auto Scaling group and its reservations, and publish a tick's metrics."""
+"""Carry out actions on the Auto Scaling groups, and publish a tick's metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.start_reservation import FIRST, ONLY
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import LAUNCH, Action, CancelReservation, ResumeProcesses, SetGroup, SuspendLaunches
+from bootstrap.controller.actions import LAUNCH, GroupAction, ResumeProcesses, SetGroup, SuspendLaunches
 from bootstrap.controller.clients import Clients, error_code
 
 # The state's counts by metric.
@@ -22,24 +21,20 @@ COUNTS = {
 }
 
 
-def carry_out(clients: Clients, settings: ControllerSettings, action: Action) -> None:
-    """Carry out an action; a repetition changes nothing."""
+def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction) -> None:
+    """Carry out an action on a place's group; a repetition changes nothing."""
+    group, action = settings.group_of(asked.place), asked.action
     if isinstance(action, SetGroup):
-        _set_group(clients, settings.group, action)
+        _set_group(clients, group, action)
         return
     if isinstance(action, ResumeProcesses):
-        clients.autoscaling.resume_processes(AutoScalingGroupName=settings.group, ScalingProcesses=list(action.names))
+        clients.autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=list(action.names))
         return
     if isinstance(action, SuspendLaunches):
-        clients.autoscaling.suspend_processes(AutoScalingGroupName=settings.group, ScalingProcesses=[LAUNCH])
-        return
-    if isinstance(action, CancelReservation):
-        # Free, and "the instances continue to run normally outside of the Capacity Reservation":
-        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-release.html
-        clients.ec2.cancel_capacity_reservation(CapacityReservationId=action.reservation_id)
+        clients.autoscaling.suspend_processes(AutoScalingGroupName=group, ScalingProcesses=[LAUNCH])
         return
     for operation, parameters in calls(
-        action, group=settings.group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
+        action, group=group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
     ):
         try:
             getattr(clients.autoscaling, operation)(**parameters)
@@ -50,39 +45,13 @@ def carry_out(clients: Clients, settings: ControllerSettings, action: Action) ->
 
 
 def _set_group(clients: Clients, group: str, action: SetGroup) -> None:
-    changes: dict[str, Any] = {}
-    if action.desired is not None:
-        changes["DesiredCapacity"] = action.desired
-    if changes and action == SetGroup(desired=action.desired):
-        clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **changes)
+    desired: Any = {} if action.desired is None else {"DesiredCapacity": action.desired}
+    if action.min_size is None or action.max_size is None:
+        clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **desired)
         return
-    if action.min_size is not None and action.max_size is not None:
-        changes |= {"MinSize": action.min_size, "MaxSize": action.max_size}
-    if action.subnets is not None:
-        changes["VPCZoneIdentifier"] = action.subnets
-    # "All optional properties are left unchanged if not specified", the launch template's specification among them.
-    # With it, AWS would check permissions that the controller does not have:
-    # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
-    # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplate.html
-    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
-    policy: dict[str, Any] = {}
-    if action.on_demand_base is not None:
-        answer: Any = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
-        present = answer["AutoScalingGroups"][0]["MixedInstancesPolicy"]["InstancesDistribution"]
-        policy["InstancesDistribution"] = {**present, "OnDemandBaseCapacity": action.on_demand_base}
-    if action.instance_types is not None:
-        overrides = [{"InstanceType": name} for name in action.instance_types.split(",")]
-        policy["LaunchTemplate"] = {"Overrides": overrides}
-    if policy:
-        changes["MixedInstancesPolicy"] = policy
-    if action.target is not None:
-        ids = list(action.target.reservation_ids)
-        preference = ONLY if action.target.only else FIRST if ids else "default"
-        specification: dict[str, Any] = {"CapacityReservationPreference": preference}
-        if ids:
-            specification["CapacityReservationTarget"] = {"CapacityReservationIds": ids}
-        changes["CapacityReservationSpecification"] = specification
-    clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **changes)
+    clients.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=group, MinSize=action.min_size, MaxSize=action.max_size, **desired
+    )
 
 
 def publish_metrics(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 if TYPE_CHECKING:
@@ -23,17 +24,20 @@ class Clients:
     s3: S3Client
     sqs: Any
     cloudwatch: Any
+    launching: AutoScalingClient  # its calls wait for EC2, and are not repeated
 
     @classmethod
     def create(cls, session: Any, region: str) -> Clients:
         """Make clients whose calls end long before the function's time."""
-        from botocore.config import Config
-
         # "max_attempts" would not count the first: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
         retries: Any = {"mode": "standard", "total_max_attempts": 3}
         config = Config(region_name=region, connect_timeout=3, read_timeout=8, retries=retries)
         names = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
-        return cls(**{name: session.client(name, config=config) for name in names})
+        patient = config.merge(Config(read_timeout=20, retries={"mode": "standard", "total_max_attempts": 1}))
+        return cls(
+            launching=session.client("autoscaling", config=patient),
+            **{name: session.client(name, config=config) for name in names},
+        )
 
 
 def error_code(error: ClientError) -> str:

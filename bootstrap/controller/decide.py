@@ -1,6 +1,7 @@
 """Decide one tick, purely: state before and observation give the state after and the actions.
 
-Actions are computed anew every time, so the next tick repairs one that died halfway.
+Actions are computed anew every time, so the next tick repairs one that died halfway. Where the state asks for nodes
+(``launch``), AWS's answer is taken in within the same tick, and may ask for those of the next place.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from bootstrap.contract.ending import GiveBack
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
-from bootstrap.controller.actions import Action, choose_actions
+from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.instances import count_nodes, update_instances
-from bootstrap.controller.observation import AutoScalingGroup, Observation, Tick
-from bootstrap.controller.phases import next_phase
+from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
+from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress
-from bootstrap.controller.reservations import follow_reservation, plan_reservation
 from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
 from bootstrap.controller.scores import keep_scores
 from bootstrap.controller.standing import explain_standing
@@ -27,7 +28,7 @@ class Decision:
     """Result of one tick."""
 
     state: ControllerState  # written before any action
-    actions: tuple[Action, ...]  # safe to repeat
+    actions: tuple[GroupAction, ...]  # safe to repeat
     changes: tuple[tuple[Phase, str], ...]  # with reasons, for the log
 
 
@@ -35,27 +36,48 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
-    counted = follow_reservation(tick, keep_scores(tick, update_instances(tick, state)))
-    state = obey(tick, replace(counted, capacity=count_events(tick, before, counted)))
+    counted = keep_scores(tick, update_instances(tick, state))
+    state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
+    group = tick.group(state)
+    state = replace(
+        state,
+        updated_at=now,
+        ceiling_usd=settings.ceiling_usd,
+        # As the tick's actions leave it.
+        desired_seen=min(group.desired, tick.staying(state)) if group and state.phase in UP else 0,
+        nodes=count_nodes(tick, state),
+        launches_off=_are_launches_off(tick, state),
+        decision=explain_standing(tick, state, before.decision if before else None),
+    )
+    return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)
+
+
+def take_answer(
+    settings: ControllerSettings, seen: Observation, now: datetime, state: ControllerState, answer: LaunchAnswer
+) -> Decision:
+    """Take in AWS's answer to the launch of ``state``; a part of a gang is given back by the actions."""
+    assert state.launch
+    place = state.launch.place
+    tick = Tick(settings=settings, seen=seen, now=now)
+    state, changes = _settle(tick, take_in(tick, state, answer))
+    given_back = answer.instance_types if answer.error else ()
+    actions = tuple(GroupAction(place, GiveBack(instance_id=key)) for key in given_back)
+    return Decision(state=state, actions=actions, changes=changes)
+
+
+def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[tuple[Phase, str], ...]]:
+    """Move the run on as far as it goes."""
     changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) is not state:
         if (following.phase, following.reason) != (state.phase, state.reason):
             changes.append((following.phase, following.reason))
         state = following
-    state = replace(
-        plan_reservation(tick, state),
-        updated_at=now,
-        ceiling_usd=settings.ceiling_usd,
-        desired_seen=seen.group.desired if seen.group and state.phase in UP else 0,
-        nodes=count_nodes(tick, state),
-        launches_off=_are_launches_off(seen.group, state),
-        decision=explain_standing(tick, state, before.decision if before else None),
-    )
-    return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=tuple(changes))
+    return plan_launch(tick, state), tuple(changes)
 
 
-def _are_launches_off(group: AutoScalingGroup | None, state: ControllerState) -> bool:
+def _are_launches_off(tick: Tick, state: ControllerState) -> bool:
     """Return whether the controller's suspension of launches stands, or is about to be made."""
+    group = tick.group(state)
     if group is None:
         return state.launches_off
     if state.phase in UP:
@@ -63,7 +85,7 @@ def _are_launches_off(group: AutoScalingGroup | None, state: ControllerState) ->
     return state.launches_off or (group.warm_pool and not group.launches_off)
 
 
-def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[Action, ...]:
+def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[GroupAction, ...]:
     """Choose the actions that end every node with a checkpoint, where spend is unknown."""
     tick = Tick(settings=settings, seen=seen, now=now)
     return tuple(choose_actions(tick, replace(first_state(tick), phase="failed")))

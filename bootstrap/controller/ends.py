@@ -6,11 +6,12 @@ from datetime import timedelta
 
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import UP, ControllerState, Phase
+from bootstrap.contract.state import ControllerState, Phase
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, ENDING, TICK
 from bootstrap.contract.words import counted
+from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.meter import hours
-from bootstrap.controller.observation import Tick
+from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 # From the first report "done" to the end: reports may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)
@@ -87,8 +88,8 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
     settings = tick.settings
     if settings.ceiling_usd is None:
         return None
-    # All missing nodes may come before the next tick, into a start reservation's unused part where there is one.
-    rate = state.usd_per_hour + max(0.0, _missing_usd_per_hour(tick, state) - state.unused_usd_per_hour)
+    # All missing nodes may come before the next tick.
+    rate = state.usd_per_hour + _missing_usd_per_hour(tick, state)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
     # The plan's budget has the first start; another has to be worth its booting.
     if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd or state.elsewhere):
@@ -103,35 +104,26 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
 
 
 def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
-    settings, group = tick.settings, tick.seen.group
+    settings = tick.settings
     if state.phase in ("paused", "draining"):
         return 0.0
-    # Neither a stopped node of the warm pool nor a detached one is a member: a node may come beside each.
-    members = {one.instance_id for one in group.members}.difference(group.leaving) if group else set()
-    staying = sum(instance.ended_at is None and key in members for key, instance in state.instances.items())
-    missing = max(0, settings.node_count - staying)
-    price = settings.dearest_usd_per_hour
-    if settings.owned:
-        # Nodes that the reservation has no room for are rented, however many the plan has.
-        rented = tick.count_rented(missing)
-        nodes_usd = (missing - rented) * settings.owned.usd_per_hour + rented * price
-        return nodes_usd + missing * settings.volume_usd_per_node_hour
-    if settings.reserved_nodes:
-        # The unused reservation is in usd_per_hour already.
-        price = 0.0
-    elif settings.places:
-        price = _place_usd_per_hour(settings, state)
-    elif not state.on_demand and not settings.on_demand_base and "spot" in settings.prices:
-        price = max(settings.prices["spot"].values())
-    return missing * (price + settings.volume_usd_per_node_hour)
-
-
-def _place_usd_per_hour(settings: ControllerSettings, state: ControllerState) -> float:
-    up = state.phase in UP
-    chosen = state.place if up else state.next_place
-    name = chosen.name if chosen and chosen.name in settings.places else settings.own_place if up else ""
-    if not name:
+    if wanted := wanted_places(tick, state):
+        return sum(_lacking_usd_per_hour(tick, state, name, tick.seen.groups.get(name)) for name in wanted)
+    name = state.next_place.name if state.next_place else ""
+    if name not in settings.places:
         # The cheapest place that the next start can choose.
-        return min(place.usd_per_hour for place in settings.places.values())
-    based = settings.on_demand_base and name == settings.own_place
-    return settings.dearest_usd_per_hour if based else settings.places[name].usd_per_hour
+        name = min(settings.places, key=lambda place: settings.places[place].usd_per_hour)
+    return _lacking_usd_per_hour(tick, state, name, *tick.seen.groups.values())
+
+
+def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, *groups: AutoScalingGroup | None) -> float:
+    """Return the price of the nodes that a place may get before the next tick, beside the members of ``groups``."""
+    settings, place = tick.settings, tick.settings.places[name]
+    # Neither a stopped node of the warm pool nor a detached one is a member: a node may come beside each.
+    members = {member.instance_id for group in groups if group for member in group.members}
+    leaving = {key for group in groups if group for key in group.leaving}
+    staying = sum(one.ended_at is None and key in members - leaving for key, one in state.instances.items())
+    price = settings.dearest_usd_per_hour if place.by_size else place.usd_per_hour
+    # The stack's own unused reservation is in usd_per_hour already.
+    price = 0.0 if settings.reserved_nodes else price
+    return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)

@@ -10,16 +10,14 @@ from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ending import TERMINATE, Member
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.start_reservation import ONLY
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import LAUNCH
-from bootstrap.controller.activities import find_failed_launches, find_missed_machines, read_activities
+from bootstrap.controller.activities import find_missed_machines, read_activities, read_failed_launches
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
-from bootstrap.controller.observation import AutoScalingGroup, Observation, Target
-from bootstrap.controller.reserve import reserve
+from bootstrap.controller.observation import AutoScalingGroup, Observation
 from bootstrap.controller.scores import read_scores
 
 
@@ -38,10 +36,9 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     since = state.updated_at if state else None
     # First: an instance they name is then among the machines.
     notices, receipts = receive_notices(clients, settings, problems)
-    group = read_group(clients, settings)
-    answer = reserve(clients, settings, state, group.tags if group else {}, now, problems)
+    groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, state, now, problems)
-    activities, unread_until = read_activities(clients, settings, since, now) if group else ([], None)
+    activities, unread_until = read_activities(clients, settings, groups, since, now)
     if unread_until:
         problems.append(f"too many scaling activities: the outage until {unread_until} counts at its highest cost")
     missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
@@ -55,18 +52,15 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         problems.append(str(error))
         request = state.request if state else None
     seen = Observation(
-        group=group,
+        groups=groups,
         machines=machines,
         missed=missed,
         interrupted=frozenset(notices[INTERRUPTION]),
         rebalanced=frozenset(notices[REBALANCE]),
         reports=load_reports(clients, settings, reported_at, problems),
-        failed_launches=(*find_failed_launches(activities, since, now), *([answer.refused] if answer.refused else [])),
+        failed_launches=read_failed_launches(clients, settings, groups, since, now),
         request=request,
         scores=read_scores(clients, settings, state, now, problems),
-        reservations=answer.reservations,
-        owned_free=answer.owned_free,
-        reservation_refused=answer.refused,
     )
     return Gathered(seen=seen, receipts=receipts, problems=problems)
 
@@ -78,16 +72,15 @@ def _first_request(settings: ControllerSettings) -> PersonRequest | None:
     return PersonRequest(schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="gpufleet:waits")
 
 
-def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGroup | None:
-    """Describe the stack's group, if there is one."""
-    answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[settings.group])
-    if not answer["AutoScalingGroups"]:
-        return None
-    group: Any = answer["AutoScalingGroups"][0]
-    policy = group.get("MixedInstancesPolicy", {})
-    distribution = policy.get("InstancesDistribution")
-    overrides = policy.get("LaunchTemplate", {}).get("Overrides", [])
-    reserved = group.get("CapacityReservationSpecification", {})
+def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, AutoScalingGroup]:
+    """Describe the groups of the stack's places that exist, by place."""
+    names = {settings.group_of(place): place for place in settings.places}
+    answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(names))
+    found = {names[group["AutoScalingGroupName"]]: _parse_group(group) for group in answer["AutoScalingGroups"]}
+    return {place: found[place] for place in settings.places if place in found}
+
+
+def _parse_group(group: Any) -> AutoScalingGroup:
     processes = group.get("SuspendedProcesses", [])
     suspended = {one["ProcessName"]: _is_by_aws(one.get("SuspensionReason")) for one in processes}
     return AutoScalingGroup(
@@ -95,24 +88,14 @@ def read_group(clients: Clients, settings: ControllerSettings) -> AutoScalingGro
         desired=group["DesiredCapacity"],
         min_size=group["MinSize"],
         max_size=group["MaxSize"],
-        on_demand_base=None if distribution is None else int(distribution.get("OnDemandBaseCapacity") or 0),
         members=tuple(
             Member(instance_id=one["InstanceId"], state=one["LifecycleState"], protected=one["ProtectedFromScaleIn"])
             for one in group["Instances"]
-        ),
-        subnets=frozenset(filter(None, group.get("VPCZoneIdentifier", "").split(","))),
-        instance_types=tuple(one["InstanceType"] for one in overrides if "InstanceType" in one),
-        target=Target(
-            reservation_ids=tuple(
-                sorted(reserved.get("CapacityReservationTarget", {}).get("CapacityReservationIds", []))
-            ),
-            only=reserved.get("CapacityReservationPreference") == ONLY,
         ),
         suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
         launches_off=suspended.get(LAUNCH) is False,
         ends_off=TERMINATE in suspended,
         warm_pool="WarmPoolConfiguration" in group,
-        tags={tag["Key"]: tag["Value"] for tag in group["Tags"]},
     )
 
 

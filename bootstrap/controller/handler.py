@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,13 +17,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
-from bootstrap.controller.actions import Action
+from bootstrap.controller.actions import GroupAction
 from bootstrap.controller.bucket import ConflictError, StateError, load_state, save_state
 from bootstrap.controller.carry_out import carry_out, publish_metrics
 from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.decide import decide, end_all
+from bootstrap.controller.decide import decide, end_all, take_answer
 from bootstrap.controller.gather import gather
+from bootstrap.controller.launches import launch
 from bootstrap.controller.notices import delete_notices
+from bootstrap.controller.observation import Observation
+
+# Launches of a tick begin within so long, s: each may wait for EC2 20 s, and the function has 55 (infra/controller.py).
+LAUNCHES_S = 10
 
 
 class TickError(RuntimeError):
@@ -67,15 +73,14 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     decision = decide(settings, before, gathered.seen, now)
     state = decision.state
     try:
-        save_state(clients, settings, state, etag)
+        etag = save_state(clients, settings, state, etag)
     except ConflictError as error:
         log("conflict", reason=str(error))
         return load_state(clients, settings)[0] or state
     for phase, reason in decision.changes:
         log("phase", phase=phase, reason=reason, run=state.run_id)
-    if state.reservation and state.reservation != (before.reservation if before else None):
-        log("reservation", **to_json(state.reservation))
     failures = _act(clients, settings, decision.actions)
+    state = _launch(clients, settings, gathered.seen, state, etag, now, failures)
     try:
         delete_notices(clients, settings, gathered.receipts)
         publish_metrics(clients, settings, state, before)
@@ -96,14 +101,45 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     return state
 
 
-def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[Action]) -> list[str]:
+def _launch(
+    clients: Clients,
+    settings: ControllerSettings,
+    seen: Observation,
+    state: ControllerState,
+    etag: str,
+    now: datetime,
+    failures: list[str],
+) -> ControllerState:
+    """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
+    until = time.monotonic() + LAUNCHES_S
+    while state.launch and time.monotonic() < until:
+        asked = state.launch
+        try:
+            answer = launch(clients, settings, asked)
+        except BotoCoreError as error:
+            log("failed", action="launch", reason=str(error))
+            failures.append(f"launch: {error}")
+            break
+        if answer is None:
+            break
+        log("launch", **to_json(asked), came=len(answer.instance_types), error=answer.error and to_json(answer.error))
+        decision = take_answer(settings, seen, now, state, answer)
+        # A part of a gang ends first: should the write fail, the next tick asks with the same token.
+        failures += _act(clients, settings, decision.actions)
+        etag, state = save_state(clients, settings, decision.state, etag), decision.state
+        for phase, reason in decision.changes:
+            log("phase", phase=phase, reason=reason, run=state.run_id)
+    return state
+
+
+def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[GroupAction]) -> list[str]:
     # A failure must not keep the other actions from ending paid nodes.
     failures = []
     for action in actions:
-        name = type(action).__name__
+        name = type(action.action).__name__
         try:
             carry_out(clients, settings, action)
-            log("action", action=name, **to_json(action))
+            log("action", action=name, place=action.place, **to_json(action.action))
         except (ClientError, BotoCoreError) as error:
             failures.append(f"{name}: {error}")
             log("failed", action=name, reason=str(error))

@@ -14,9 +14,9 @@ from bootstrap.controller.observation import Tick
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge all instances, and count interruptions, notices, unfit nodes and failed launches."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
-    state = meter.charge(settings, state, (*seen.machines, *seen.missed), seen.group, now, seen.reservations)
-    in_service = set(seen.group.in_service) if seen.group else set()
-    leaving = set(seen.group.in_state(LEAVING)) if seen.group else set()
+    state = meter.charge(settings, state, (*seen.machines, *seen.missed), now, seen.created_at)
+    in_service = {key for group in seen.groups.values() for key in group.in_service}
+    leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
     missed = {machine.instance_id for machine in seen.missed}
     instances: dict[str, MeteredInstance] = {}
@@ -40,7 +40,8 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         rebalances += new.rebalanced and not old.rebalanced
         ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
         # Nodes end themselves during an outage, which is no failure.
-        if ended_now and not new.served and not new.interrupted and state.phase in UP and key not in missed:
+        is_end_of_another = new.served or new.interrupted or new.given_back or key in missed
+        if ended_now and not is_end_of_another and state.phase in UP:
             unfit += 1
         instances[key] = new
     failures = seen.failed_launches
@@ -53,38 +54,25 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         rebalance_notices=state.rebalance_notices + rebalances,
         failed_launches=state.failed_launches + len(failures),
         last_failure=failures[-1].message[:300] if failures else state.last_failure,
-        complete_since=(state.complete_since or now) if len(in_service) >= settings.node_count else None,
+        complete_since=(state.complete_since or now) if len(tick.in_service(state)) >= settings.node_count else None,
         refused_since=_refused_since(tick, state),
     )
 
 
 def _refused_since(tick: Tick, state: ControllerState) -> datetime | None:
-    counts = count_nodes(tick, state)
-    came = counts.in_service + counts.pending
-    has_grown = came > state.nodes.in_service + state.nodes.pending
-    if came >= tick.settings.node_count:
+    """Keep AWS's refusal until all nodes are there; nodes by size that do not come are refused, as nobody says so."""
+    if tick.staying(state) >= tick.settings.node_count:
         return None
-    # A launch of the place before may end late.
-    begun = state.attempt_started_at
-    if any(
-        failure.no_capacity
-        # EC2's answer to a spot gang that would leave is none about its own nodes.
-        and (state.phase == "starting" or failure is not tick.seen.reservation_refused)
-        and not (begun and failure.began_at and failure.began_at < begun)
-        for failure in tick.seen.failed_launches
-    ):
-        return (None if has_grown else state.refused_since) or tick.now
-    return None if has_grown else state.refused_since
+    by_size = tick.settings.places[tick.place_name(state)].by_size
+    return state.refused_since or (tick.now if by_size and state.phase in UP else None)
 
 
 def count_nodes(tick: Tick, state: ControllerState) -> NodeCounts:
-    """Count the group's members by state."""
-    group = tick.seen.group
-    if group is None:
-        return NodeCounts()
-    wanted = tick.settings.node_count if state.phase in UP else 0
+    """Count the groups' members by state."""
+    groups = tick.seen.groups.values()
+    wanted = tick.settings.node_count if state.phase in UP and groups else 0
     if tick.settings.mode == "workers" and wanted:
-        wanted = group.desired
-    in_service, leaving = len(group.in_service), len(group.leaving)
-    pending = len(group.members) - in_service - leaving
+        wanted = sum(group.desired for group in groups)
+    in_service, leaving = sum(len(group.in_service) for group in groups), sum(len(group.leaving) for group in groups)
+    pending = len(tick.seen.members) - in_service - leaving
     return NodeCounts(wanted=wanted, in_service=in_service, pending=pending, terminating=leaving)

@@ -9,8 +9,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from bootstrap.contract.settings import ControllerSettings, Lifecycle
-from bootstrap.contract.start_reservation import STACK_TAG
+from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.observation import Machine
@@ -23,11 +22,11 @@ _LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExc
 def read_machines(
     clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, problems: list[str]
 ) -> tuple[Machine, ...]:
-    """Describe the group's instances, by Auto Scaling's tag; ended ones for about an hour.
+    """Describe the groups' instances, by Auto Scaling's tag; ended ones for about an hour.
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     """
-    instances = _describe(clients, "aws:autoscaling:groupName", settings.group)
+    instances = _describe(clients, "aws:autoscaling:groupName", *map(settings.group_of, settings.places))
     known = state.instances if state else {}
     lost = {key for key, one in known.items() if not one.ended_at} - {one["InstanceId"] for one in instances}
     if lost:
@@ -41,9 +40,9 @@ def read_machines(
     return tuple(_parse_machine(settings, instance, prices) for instance in instances)
 
 
-def _describe(clients: Clients, tag: str, value: str) -> list[Any]:
+def _describe(clients: Clients, tag: str, *values: str) -> list[Any]:
     pages = clients.ec2.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": f"tag:{tag}", "Values": [value]}]
+        Filters=[{"Name": f"tag:{tag}", "Values": list(values)}]
     )
     return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
 

@@ -5,15 +5,14 @@ An instance is charged from where its meter stands: a missed tick is made up for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
 from bootstrap.contract.state import ControllerState, MeteredInstance
 from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
-from bootstrap.controller.observation import AutoScalingGroup, Machine, Reservation
+from bootstrap.controller.observation import Machine
 
 # Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
@@ -30,16 +29,15 @@ def charge(
     settings: ControllerSettings,
     state: ControllerState,
     machines: Iterable[Machine],
-    group: AutoScalingGroup | None,
     now: datetime,
-    reservations: Sequence[Reservation] = (),
+    created_at: datetime | None,
 ) -> ControllerState:
-    """Charge every instance, the stack's own cost and reserved capacity up to ``now``."""
+    """Charge every instance, the stack's own cost and its reservation up to ``now``; its groups are ``created_at``."""
     described = {machine.instance_id: machine for machine in machines}
     instances = {
         key: _charge_described(settings, instance, described[key], now)
         if key in described
-        else _charge_forgotten(settings, instance, group, now)
+        else _charge_forgotten(settings, instance, created_at, now)
         for key, instance in state.instances.items()
     }
     for key, machine in described.items():
@@ -48,17 +46,13 @@ def charge(
     folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
     ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
     kept = {key: instance for key, instance in instances.items() if key not in folded}
-    unused_usd_per_hour = sum(one.unused * _slot_usd_per_hour(settings, one) for one in reservations if one.active)
-    fixed_usd = state.fixed_usd + _charge_stack(settings, state, group, now)
-    fixed_usd += _charge_reservations(settings, state, reservations, now)
+    fixed_usd = state.fixed_usd + _charge_stack(settings, state, created_at, now)
     state = replace(state, instances=kept, ended_usd=ended_usd, fixed_usd=fixed_usd)
     elsewhere = state.counted_elsewhere
-    hourly = usd_per_hour(settings, kept) + unused_usd_per_hour
     return replace(
         state,
         spent_usd=state.total_usd - state.earlier_usd + sum(spend.usd_until(now) for spend in elsewhere),
-        usd_per_hour=hourly + sum(spend.usd_per_hour for spend in elsewhere),
-        unused_usd_per_hour=unused_usd_per_hour,
+        usd_per_hour=usd_per_hour(settings, kept) + sum(spend.usd_per_hour for spend in elsewhere),
     )
 
 
@@ -73,25 +67,6 @@ def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
     # A reservation is billed at the on-demand price while nothing runs in it:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
     return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
-
-
-def _slot_usd_per_hour(settings: ControllerSettings, reservation: Reservation) -> float:
-    return settings.usd_per_hour("on-demand", reservation.instance_type) - settings.volume_usd_per_node_hour
-
-
-def _charge_reservations(
-    settings: ControllerSettings, state: ControllerState, reservations: Iterable[Reservation], now: datetime
-) -> float:
-    """Charge start reservations by the most that was unused at once since the last tick: the time is not told."""
-    usd = known = 0.0
-    for one in (one for one in reservations if one.active):
-        if one.created_at > state.updated_at:
-            usd += hours(now - one.created_at) * one.total * _slot_usd_per_hour(settings, one)
-        else:
-            known += one.unused * _slot_usd_per_hour(settings, one)
-    # One that is described no more ended by now, or in an outage by itself.
-    until = min(now, state.updated_at + LASTS + ENDS_WITHIN)
-    return usd + hours(until - state.updated_at) * max(known, state.unused_usd_per_hour)
 
 
 def _start_meter(machine: Machine) -> MeteredInstance:
@@ -139,14 +114,14 @@ def _charge_described(
 
 
 def _charge_forgotten(
-    settings: ControllerSettings, instance: MeteredInstance, group: AutoScalingGroup | None, now: datetime
+    settings: ControllerSettings, instance: MeteredInstance, created_at: datetime | None, now: datetime
 ) -> MeteredInstance:
     # EC2 no longer describes it: it ended by the next tick, or with its lease in an outage, unless the group is new.
     # EC2's answers are eventually consistent: where it describes the instance again, no gap is left.
     if instance.ended_at is not None:
         return instance
     latest, before = TICK, instance.metered_until
-    if now - before > LEASE and not (group and group.created_at > before):
+    if now - before > LEASE and not (created_at and created_at > before):
         latest = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
     until = min(now, before + latest)
     spent = hours(until - instance.metered_until) * instance.usd_per_hour
@@ -154,9 +129,9 @@ def _charge_forgotten(
 
 
 def _charge_stack(
-    settings: ControllerSettings, state: ControllerState, group: AutoScalingGroup | None, now: datetime
+    settings: ControllerSettings, state: ControllerState, created_at: datetime | None, now: datetime
 ) -> float:
     # A stack that was destroyed and deployed again cost nothing in between.
-    since = max(state.updated_at, group.created_at) if group else state.updated_at
+    since = max(state.updated_at, created_at) if created_at else state.updated_at
     used = sum(instance.ended_at is None for instance in state.instances.values())
     return hours(now - since) * (settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, used))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -10,34 +10,22 @@ from bootstrap.contract.ending import IN_SERVICE, Member
 from bootstrap.contract.report import NodeReport
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """Reservations that a group launches its nodes into: these alone, or these first and then on demand."""
-
-    reservation_ids: tuple[str, ...] = ()  # sorted
-    only: bool = False
+from bootstrap.contract.state import ControllerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoScalingGroup:
-    """The stack's Auto Scaling group."""
+    """Auto Scaling group of a place."""
 
     created_at: datetime
     desired: int
     min_size: int
     max_size: int
-    on_demand_base: int | None  # None with one purchase option only
     members: tuple[Member, ...]
-    subnets: frozenset[str] = frozenset()
-    instance_types: tuple[str, ...] = ()  # of a mixed instances policy, in its order
-    target: Target = Target()
     suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
     launches_off: bool = False  # somebody else has suspended launches
     ends_off: bool = False  # the ends of nodes are suspended
     warm_pool: bool = False
-    tags: Mapping[str, str] = field(default_factory=dict)
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""
@@ -52,6 +40,10 @@ class AutoScalingGroup:
     def leaving(self) -> list[str]:
         """Ids of members being terminated."""
         return [member.instance_id for member in self.members if member.state.startswith("Terminat")]
+
+    def count_staying(self, ended: Collection[str]) -> int:
+        """Count members that are neither being terminated nor among the ``ended`` instances."""
+        return len({member.instance_id for member in self.members}.difference(self.leaving, ended))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,45 +65,58 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedLaunch:
-    """A launch that gave no instance, with AWS's message."""
+    """A launch by a group's size that gave no instance, with AWS's message."""
 
     at: datetime
     message: str
-    no_capacity: bool  # the pool or the quota has no room for the instance
-    began_at: datetime | None = None
-    subnet: str = ""  # of a launch that the pool refused; empty for a quota or an unknown subnet
-    instance_type: str = ""  # of a reservation; a launch may have tried all types of the group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
-    """A capacity reservation that the controller made, active or about to be."""
+class LaunchError:
+    """Why AWS launched fewer nodes than were asked for (``launches.py`` classifies the codes)."""
 
-    reservation_id: str
-    token: str  # of its request
-    instance_type: str
-    created_at: datetime
-    active: bool  # billed
-    total: int
-    unused: int  # instances that it has room for
+    code: str
+    message: str
+    instance_type: str = ""
+    subnet: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchAnswer:
+    """AWS's answer to the state's request for nodes; all came where there is no error."""
+
+    instance_types: Mapping[str, str]  # of the launched instances, by id
+    error: LaunchError | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """Everything that a tick observes."""
 
-    group: AutoScalingGroup | None
+    groups: Mapping[str, AutoScalingGroup]  # by place; those that exist
     machines: tuple[Machine, ...] = ()  # ended ones for about an hour
     missed: tuple[Machine, ...] = ()  # ended during an outage; known from activities
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     rebalanced: frozenset[str] = frozenset()
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
-    failed_launches: tuple[FailedLaunch, ...] = ()  # since the last tick
+    failed_launches: tuple[FailedLaunch, ...] = ()  # by the groups' sizes, since the last tick
     request: PersonRequest | None = None
     scores: Mapping[str, int] | None = None  # spot placement scores by zone id; None: not asked
-    reservations: tuple[Reservation, ...] = ()
-    owned_free: int | None = None  # instances that the owned reservation has room for; None: unknown, or none is owned
-    reservation_refused: FailedLaunch | None = None  # among failed_launches too, where capacity lacks
+
+    @property
+    def members(self) -> list[Member]:
+        """Members of all groups."""
+        return [member for group in self.groups.values() for member in group.members]
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Time at which the first group was made."""
+        return min((group.created_at for group in self.groups.values()), default=None)
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Ids of instances that have ended, some of which a group may still have."""
+        return frozenset(machine.instance_id for machine in self.machines if machine.ended)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +127,20 @@ class Tick:
     seen: Observation
     now: datetime
 
-    def count_rented(self, nodes: int) -> int:
-        """Count the nodes, of so many new ones, that the owned reservation has no room for."""
-        return max(0, nodes - (self.seen.owned_free or 0))
+    def group(self, state: ControllerState) -> AutoScalingGroup | None:
+        """Return the group of the gang: that of its place, or of the plan's own."""
+        return self.seen.groups.get(self.place_name(state))
+
+    def place_name(self, state: ControllerState) -> str:
+        """Return the gang's place; the plan's own before the first start, and where the plan no longer has it."""
+        return state.place.name if state.place and state.place.name in self.settings.places else self.settings.own_place
+
+    def staying(self, state: ControllerState) -> int:
+        """Count the gang's nodes that live, and are not being terminated."""
+        group = self.group(state)
+        return group.count_staying(self.seen.ended) if group else 0
+
+    def in_service(self, state: ControllerState) -> list[str]:
+        """Return ids of the gang's nodes in service."""
+        group = self.group(state)
+        return [key for key in group.in_service if key not in self.seen.ended] if group else []

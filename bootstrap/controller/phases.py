@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
+from bootstrap.contract.ending import Member
 from bootstrap.contract.pools import came, left, reclaimed, refused
-from bootstrap.contract.state import ENDED, PAUSES, UP, ChosenPlace, ControllerState
+from bootstrap.contract.state import (
+    ENDED,
+    PAUSES,
+    UP,
+    ChosenPlace,
+    ControllerState,
+    LaunchRequest,
+    MeteredInstance,
+    PlaceAnswer,
+)
 from bootstrap.contract.timings import ASK_AGAIN, LEASE, REFUSED_REPLACEMENT, TICK
 from bootstrap.contract.words import counted
+from bootstrap.controller.actions import wanted_places
+from bootstrap.controller.capacity import count_refusal
 from bootstrap.controller.ends import is_ceiling_raised, must_end
+from bootstrap.controller.launches import is_refusal
 from bootstrap.controller.meter import hours
-from bootstrap.controller.observation import Tick
+from bootstrap.controller.observation import LaunchAnswer, Tick
 from bootstrap.controller.places import choose_place, learn, leave_for
-from bootstrap.controller.reservations import reserve_first
 from bootstrap.controller.runs import rest
 
-# Waits before a gang's second, third... attempt; then the run has failed.
+# Waits before a gang's second, third... attempt, where nodes came and did not make a gang; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
-# From AWS's first refusal of a node to the partial gang's end, unless a node comes. Auto Scaling asks again meanwhile:
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
-REFUSED_START = timedelta(minutes=3)
 # A gang that held this long forgets earlier attempts.
 PROVEN = timedelta(minutes=30)
 
 
 def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     """Return the state one phase on, or the same object."""
-    group, now = tick.seen.group, tick.now
+    now = tick.now
     if state.phase in ENDED:
         return _revive(tick, state)
     end = must_end(tick, state)
@@ -41,24 +51,86 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
         # Now, not after the drain: the state keeps only the last tick's ceiling.
         if state.after == "over-budget" and not end and is_ceiling_raised(tick.settings, state):
             return replace(state, after="waiting", reason="the ceiling was raised")
-        if group and group.members:
+        if _members_but_of(tick, *wanted_places(tick, state)):
             return state
         assert state.after is not None
-        waits = {"next_attempt_at": state.next_attempt_at, "next_place": state.next_place}
+        waits = {"next_attempt_at": state.next_attempt_at, "next_place": state.next_place, "beside": state.beside}
         return state.with_phase(state.after, state.reason, now, **waits)
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
-        if not group or group.desired == 0:
+        raised = next((place for place, group in tick.seen.groups.items() if group.desired > 0), "")
+        if not raised:
             return state
         state = state.with_phase("waiting", "the group's desired size was raised from 0", now)
         end = must_end(tick, state)
         # The group's members are the gang's first.
-        return state.with_phase(*end, now) if end else _start(tick, state, adopt=True)
+        adopted = ChosenPlace(name=raised, why="its size was raised")
+        return state.with_phase(*end, now) if end else _start(tick, state, adopted=adopted)
     if tick.settings.mode == "workers":
         # "starting": the nodes were a gang before.
         return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
     return _check_gang(tick, state)
+
+
+def plan_launch(tick: Tick, state: ControllerState) -> ControllerState:
+    """Ask for the nodes that a place lacks, once its group counts no other; keep a request that has no answer yet."""
+    settings, asked, wanted = tick.settings, state.launch, wanted_places(tick, state)
+    if asked and asked.place in wanted and tick.now - asked.asked_at < ASK_AGAIN:
+        return state
+    state = replace(state, launch=None) if asked else state
+    for name in wanted if settings.mode == "training" and state.phase in UP else ():
+        group, answered = tick.seen.groups.get(name), state.answers.get(name)
+        if group is None or settings.places[name].by_size or (answered and answered.asked_at >= tick.now):
+            # By its size, or AWS has answered in this tick.
+            continue
+        staying = group.count_staying(tick.seen.ended)
+        # With a larger size Auto Scaling may be launching nodes itself: the actions lower it first.
+        if group.desired <= staying < settings.node_count:
+            request = LaunchRequest(place=name, nodes=settings.node_count - staying, asked_at=tick.now)
+            return replace(state, launch=request)
+    return state
+
+
+def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> ControllerState:
+    """Take in AWS's answer to the state's request: all nodes came, or the gang lacks them."""
+    assert state.launch
+    name, error, now = state.launch.place, answer.error, tick.now
+    place = tick.settings.places[name]
+    told = f"{error.code}: {error.message}"[:300] if error else f"{counted(state.launch.nodes, 'node')} came"
+    answers = {key: known for key, known in state.answers.items() if key in tick.settings.places}
+    answers[name] = PlaceAnswer(asked_at=now, answer=told, usd_per_hour=place.usd_per_hour)
+    state = replace(state, launch=None, answers=answers)
+    if error is None:
+        return state
+    given_back = {
+        key: MeteredInstance(
+            instance_type=instance_type,
+            launched_at=now,
+            metered_until=now,
+            lifecycle=place.purchase,
+            usd_per_hour=tick.settings.usd_per_hour(place.purchase, instance_type),
+            spent_usd=0.0,
+            given_back=True,
+        )
+        for key, instance_type in answer.instance_types.items()
+    }
+    state = replace(
+        state,
+        instances={**state.instances, **given_back},
+        capacity=count_refusal(tick, state.capacity, place, answer),
+        failed_launches=state.failed_launches + 1,
+        last_failure=told,
+    )
+    if state.beside and state.beside.name == name:
+        return _give_up_beside(tick, state)
+    is_refused = is_refusal(error.code) or tick.staying(state)
+    state = replace(state, refused_since=state.refused_since or (now if is_refused else None))
+    # Reserved capacity is paid anyway, and a node that ends holds its slot for a while:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-launch.html
+    if tick.settings.is_reserved or tick.staying(state):
+        return state
+    return _give_back(tick, state, "AWS refuses the nodes")
 
 
 def _revive(tick: Tick, state: ControllerState) -> ControllerState:
@@ -73,50 +145,37 @@ def _revive(tick: Tick, state: ControllerState) -> ControllerState:
     return state.with_phase("waiting", reason, tick.now) if reason and not must_end(tick, state) else state
 
 
-def _start(tick: Tick, state: ControllerState, *, adopt: bool = False) -> ControllerState:
-    # ``adopt`` keeps the members that are there.
-    settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
+def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = None) -> ControllerState:
+    # ``adopted`` is the place whose members are the gang's first.
+    settings, now, count = tick.settings, tick.now, tick.settings.node_count
     if settings.block and now < settings.block.start:
         return _wait(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
-    if group is None:
-        return _wait(state, f"there is no group {settings.group}: `pulumi up` makes it")
-    if group.members and not adopt:
-        return _wait(state, f"{counted(len(group.members), 'node of before is', 'nodes of before are')} still ending")
+    kept = adopted or state.beside
+    if others := _members_but_of(tick, *([kept.name] if kept else [])):
+        return _wait(state, f"{counted(len(others), 'node of before is', 'nodes of before are')} still ending")
     if state.next_attempt_at and now < state.next_attempt_at:
         return state
+    goes_on = state.next_place is not None and state.next_place.name in settings.places
+    begun = state if goes_on else replace(state, round_started_at=now)
+    place = adopted or (state.next_place if goes_on else choose_place(tick, begun))
+    if place is None or settings.mode == "workers":
+        place = ChosenPlace(name=settings.own_place, why="the plan's own place")
+    group = tick.seen.groups.get(place.name)
+    if group is None:
+        return _wait(state, f"there is no group {settings.group_of(place.name)}: `pulumi up` makes it")
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
     if group.max_size < count and not settings.scheduled:
         return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
-    if settings.places and group.desired and not adopt:
-        # A launch may be under way where the group was.
-        return state
-    goes_on = state.next_place is not None and state.next_place.name in settings.places
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
-    changes = {"attempts": attempt, "attempt_started_at": now, "incomplete_since": None, "refused_since": None}
-    changes["reservation"] = None
     reason = f"{counted(count, 'node')} asked for, attempt {attempt}"
-    owned, free = settings.owned, tick.seen.owned_free
-    if owned and free is not None and free < owned.nodes and not adopt:
-        reason += f"; {owned.reservation_id} has room for {free} of its {owned.nodes}, the others are rented"
-    if settings.places:
-        if not goes_on:
-            state = replace(state, round_started_at=now)
-        place = state.next_place if goes_on else _first_place(tick, state, adopt=adopt)
-        assert place
+    if len(settings.places) > 1:
         reason += f", in {place.name}: {place.why}"
-        own, there = (settings.places[name].purchase for name in (settings.own_place, place.name))
-        changes |= {"place": place, "on_demand": own == "spot" and there == "on-demand"}
-        if state.reservation and state.reservation.place == place.name:
-            changes["reservation"] = state.reservation
-    return state.with_phase("starting", reason, now, **changes)
-
-
-def _first_place(tick: Tick, state: ControllerState, *, adopt: bool) -> ChosenPlace:
-    """Place of a new attempt; adopted nodes are where the group was left."""
-    known = state.place if state.place and state.place.name in tick.settings.places else None
-    own = ChosenPlace(name=tick.settings.own_place, why="the plan's own place")
-    return (known if adopt else choose_place(tick, state)) or own
+    on_demand = [settings.places[name].purchase for name in (settings.own_place, place.name)] == ["spot", "on-demand"]
+    changes: dict[str, Any] = {"attempts": attempt, "attempt_started_at": now}
+    changes |= {"incomplete_since": None, "refused_since": None, "desired_seen": 0}
+    changes |= {"place": place, "group": settings.group_of(place.name), "on_demand": on_demand}
+    return begun.with_phase("starting", reason, now, **changes)
 
 
 def _all_of(count: int) -> str:
@@ -128,29 +187,27 @@ def _wait(state: ControllerState, reason: str) -> ControllerState:
 
 
 def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
-    settings, group, now, count = tick.settings, tick.seen.group, tick.now, tick.settings.node_count
+    settings, group, now, count = tick.settings, tick.group(state), tick.now, tick.settings.node_count
     if group is None:
         return state
+    if state.group not in ("", settings.group_of(tick.place_name(state))):
+        reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
+        return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
     if group.desired == 0 and state.desired_seen > 0:
         return _pause(tick, state)
-    place = leave_for(tick, state)
-    if place and (waits := reserve_first(tick, state, place.name)):
-        return waits
-    if place:
-        reason = f"the nodes are given up: next is {place.name}, {place.why}"
-        changes = {"after": "waiting", "next_place": place, "round_started_at": now}
-        return _leave(tick, state).with_phase("draining", reason, now, **changes)
-    if state.reservation and state.phase == "running":
-        # Left behind by the start, or by a wish to leave that has passed.
-        state = replace(state, reservation=None)
-    in_service = len(group.in_service)
+    in_service = len(tick.in_service(state))
+    if in_service >= count and state.phase == "starting":
+        reason = f"{_all_of(count)} in service"
+        if state.place and len(settings.places) > 1:
+            reason += f" in {state.place.name}: {state.place.why}"
+        changes = {"attempt_started_at": None, "incomplete_since": None, "beside": state.beside}
+        return learn(tick, state, came).with_phase("running", reason, now, **changes)
+    if state.beside and (moved := _follow_beside(tick, state)) is not state:
+        return moved
+    if not state.beside and (place := leave_for(tick, state)):
+        reason = f"nodes are asked for beside these, in {place.name}: {place.why}"
+        return replace(state, beside=place, beside_since=now, reason=reason)
     if in_service >= count:
-        if state.phase == "starting":
-            reason = f"{_all_of(count)} in service"
-            if state.place:
-                reason += f" in {state.place.name}: {state.place.why}"
-            state = learn(tick, state, came)
-            return state.with_phase("running", reason, now, attempt_started_at=None, incomplete_since=None)
         if state.incomplete_since:
             if _took_back(state, state.incomplete_since):
                 state = learn(tick, learn(tick, state, reclaimed), came)
@@ -165,42 +222,41 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     if now - since + TICK > timedelta(seconds=settings.gang_window_s):
         reason = f"{in_service} of {counted(count, 'node')} within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
-    # Without a member nothing is paid, and a block and a reservation are paid anyway: the group may as well ask on.
-    if state.refused_since and not settings.block and settings.reserved_nodes < count:
-        patience = REFUSED_START if state.phase == "starting" else REFUSED_REPLACEMENT
-        staying = len(group.members) - len(group.leaving)
-        reason = f"{staying} of {counted(count, 'node')} came, and AWS refuses the others"
-        if settings.places and not group.members:
-            return _leave_empty_place(tick, state, reason)
-        if settings.places and state.phase == "starting" and choose_place(tick, learn(tick, state, refused)):
-            patience = TICK
-        if group.members and now - state.refused_since >= patience:
-            # Spot that lacked for minutes only is asked for once more, before the whole run is bought on demand.
-            return _give_back(tick, state, reason, falls_back=state.attempts > 1)
+    by_size = settings.places[tick.place_name(state)].by_size
+    patience = ASK_AGAIN if by_size and state.phase == "starting" else REFUSED_REPLACEMENT
+    if state.refused_since and now - state.refused_since >= patience and not settings.is_reserved:
+        reason = f"{tick.staying(state)} of {counted(count, 'node')} are there, and AWS refuses the others"
+        return _give_back(tick, state, reason)
     return state
 
 
-def _leave_empty_place(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
-    """Go to the next place, or ask on, free of charge, until a place may be tried again."""
-    if state.next_attempt_at:
-        return _give_back(tick, state, reason, falls_back=False) if tick.now >= state.next_attempt_at else state
-    learned = _lose(tick, state)
-    if choose_place(tick, learned):
-        return _give_back(tick, state, reason, falls_back=False)
-    again_at = tick.now + _retry_wait(tick, state)
-    waits = f"{reason}: all places worth a try have refused, the next attempt is at {again_at:%H:%M} UTC"
-    return replace(learned, next_attempt_at=again_at, reason=waits)
+def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
+    """Move the gang once all nodes beside it serve; give them up where they do not come in time."""
+    assert state.beside
+    assert state.beside_since
+    settings, now, name = tick.settings, tick.now, state.beside.name
+    group = tick.seen.groups.get(name)
+    if group and len(set(group.in_service) - tick.seen.ended) >= settings.node_count:
+        reason = f"{_all_of(settings.node_count)} in service in {name}, so the gang saves and moves: {state.beside.why}"
+        changes = {"after": "waiting", "next_place": state.beside, "beside": state.beside}
+        return _leave(tick, state).with_phase("draining", reason, now, round_started_at=now, **changes)
+    if now - state.beside_since + TICK > timedelta(seconds=settings.gang_window_s):
+        return _give_up_beside(tick, state)
+    return state
 
 
-def _retry_wait(tick: Tick, state: ControllerState) -> timedelta:
-    if tick.settings.adaptive:
-        return ASK_AGAIN
-    return RETRY_WAITS[min(max(state.attempts, 1), len(RETRY_WAITS)) - 1]
+def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
+    assert state.beside
+    return replace(learn(tick, state, refused, state.beside.name), beside=None)
+
+
+def _members_but_of(tick: Tick, *kept: str) -> list[Member]:
+    return [member for name, group in tick.seen.groups.items() if name not in kept for member in group.members]
 
 
 def _lose(tick: Tick, state: ControllerState) -> ControllerState:
     """Record that the place did not give, or did not keep, all nodes; the second call is of a refused replacement."""
-    record = state.pools.get(state.place.name) if state.place else None
+    record = state.pools.get(tick.place_name(state))
     return learn(tick, state, reclaimed if record and record.launched_at_s is not None else refused)
 
 
@@ -215,8 +271,7 @@ def _leave(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
-    assert tick.seen.group
-    if tick.seen.group.created_at > state.updated_at:
+    if tick.seen.created_at and tick.seen.created_at > state.updated_at:
         # `pulumi destroy` in the middle of a run, and `pulumi up`.
         return rest(tick, replace(state, desired_seen=0), "the stack was deployed anew")
     reason = "a schedule, or a person, set the group's size to 0"
@@ -229,33 +284,33 @@ def _pause(tick: Tick, state: ControllerState) -> ControllerState:
     return _leave(tick, state).with_phase("draining", reason, tick.now, after="paused")
 
 
-def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool) -> ControllerState:
-    settings, now = tick.settings, tick.now
+def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool = False) -> ControllerState:
+    """End the nodes that are there, and go to the next place, or wait.
+
+    On demand comes next where ``falls_back``, or where spot was refused in two attempts.
+    """
+    settings, now, is_refused = tick.settings, tick.now, state.refused_since is not None
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
-    if settings.adaptive and (state.refused_since or state.phase == "running"):
-        # Until the deadline, AWS's refusals and reclaims end no run: only nodes that came and never served do.
-        state = replace(state, attempts=0)
-    if settings.places:
-        # A gang that was complete, and a wait, begin another attempt.
-        anew, state = state.phase == "running" or state.next_attempt_at is not None, _lose(tick, state)
-        attempts = state.attempts + anew
-        if anew:
-            state = replace(state, round_started_at=now)
-        place = choose_place(tick, state, on_demand=falls_back)
-        if place and attempts <= len(RETRY_WAITS) + 1:
-            reason = f"{reason}: next is {place.name}, {place.why}"
-            return state.with_phase("draining", reason, now, after="waiting", next_place=place, attempts=attempts)
-    elif settings.fallback_on_demand and not state.on_demand and falls_back:
-        reason = f"{reason}: on-demand nodes instead"
-        return state.with_phase("draining", reason, now, after="waiting", on_demand=True, attempts=0)
-    # A block is paid anyway: only its end ends the attempts.
-    if settings.block:
-        next_attempt_at = now + RETRY_WAITS[0]
-    elif state.attempts > len(RETRY_WAITS):
-        reason += f", {state.attempts} times in a row: `gpufleet resume` tries again"
-        return state.with_phase("draining", reason, now, after="failed")
+    # Refusals and reclaims fail no run: asking again is free.
+    attempts = min(state.attempts, 2) if is_refused else state.attempts
+    if settings.adaptive and (is_refused or state.phase == "running"):
+        attempts = 0
+    # A gang that was complete begins another attempt.
+    is_anew, state = state.phase == "running", _lose(tick, replace(state, attempts=attempts))
+    if is_anew:
+        attempts, state = attempts + 1, replace(state, round_started_at=now)
+    place = state.beside or choose_place(tick, state, on_demand=falls_back or attempts > 1)
+    changes: dict[str, Any] = {"after": "waiting", "attempts": state.attempts, "beside": state.beside}
+    if place and attempts <= len(RETRY_WAITS) + 1:
+        changes |= {"attempts": attempts, "next_place": place}
+        reason = f"{reason}: next is {place.name}, {place.why}"
+    elif attempts > len(RETRY_WAITS) and not settings.is_reserved:
+        changes["after"] = "failed"
+        reason += f", {attempts} times in a row: `gpufleet resume` tries again"
     else:
-        next_attempt_at = now + _retry_wait(tick, state)
-    reason += f": the next attempt is at {next_attempt_at:%H:%M} UTC"
-    return state.with_phase("draining", reason, now, after="waiting", next_attempt_at=next_attempt_at)
+        # Reserved capacity is paid anyway.
+        is_soon = is_refused or settings.adaptive or settings.is_reserved
+        changes["next_attempt_at"] = now + (ASK_AGAIN if is_soon else RETRY_WAITS[max(attempts, 1) - 1])
+        reason += f": the next attempt is at {changes['next_attempt_at']:%H:%M} UTC"
+    return state.with_phase("draining", reason, now, **changes)

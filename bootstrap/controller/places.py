@@ -46,11 +46,11 @@ def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
     return replace(state, progress=min(1.0, state.progress + share))
 
 
-def learn(tick: Tick, state: ControllerState, event: Callable[[PoolRecord, float], PoolRecord]) -> ControllerState:
-    """Record an event of ``bootstrap.contract.pools`` for the present place."""
-    if state.place is None or state.place.name not in tick.settings.places:
-        return state
-    name = state.place.name
+def learn(
+    tick: Tick, state: ControllerState, event: Callable[[PoolRecord, float], PoolRecord], place: str = ""
+) -> ControllerState:
+    """Record an event of ``bootstrap.contract.pools`` for a place, by default the present one."""
+    name = place or tick.place_name(state)
     record = event(state.pools.get(name, PoolRecord()), tick.now.timestamp())
     # Places of an earlier plan are forgotten.
     kept = {key: known for key, known in state.pools.items() if key in tick.settings.places}
@@ -97,18 +97,20 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
 
 def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
-    """Return the place for which an adaptive gang ends the nodes that it has, or asks for, if any."""
+    """Return the place that is asked for nodes beside those of an adaptive gang, if any; both must be payable."""
     decided = weigh_leaving(tick, state) if tick.settings.adaptive else ""
-    return None if isinstance(decided, str) else decided
+    if isinstance(decided, str) or over_budget(tick, replace(state, beside=decided)):
+        return None
+    return decided
 
 
 def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
-    """Return the place for which an adaptive gang ends its nodes, or why it keeps them."""
+    """Return the place that an adaptive gang would move to, or why it stays."""
     view, places = view_run(tick, state), tick.settings.places
     ready = {
         name: place
         for name, place in places.items()
-        if not _is_empty(tick, state, name) and _is_payable(tick, state, name)
+        if not _is_empty(tick, state, name) and _is_payable(tick, state, name) and name != tick.place_name(state)
     }
     demand = buying(ready, "on-demand")
     if view.mode is Mode.SPOT and must_buy(view):

@@ -11,7 +11,7 @@ from bootstrap.controller.observation import Tick
 
 def first_state(tick: Tick) -> ControllerState:
     """Return the state before the first tick, metered from when the group was made."""
-    born = min(tick.seen.group.created_at, tick.now) if tick.seen.group else tick.now
+    born = min(tick.seen.created_at or tick.now, tick.now)
     reason = "the first tick"
     state = ControllerState(
         run_id=tick.settings.run_id,
@@ -45,7 +45,7 @@ def change_run(tick: Tick, state: ControllerState) -> ControllerState:
     if settings.mode == "workers" and state.phase not in ENDED:
         # The group replaces workers one after another.
         return state
-    if tick.seen.group and tick.seen.group.members:
+    if tick.seen.members:
         # Nodes of two versions never train together.
         after = "paused" if settings.scheduled else "waiting"
         return state.with_phase("draining", reason, tick.now, after=after)
@@ -73,7 +73,7 @@ def obey(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
-    group = tick.seen.group
+    group = tick.group(state)
     if state.phase in UP and group and group.desired == 0 < state.desired_seen:
         # Asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
@@ -104,5 +104,4 @@ def _begin(tick: Tick, state: ControllerState) -> ControllerState:
         interruptions=0,
         rebalance_notices=0,
         last_failure="",
-        unreserved="",
     )

@@ -42,9 +42,7 @@ _TAGS = {"Project", f"{PROJECT}:stack", f"{PROJECT}:model"}
 BEYOND_THE_STACK = {
     "UseKeyThroughServices": "the stack's key, whose ARN AWS chooses; only through the services named",
     "SeeNodes": "Describe calls have no resource-level permissions; six, of metadata, prices and scores, in one region",
-    "ReserveStarts": "EC2 makes up a reservation's id; only with the stack's tags",
-    "TagReservations": "the same reservations, when they are made",
-    "EndReservations": "the same reservations",
+    "LaunchGangs": "EC2 makes up the ids of fleets and launch templates; Auto Scaling launches, for the stack's groups",
     "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
     "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",
     "FindFlowLogGroup": "as AWS asks: DescribeLogGroups lists the account's groups; names only",

@@ -90,7 +90,7 @@ def deployer_policy(
             condition={"ArnLike": {"ec2:LaunchTemplate": here("ec2", "launch-template/*")}},
         ),
         *_network(names, vpc_id),
-        allow("Group", _actions("autoscaling", "group"), names.group_arn),
+        allow("Group", _actions("autoscaling", "group"), names.group_arns),
         allow("Roles", _actions("iam", "role"), roles),
         allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile{iam_path}{own}"),
         allow("LinkedRole", _actions("iam", "linked_role"), linked),

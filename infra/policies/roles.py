@@ -9,7 +9,6 @@ from types import MappingProxyType
 from bootstrap.contract import report
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.contract.ecr import read_ecr_image
-from bootstrap.contract.start_reservation import STACK_TAG, START_TAG
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, Values, allow, deny, document
 from infra.s3_uri import read_s3_prefix
@@ -117,7 +116,7 @@ def node_policy(
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
                 *(["autoscaling:SetInstanceProtection"] if workers else []),
             ],
-            names.group_arn,
+            names.group_arns,
         ),
         _describe("FindPeers", names, ["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingGroups"]),
         _write_logs("WriteLogs", names.log_group_arn),
@@ -178,8 +177,8 @@ def training_policy(
     )
 
 
-def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: bool) -> Policy:
-    """Policy of the controller's role; ``reserves``: gangs on demand start in a capacity reservation."""
+def controller_policy(names: Names, *, key_arn: str, warm_pool: bool) -> Policy:
+    """Policy of the controller's role."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
     return document(
@@ -187,18 +186,19 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: 
             "RunGroup",
             [
                 "autoscaling:CompleteLifecycleAction",
+                "autoscaling:LaunchInstances",
                 # Auto Scaling itself suspends launches after a day without capacity.
                 "autoscaling:ResumeProcesses",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
                 # Auto Scaling fills the warm pool of a group of size 0 too.
                 *(["autoscaling:SuspendProcesses"] if warm_pool else []),
-                # For a node that protects itself again and again.
+                # For a part of a gang, and a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
-                # For the bounds and the on-demand share. Another launch template would take ec2:RunInstances.
+                # For the bounds. Another launch template would take ec2:RunInstances.
                 "autoscaling:UpdateAutoScalingGroup",
             ],
-            names.group_arn,
+            names.group_arns,
         ),
         _describe(
             "SeeNodes",
@@ -206,14 +206,17 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: 
             [
                 "autoscaling:DescribeAutoScalingGroups",
                 "autoscaling:DescribeScalingActivities",
-                "ec2:DescribeCapacityReservations",
                 "ec2:DescribeInstances",
+                "ec2:DescribeLaunchTemplateVersions",
                 "ec2:DescribeSpotPriceHistory",
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sps-iam-permission.html
                 "ec2:GetSpotPlacementScores",
             ],
         ),
-        *_reserve_starts(names, may_make=reserves),
+        # LaunchInstances asks for it, and for DescribeLaunchTemplateVersions:
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html
+        # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+        allow("LaunchGangs", "ec2:CreateFleet", [names.arn("ec2", kind) for kind in ("fleet/*", "launch-template/*")]),
         allow("TakeNodeEvents", ["sqs:ReceiveMessage", "sqs:DeleteMessage"], names.queue_arn),
         allow("KeepState", "s3:PutObject", f"{control}/state.json"),
         allow("ReadControl", "s3:GetObject", f"{control}/*"),
@@ -230,28 +233,6 @@ def controller_policy(names: Names, *, key_arn: str, reserves: bool, warm_pool: 
         _publish_metrics(names),
         _write_logs("WriteOwnLog", names.arn("logs", f"log-group:{names.controller_log_group}")),
     )
-
-
-def _reserve_starts(names: Names, *, may_make: bool) -> list[Statement]:
-    """Make start reservations with their tags, and cancel these alone, also where a plan before made them.
-
-    No condition key bounds a reservation's count or end:
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
-    """
-    arn = names.arn("ec2", "capacity-reservation/*")
-
-    def tagged(source: str, **more: str) -> Statement:
-        own = {f"aws:{source}/{STACK_TAG}": names.stack, **more}
-        return {"StringEquals": own, "Null": {f"aws:{source}/{START_TAG}": "false"}}
-
-    make = "CreateCapacityReservation"
-    made = [
-        allow("ReserveStarts", f"ec2:{make}", arn, condition=tagged("RequestTag")),
-        allow("TagReservations", "ec2:CreateTags", arn, condition=tagged("RequestTag", **{"ec2:CreateAction": make})),
-    ]
-    cancelled = allow("EndReservations", "ec2:CancelCapacityReservation", arn, condition=tagged("ResourceTag"))
-    return [*(made if may_make else []), cancelled]
 
 
 def _only_on_own_node(names: Names) -> list[Statement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ class DeployedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedGroup:
-    """The stack's Auto Scaling group."""
+    """An Auto Scaling group of the stack, or all as one."""
 
     name: str
     wanted: int
@@ -74,12 +74,22 @@ class MetricValue:
     at: datetime
 
 
-def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
-    """Describe the group, if there is one."""
-    groups = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+def read_groups(client: AutoScalingClient, names: Sequence[str]) -> list[DeployedGroup]:
+    """Describe those of the stack's groups that exist, in the order of ``names``."""
+    answer = client.describe_auto_scaling_groups(AutoScalingGroupNames=list(names))["AutoScalingGroups"]
+    return sorted(map(_parse_group, answer), key=lambda group: names.index(group.name))
+
+
+def read_group(client: AutoScalingClient, names: Sequence[str]) -> DeployedGroup | None:
+    """Describe the stack's groups as one, with the name and bounds of the plan's own; None where none exists."""
+    groups = read_groups(client, names)
     if not groups:
         return None
-    (group,) = groups
+    nodes = sorted((node for group in groups for node in group.nodes), key=lambda node: node.instance_id)
+    return replace(groups[0], wanted=sum(group.wanted for group in groups), nodes=tuple(nodes))
+
+
+def _parse_group(group: Any) -> DeployedGroup:
     nodes = [
         DeployedNode(
             instance_id=instance["InstanceId"],
@@ -92,7 +102,7 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
         for instance in group["Instances"]
     ]
     return DeployedGroup(
-        name=name,
+        name=group["AutoScalingGroupName"],
         wanted=group["DesiredCapacity"],
         smallest=group["MinSize"],
         largest=group["MaxSize"],
@@ -100,14 +110,14 @@ def read_group(client: AutoScalingClient, name: str) -> DeployedGroup | None:
     )
 
 
-def read_launches(client: EC2Client, group: str) -> dict[str, tuple[datetime, str]]:
+def read_launches(client: EC2Client, groups: Sequence[str]) -> dict[str, tuple[datetime, str]]:
     """Return each instance's start and lifecycle ("on-demand" in a reservation, too).
 
     Not by IDs: one that EC2 does not know yet would fail the others' answer
     (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
     """
     pages = client.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": [group]}]
+        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": list(groups)}]
     )
     return {
         instance["InstanceId"]: (instance["LaunchTime"], instance.get("InstanceLifecycle", "on-demand"))

@@ -19,7 +19,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.commands.status.reading import read
-from optimizer.commands.stop import ask, end_reservations, follow_drain
+from optimizer.commands.stop import ask, follow_drain
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 
@@ -61,27 +61,9 @@ def _end(file: StackFile, directory: Path, *, save: bool) -> None:
     if save:
         _save(file)
     moved_to = _follow_moves(file, directory)
-    _write_left(_destroy(file, directory), file.stack)
+    _write_left(take_down(file.stack, directory), file.stack)
     if moved_to is not None:
         _end_spend(file.stack, moved_to)
-
-
-def _destroy(file: StackFile, directory: Path) -> list[StateResource]:
-    """Destroy the stack, and the reservation of a gang that was about to start.
-
-    EC2 deletes no placement group with an active reservation in it:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html. The controller, which might make another, goes
-    before the placement group does.
-    """
-    names, _ = resolve_names(file)
-    try:
-        left = take_down(file.stack, directory)
-    except GpufleetError:
-        if not end_reservations(names):
-            raise
-        return take_down(file.stack, directory)
-    end_reservations(names)
-    return left
 
 
 def _running(file: StackFile, *, save: bool) -> int:

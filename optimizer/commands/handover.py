@@ -228,7 +228,7 @@ def _name_missing_parameters(source: Names, target: Names) -> None:
 
 
 def _settle(names: Names) -> ControllerState | None:
-    """Return the controller's state once nodes and start reservations ended, or as it is where it does not answer."""
+    """Return the controller's state once its nodes ended, or as it is where it does not answer."""
     last = datetime.now(UTC) + SETTLES_WITHIN
     minutes = SETTLES_WITHIN / timedelta(minutes=1)
     with patience(f"waiting for the controller to see the last node's end, {minutes:.0f} min at most"):
@@ -236,6 +236,6 @@ def _settle(names: Names) -> ControllerState | None:
             state, now = read_controller(names), datetime.now(UTC)
             if state is None or state.is_silent(now) or now >= last:
                 return state
-            if all(instance.ended_at for instance in state.instances.values()) and not state.unused_usd_per_hour:
+            if all(instance.ended_at for instance in state.instances.values()):
                 return state
             time.sleep(POLL_S)

@@ -10,7 +10,7 @@ import click
 
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
-from optimizer.aws.actuals import read_group
+from optimizer.aws.actuals import read_groups
 from optimizer.aws.drain import RAISING_PROCESSES
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
@@ -64,15 +64,17 @@ def command(stack: str | None, directory: Path) -> None:
 
 
 def let_run(names: Names, caller: str, **move: Any) -> None:
-    """Let the group grow, and ask the controller to run; ``move`` is as of ``ask``."""
+    """Let the groups grow, and ask the controller to run; ``move`` is as of ``ask``."""
     autoscaling = clients.autoscaling(names.region)
     with errors.explained(f"stack {names.stack} cannot be resumed"):
-        if read_group(autoscaling, names.group) is None:
+        groups = read_groups(autoscaling, names.groups)
+        if not groups:
             raise DataMissingError(
                 f"stack {names.stack} has no Auto Scaling group {names.group} in {names.region}",
                 why="there is nothing to start",
                 next_step=f"pulumi up --stack {names.stack}",
             )
         # `gpufleet stop` suspends them where no controller answers.
-        autoscaling.resume_processes(AutoScalingGroupName=names.group, ScalingProcesses=RAISING_PROCESSES)
+        for group in groups:
+            autoscaling.resume_processes(AutoScalingGroupName=group.name, ScalingProcesses=RAISING_PROCESSES)
     ask(names, caller, "run", **move)

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from bootstrap.contract.request import Want
-from bootstrap.contract.start_reservation import read_reservations, start_token
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
@@ -58,24 +57,6 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
         ) from error
 
 
-def end_reservations(names: Names) -> int:
-    """Cancel the controller's reservations; return how many there were."""
-    ec2 = clients.ec2(names.region)
-    try:
-        # A pending one is not billed, keeps no placement group, and cannot be cancelled.
-        starts = (entry for entry in read_reservations(ec2) if start_token(entry, names.stack))
-        entries = [entry for entry in starts if entry["State"] == "active"]
-        for entry in entries:
-            ec2.cancel_capacity_reservation(CapacityReservationId=entry["CapacityReservationId"])
-            say(f"capacity reservation {entry['CapacityReservationId']} of a starting gang is cancelled", err=True)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
-        say(f"note: whether a starting gang's reservation is left is not known: {errors.reason(error)}", err=True)
-        return 0
-    return len(entries)
-
-
 @click.command(
     epilog="""\b
 Example:
@@ -94,7 +75,7 @@ Example:
 def command(stack: str | None, directory: Path, no_wait: bool, timeout: str | None) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
-    Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the group's
+    Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the groups'
     size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
     the timeout, this command does the same itself: it always ends. Progress is on standard error.
     """
@@ -119,7 +100,7 @@ def follow_drain(names: Names, save: timedelta) -> None:
     drain = Drain(
         client=clients.autoscaling(names.region),
         read_state=lambda: read_state(s3, names.bucket, names.control_prefix),
-        group=names.group,
+        groups=names.groups,
         launch_hook=names.launch_hook,
         terminate_hook=names.terminate_hook,
         save=save,
@@ -135,9 +116,6 @@ def follow_drain(names: Names, save: timedelta) -> None:
             "no longer followed; the request to stop stands",
             next_step=f"gpufleet status --stack {names.stack}, or gpufleet stop again",
         ) from error
-    if drain.took_over:
-        # Idle ones are billed until they end by themselves, up to two hours later.
-        end_reservations(names)
     if drain.completed:
         say(
             f"{counted(len(drain.completed), 'node')} did not complete the terminate hook "

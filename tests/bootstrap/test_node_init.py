@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.agent.lease import STATE_KEY
+from bootstrap.agent.group import STATE_KEY
 from bootstrap.contract import state
 from bootstrap.contract.gpus import FIELDS
 from bootstrap.contract.requirements import read_pins

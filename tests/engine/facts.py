@@ -15,7 +15,7 @@ from typing import Any
 from pulumi._types import resource_types
 
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.start_reservation import FIRST
+from infra.place_group import RESERVATIONS_FIRST
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
@@ -89,7 +89,7 @@ def check_group(deployed: Deployment, plan: FleetPlan) -> None:
         reserved = fleet.get("CapacityReservationSpecification", {})
         targets = reserved.get("CapacityReservationTarget", {}).get("CapacityReservationIds", [])
         own = [plan.purchase.capacity_reservation_id] if plan.purchase.on_demand_top_up else []
-        assert (reserved.get("CapacityReservationPreference") == FIRST, targets) == (bool(own), own)
+        assert (reserved.get("CapacityReservationPreference") == RESERVATIONS_FIRST, targets) == (bool(own), own)
         assert fleet["LaunchTemplate"]["LaunchTemplateId"] == deployed.stack.outputs()["launch_template_id"]
 
 

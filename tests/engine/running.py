@@ -48,7 +48,7 @@ def controller_settings(deployed: Deployment) -> ControllerSettings:
 def tick(deployed: Deployment, now: datetime) -> ControllerState:
     """Run one tick at ``now``."""
     services = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
-    clients = Clients(**{service: deployed.aws(service) for service in services})
+    clients = Clients(**{service: deployed.aws(service) for service in services}, launching=deployed.aws("autoscaling"))
     return controller_tick(clients, controller_settings(deployed), now)
 
 

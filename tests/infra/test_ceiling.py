@@ -101,10 +101,9 @@ def phase_at(settings: ControllerSettings, spent_usd: float) -> str:
         desired=settings.node_count,
         min_size=0,
         max_size=settings.node_count,
-        on_demand_base=0,
         members=tuple(Member(instance_id=key, state="InService", protected=True) for key in state.instances),
     )
-    return decide(settings, state, Observation(group=group, machines=machines), NOW).state.phase
+    return decide(settings, state, Observation(groups={settings.own_place: group}, machines=machines), NOW).state.phase
 
 
 @pytest.mark.parametrize("name", OPTIONS)

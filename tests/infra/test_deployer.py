@@ -112,7 +112,7 @@ def test_a_move_may_carry_the_run_s_own_objects_and_parameters(action: str, reso
 @pytest.mark.parametrize(
     ("action", "resource"),
     [
-        ("autoscaling:CancelInstanceRefresh", NAMES.group_arn),
+        ("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]),
         ("autoscaling:DescribeInstanceRefreshes", "*"),
     ],
 )

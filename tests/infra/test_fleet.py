@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 
 from infra import clock
-from infra.fleet import Fleet, interfaces
 from infra.naming import Names
 from infra.offline.preview import Recorder
+from infra.place_group import PlaceGroup, interfaces
 from tests.infra.deployed import (
     LONE_NODE,
     WORKERS,
@@ -101,10 +102,24 @@ def test_a_spot_fleet_takes_the_plans_further_types_its_own_first() -> None:
     ]
 
 
-def test_an_on_demand_plan_with_alternates_can_change_type_and_purchase() -> None:
-    policy = deploy(on_demand(alternates=[SPOT_P4DE])).one("Group")["mixedInstancesPolicy"]
-    assert policy["instancesDistribution"]["onDemandBaseCapacity"] == 2
-    assert policy["launchTemplate"]["overrides"] == [{"instanceType": "p4d.24xlarge"}]
+def test_each_place_has_its_own_template_placement_group_and_group_of_one_market() -> None:
+    stack = deploy(on_demand(alternates=[SPOT_P4DE]))
+    own, other = stack.all("Group")
+    assert [group.inputs["name"] for group in (own, other)] == ["gpufleet-dev-nodes", "gpufleet-dev-nodes-2"]
+    assert "mixedInstancesPolicy" not in own.inputs
+    policy = other.inputs["mixedInstancesPolicy"]
+    assert policy["instancesDistribution"]["onDemandBaseCapacity"] == 0
+    assert policy["launchTemplate"]["overrides"] == [{"instanceType": "p4de.24xlarge"}]
+    assert own.inputs["vpcZoneIdentifiers"] != other.inputs["vpcZoneIdentifiers"]
+    templates = {template.name: template.inputs for template in stack.all("LaunchTemplate")}
+    assert templates["gpufleet-dev-node-2"]["instanceType"] == "p4de.24xlarge"
+    placed = {name: inputs["placement"]["groupName"] for name, inputs in templates.items()}
+    assert len(set(placed.values())) == 2 and len(stack.all("PlacementGroup")) == 2
+    # A node finds its gang by its group's name.
+    for name, group in (("gpufleet-dev-node", own), ("gpufleet-dev-node-2", other)):
+        user_data = base64.b64decode(templates[name]["userData"]).decode()
+        assert f"GPUFLEET_ASG_NAME={group.inputs['name']}\n" in user_data
+    assert len(stack.all("LifecycleHook")) == 4
 
 
 def test_a_lone_spot_node_may_start_in_every_zone_of_the_plan_and_a_gang_in_one() -> None:
@@ -174,30 +189,27 @@ def test_a_warm_pool_has_the_size_that_was_asked_for_whatever_the_groups() -> No
 def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
     """The group's ``ignore_changes``, which Pulumi's stand-in engine does not tell."""
     seen: list[str] = []
-    real = Fleet._left_to_others
+    real = PlaceGroup._left_to_others
 
-    def left(self: Fleet) -> list[str]:
+    def left(self: PlaceGroup) -> list[str]:
         seen.extend(real(self))
         return real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Fleet, "_left_to_others", left)
+        patch.setattr(PlaceGroup, "_left_to_others", left)
         deploy_anew(*given)
     return seen
 
 
 def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = "mixedInstancesPolicy.instancesDistribution.onDemandBaseCapacity"
     assert left_to_others(monkeypatch) == ["initialLifecycleHooks"]
-    assert {base, "capacityReservationSpecification"} < set(
-        left_to_others(monkeypatch, {"purchase": {"fallback": "on-demand"}})
-    )
+    # The groups of other places are left as they are declared.
+    rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
+    assert rotating == ["initialLifecycleHooks"] * 2
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
-    assert base not in group and "suspendedProcesses" not in group
+    assert "suspendedProcesses" not in group
     assert "suspendedProcesses" in left_to_others(monkeypatch, WORKERS, POOL)
-    rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
-    assert {base, "vpcZoneIdentifiers", "mixedInstancesPolicy.launchTemplate.overrides"} < set(rotating)
     night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
     assert {"minSize", "maxSize"} < set(left_to_others(monkeypatch, {}, {"gpufleet:scaling": json.dumps(night)}))
 

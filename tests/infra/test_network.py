@@ -26,7 +26,8 @@ def test_every_zone_of_an_alternate_has_a_subnet_and_the_group_begins_in_the_pla
     stack, alone = deploy(changes), deploy({"purchase": {"zone_id": "use1-az2"}})
     subnets = {subnet.name.removeprefix("gpufleet-dev-"): subnet.inputs for subnet in stack.all("Subnet")}
     assert subnets.keys() == {"use1-az2", "use1-az6", "use1-az4"}
-    assert stack.one("Group")["vpcZoneIdentifiers"] == ["gpufleet-dev-use1-az2-id"]
+    zones = [group.inputs["vpcZoneIdentifiers"] for group in stack.all("Group")]
+    assert zones == [[f"gpufleet-dev-use1-az{zone}-id"] for zone in (2, 6, 4)]
     # The plan's own range and the endpoints stay where they are.
     assert subnets["use1-az2"] == alone.one("Subnet")
     assert_apart([subnet["cidrBlock"] for subnet in subnets.values()])

@@ -34,6 +34,7 @@ FACTS = NodeFacts(
     key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
     log_group="/gpufleet/dev",
     ami_kind="dlami",
+    group="gpufleet-dev-nodes",
 )
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,17 @@ WATCH_S = 20
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
     *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
-    *("place", "next_place", "decision", "progress"),
+    *("place", "next_place", "answers", "decision", "progress"),
     *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
 )
 INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
+PLACE_COLUMNS = {
+    "place": "place",
+    "asked_at": "asked",
+    "age": "min ago",
+    "answer": "answer",
+    "usd_per_hour": "USD/h a node",
+}
 NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
 NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
 
@@ -159,6 +167,9 @@ def _state_as_json(state: ControllerState) -> dict[str, Any]:
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], told: list[str]) -> None:
     write_text("\n".join([*headline(plan, reading), *told]) + "\n")
     write_table(measures, MEASURES)
+    if reading.state is not None and reading.state.answers:
+        click.echo("")
+        write_table(_place_rows(reading.state, reading.at), PLACE_COLUMNS)
     if reading.group is not None and reading.group.nodes:
         click.echo("")
         rows = [
@@ -171,6 +182,20 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
         write_table(rows, columns, spare=("protected", "health", "launched_at"))
     for failure in reading.failures:
         write_text(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
+
+
+def _place_rows(state: ControllerState, now: datetime) -> list[dict[str, Any]]:
+    """Return the places that AWS was asked for nodes of, the last asked first."""
+    latest = sorted(state.answers.items(), key=lambda item: item[1].asked_at, reverse=True)
+    return [
+        asdict(answer)
+        | {
+            "place": name,
+            "asked_at": utc(answer.asked_at),
+            "age": f"{(now - answer.asked_at).total_seconds() / 60:.0f}",
+        }
+        for name, answer in latest
+    ]
 
 
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:

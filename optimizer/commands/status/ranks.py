@@ -24,7 +24,7 @@ def node_ids(names: Names) -> list[str]:
         f"the nodes of stack {names.stack} cannot be listed",
         next_step="use credentials with autoscaling:DescribeAutoScalingGroups and ec2:DescribeInstances",
     ):
-        group = read_group(clients.autoscaling(names.region), names.group)
+        group = read_group(clients.autoscaling(names.region), names.groups)
         return read_ranks(clients.ec2(names.region), group) if group else []
 
 

@@ -87,7 +87,7 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     reading = Reading(at=now)
     region, bucket, prefix = names.region, names.bucket, names.control_prefix
     s3, autoscaling = clients.s3(region), clients.autoscaling(region)
-    reading.group = reading.attempt("group", lambda: actuals.read_group(autoscaling, names.group), None)
+    reading.group = reading.attempt("group", lambda: actuals.read_group(autoscaling, names.groups), None)
     reading.state = reading.attempt("state", lambda: control.read_state(s3, bucket, prefix), None)
     if reading.group is None and "group" not in reading.unread and reading.state is None:
         raise DataMissingError(
@@ -102,7 +102,7 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     if reading.group is not None:
         ids = [node.instance_id for node in reading.group.nodes]
         ec2 = clients.ec2(region)
-        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.group), None)
+        launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.groups), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
         if launches is not None and reading.state and not reading.state.is_silent(now):
             alive = [key for key, instance in reading.state.instances.items() if not instance.ended_at]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.engine.moto_extension import (
     activities,
     auto_scaling,
+    auto_scaling_launches,
     bucket_policies,
     budgets,
     capacity_reservations,
@@ -16,7 +17,6 @@ from tests.engine.moto_extension import (
     lifecycle,
     log_events,
     machine_images,
-    mixed_instances,
     nat_gateways,
     parameters,
     placement_groups,
@@ -32,6 +32,7 @@ def install() -> None:
     for module in (
         activities,
         auto_scaling,
+        auto_scaling_launches,
         bucket_policies,
         budgets,
         capacity_reservations,
@@ -43,7 +44,6 @@ def install() -> None:
         lifecycle,
         log_events,
         machine_images,
-        mixed_instances,
         nat_gateways,
         parameters,
         placement_groups,

@@ -87,12 +87,6 @@ def reservations(backend: Any) -> dict[str, CapacityReservation]:
     return kept
 
 
-def rooms(backend: Any) -> dict[str, int]:
-    """Most instances that a zone reserves at once, by zone id; a test sets them, and other zones have room."""
-    found: dict[str, int] = backend.__dict__.setdefault("reservation_rooms", {})
-    return found
-
-
 def create_capacity_reservation(self: EC2Response) -> ActionResult:
     """CreateCapacityReservation: all instances or none, and once a ClientToken."""
     request = self._get_params()
@@ -104,9 +98,6 @@ def create_capacity_reservation(self: EC2Response) -> ActionResult:
             return ActionResult({"CapacityReservation": one})
     if (request.get("EndDateType") == "limited") != bool(request.get("EndDate")):
         raise EC2ClientError("InvalidParameterCombination", "EndDate goes with EndDateType limited, and only with it")
-    if int(request["InstanceCount"]) > rooms(self.ec2_backend).get(request.get("AvailabilityZoneId") or "", 1000):
-        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-        raise EC2ClientError("InsufficientInstanceCapacity", "Insufficient capacity.")
     tags = self._parse_tag_specification("capacity-reservation").get("capacity-reservation", {})
     reservation = CapacityReservation(self.ec2_backend, request, tags)
     known[reservation.id] = reservation

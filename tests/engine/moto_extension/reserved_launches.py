@@ -5,15 +5,12 @@ https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservation
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 
-from bootstrap.contract.start_reservation import ONLY
-from tests.engine.moto_extension.activities import fail_launch
 from tests.engine.moto_extension.capacity_reservations import CapacityReservation, reservations
 from tests.engine.moto_extension.teaching import teach
 
@@ -36,18 +33,13 @@ def install() -> None:
         return update(self)
 
     def launch_reserved(self: FakeAutoScalingGroup, count_needed: int, propagated_tags: dict[str, str]) -> None:
-        """Launch instances, where the group says so only as many as its reservations have room for."""
+        """Launch instances, those that the group's reservations have room for in them."""
         places = [one for one in find(self) for _ in range(one.available_instance_count)]
-        only = specification(self).get("CapacityReservationPreference") == ONLY
-        possible = min(count_needed, len(places)) if only else count_needed
         before = {one.instance_id for one in self.instance_states}
-        if possible:
-            launch(self, possible, propagated_tags)
+        launch(self, count_needed, propagated_tags)
         launched = [one.instance for one in self.instance_states if one.instance_id not in before]
         for instance, reservation in zip(launched, places, strict=False):
             instance.__dict__ |= {"reservation": reservation, "capacity_reservation_id": reservation.id}
-        if possible < count_needed:
-            fail_launch(self, datetime.now(UTC), "ReservationCapacityExceeded: the reservation has no room.")
 
     teach(AutoScalingResponse, create_auto_scaling_group, update_auto_scaling_group)
     FakeAutoScalingGroup.replace_autoscaling_group_instances = launch_reserved  # type: ignore[method-assign]

@@ -103,7 +103,7 @@ class DeployedStack:
     @property
     def group(self) -> DeployedGroup:
         """The group as it is now."""
-        group = read_group(self.autoscaling, self.names.group)
+        group = read_group(self.autoscaling, self.names.groups)
         assert group is not None
         return group
 
@@ -131,25 +131,6 @@ class DeployedStack:
             LifecycleActionResult=result,
             InstanceId=instance,
         )
-
-    def reserve(self) -> str:
-        """Make a reservation as the controller does for a gang's start; return its id."""
-        tags = [{"Key": "gpufleet:stack", "Value": self.names.stack}, {"Key": "gpufleet:start", "Value": "a-token"}]
-        ec2: Any = boto3.client("ec2", region_name=self.names.region)
-        made = ec2.create_capacity_reservation(
-            InstanceType="p4d.24xlarge",
-            InstancePlatform="Linux/UNIX",
-            AvailabilityZone="us-east-1a",
-            InstanceCount=2,
-            TagSpecifications=[{"ResourceType": "capacity-reservation", "Tags": tags}],
-        )
-        return str(made["CapacityReservation"]["CapacityReservationId"])
-
-    def reservation_state(self, reservation_id: str) -> str:
-        """State of a reservation."""
-        ec2: Any = boto3.client("ec2", region_name=self.names.region)
-        found = ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id])
-        return str(found["CapacityReservations"][0]["State"])
 
     def put(self, key: str, content: str) -> None:
         """Write an object into the stack's bucket."""

@@ -29,39 +29,29 @@ ON_DEMAND = {"on-demand": {"p4d.24xlarge": 30.0}}
 IDLE = 0.6
 
 
-class Drought:
-    """Auto Scaling of a region where every launch is refused."""
+class Launches:
+    """LaunchInstances of a region, which moto lacks: all nodes come, or none where it is dry."""
 
-    def __init__(self, client: Any, clock: Clock, asked: int) -> None:
-        self._client, self._clock = client, clock
-        self.asked = asked
+    def __init__(self, client: Any, *, is_dry: bool = False) -> None:
+        self._client, self._is_dry = client, is_dry
 
-    def __getattr__(self, operation: str) -> Any:
-        return getattr(self._client, operation)
+    def launch_instances(self, *, AutoScalingGroupName: str, RequestedCapacity: int, **_: Any) -> Any:  # noqa: N803
+        """Answer at once, in AWS's words."""
+        if self._is_dry:
+            message = "We currently do not have sufficient p4d.24xlarge capacity in the zone you requested."
+            return {"Errors": [{"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": message}]}
+        name = {"AutoScalingGroupName": AutoScalingGroupName}
 
-    def set_desired_capacity(self, *, DesiredCapacity: int, **_: Any) -> None:  # noqa: N803
-        """Take a size that no instance follows."""
-        self.asked = DesiredCapacity
+        def members() -> dict[str, str]:
+            (group,) = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[AutoScalingGroupName])[
+                "AutoScalingGroups"
+            ]
+            return {one["InstanceId"]: one["InstanceType"] for one in group["Instances"]}
 
-    def describe_auto_scaling_groups(self, **given: Any) -> Any:
-        """The group, with the size that was asked for."""
-        answer = self._client.describe_auto_scaling_groups(**given)
-        for group in answer["AutoScalingGroups"]:
-            group["DesiredCapacity"] = self.asked
-        return answer
-
-    def describe_scaling_activities(self, **_: Any) -> Any:
-        """The newest failed launch, in AWS's words."""
-        message = "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested."
-        failed = {"Description": "Launching a new EC2 instance", "StatusCode": "Failed", "StatusMessage": message}
-        at = self._clock.now()
-        return {"Activities": [{**failed, "StartTime": at, "EndTime": at}] if self.asked else []}
-
-    def get_paginator(self, operation: str) -> Any:
-        """The client's paginator, over the methods of this one."""
-        paginator = self._client.get_paginator(operation)
-        paginator._method = getattr(self, operation)
-        return paginator
+        before = members()
+        self._client.set_desired_capacity(**name, DesiredCapacity=len(before) + RequestedCapacity)
+        came = {key: kind for key, kind in members().items() if key not in before}
+        return {"Instances": [{"InstanceType": kind, "InstanceIds": [key]} for key, kind in came.items()]}
 
 
 class Regions:
@@ -83,7 +73,8 @@ class Regions:
         """Give a stack its controller."""
         names = stack.names
         self.stacks[names.stack] = stack
-        client = self.clients[names.stack] = Clients.create(boto3.session.Session(), names.region)
+        client: Any = Clients.create(boto3.session.Session(), names.region)
+        self.clients[names.stack] = replace(client, launching=Launches(client.autoscaling))
         queue = client.sqs.create_queue(QueueName=f"{names.prefix}-node-events")["QueueUrl"]
         self.config[names.stack] = settings(
             stack=names.stack, region=names.region, group=names.group, bucket=names.bucket, queue_url=queue,
@@ -94,7 +85,7 @@ class Regions:
         """Take a stack's nodes back, and refuse every launch from now on."""
         client: Any = self.clients[stack]
         group = self.stacks[stack].group
-        self.clients[stack] = replace(client, autoscaling=Drought(client.autoscaling, self.clock, group.wanted))
+        self.clients[stack] = replace(client, launching=Launches(client.autoscaling, is_dry=True))
         if group.nodes:
             self.stacks[stack].lift_protection()
             self.stacks[stack].size(0)

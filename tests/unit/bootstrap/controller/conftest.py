@@ -20,17 +20,10 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
-from tests.engine.moto_extension import (
-    activities,
-    capacity_reservations,
-    lifecycle,
-    mixed_instances,
-    placement_scores,
-    reserved_launches,
-)
+from tests.engine.moto_extension import activities, auto_scaling_launches, lifecycle, placement_scores
 from tests.unit.bootstrap.controller.world import settings
 
-TAUGHT = (activities, capacity_reservations, lifecycle, mixed_instances, placement_scores, reserved_launches)
+TAUGHT = (activities, auto_scaling_launches, lifecycle, placement_scores)
 REGION = "us-east-1"
 # moto's.
 ACCOUNT = "123456789012"
@@ -65,13 +58,7 @@ class Stack:
 
     def complete(self, hook: str, result: str, *instances: str) -> None:
         """Complete nodes' hook, as their bootstrap does."""
-        for instance in instances:
-            self.clients.autoscaling.complete_lifecycle_action(
-                AutoScalingGroupName=self.config.group,
-                LifecycleHookName=hook,
-                InstanceId=instance,
-                LifecycleActionResult=result,
-            )
+        complete(self.clients, self.config.group, hook, *instances, result=result)
 
     def trained(self) -> list[str]:
         """All nodes in service, and the controller knows."""
@@ -137,6 +124,32 @@ class Stack:
         return out
 
 
+def complete(clients: Clients, group: str, hook: str, *instances: str, result: str = "CONTINUE") -> None:
+    """Complete the hook of a group's instances."""
+    for instance in instances:
+        clients.autoscaling.complete_lifecycle_action(
+            AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance, LifecycleActionResult=result
+        )
+
+
+def make_group(clients: Clients, config: ControllerSettings, name: str) -> None:
+    """Make the group of a place, with its hooks."""
+    clients.autoscaling.create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        LaunchTemplate={"LaunchTemplateName": "node", "Version": "1"},
+        MinSize=0,
+        MaxSize=3,
+        AvailabilityZones=["us-east-1a"],
+        NewInstancesProtectedFromScaleIn=True,
+    )
+    for hook, transition in ((config.launch_hook, "LAUNCHING"), (config.terminate_hook, "TERMINATING")):
+        clients.autoscaling.put_lifecycle_hook(
+            AutoScalingGroupName=name,
+            LifecycleHookName=hook,
+            LifecycleTransition=f"autoscaling:EC2_INSTANCE_{transition}",
+        )
+
+
 @contextmanager
 def taught() -> Iterator[None]:
     """moto with what it lacks, and afterwards, for the other tests of this process, without."""
@@ -177,18 +190,5 @@ def stack(monkeypatch: pytest.MonkeyPatch, clients: Clients) -> Iterator[Stack]:
         config = settings(queue_url=queue_url, prices={"on-demand": {"p4d.24xlarge": 30.0}})
         template: Any = {"ImageId": "ami-0123456789abcdef0", "InstanceType": "p4d.24xlarge"}
         clients.ec2.create_launch_template(LaunchTemplateName="node", LaunchTemplateData=template)
-        clients.autoscaling.create_auto_scaling_group(
-            AutoScalingGroupName=config.group,
-            LaunchTemplate={"LaunchTemplateName": "node", "Version": "1"},
-            MinSize=0,
-            MaxSize=3,
-            AvailabilityZones=["us-east-1a"],
-            NewInstancesProtectedFromScaleIn=True,
-        )
-        for hook, transition in ((config.launch_hook, "LAUNCHING"), (config.terminate_hook, "TERMINATING")):
-            clients.autoscaling.put_lifecycle_hook(
-                AutoScalingGroupName=config.group,
-                LifecycleHookName=hook,
-                LifecycleTransition=f"autoscaling:EC2_INSTANCE_{transition}",
-            )
+        make_group(clients, config, config.group)
         yield Stack(config=config, clients=clients, now=datetime.now(UTC).replace(microsecond=0))

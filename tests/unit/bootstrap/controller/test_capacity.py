@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
-from bootstrap.controller.observation import FailedLaunch
 from tests.unit.bootstrap.controller.world import MINUTE, START, World, rotating, scarce, settings, trained
 
 OWN = "us-east-1/use1-az1/p4d.24xlarge/spot"
@@ -40,13 +39,13 @@ def test_nodes_are_counted_where_they_ran_over_a_reclaim_and_its_drought() -> No
     world.run(10)
     gone = world.known.capacity[OWN]
     assert (gone.reclaims, gone.reclaimed, gone.returns) == (1, 3, 0)
-    # Auto Scaling asks for them again each minute.
-    assert gone.refused >= 10 and gone.empty_since and gone.empty_at == world.known.updated_at
+    # Replacements are asked for each minute, and the whole gang every five.
+    assert gone.refused >= 3 and gone.empty_since and gone.empty_at and gone.empty_at > gone.empty_since
     world.capacity = scarce(9)
-    world.run(3)
+    world.run(6)
     back = world.known.capacity[OWN]
     assert (back.launched, back.returns, back.empty_since) == (6, 1, None)
-    assert back.empty_hours == pytest.approx((gone.empty_at - gone.empty_since).total_seconds() / 3600, abs=2 / 60)
+    assert back.empty_hours == pytest.approx((gone.empty_at - gone.empty_since).total_seconds() / 3600, abs=4 / 60)
     assert world.known.capacity.keys() == {OWN}
 
 
@@ -83,8 +82,10 @@ def test_each_place_has_its_own_events_and_a_quota_is_no_pools() -> None:
     assert pools[OWN].refused > 0 and pools[OWN].launched == 0
     (other,) = pools.keys() - {OWN}
     assert pools[other].launched == 3 and PoolName.parse(other).zone_id in ("use1-az2", "use1-az3")
-    world.failed = [FailedLaunch(at=world.now, message="VcpuLimitExceeded", no_capacity=True)]
-    world.tick()
+    world.code, world.rooms = "VcpuLimitExceeded", {("spot", "subnet-az1"): 0, ("spot", "subnet-az2"): 2}
+    world.interrupt(world.in_service()[0])
+    world.run(3)
+    assert world.known.failed_launches > 1
     assert sum(events.refused for events in world.known.capacity.values()) == pools[OWN].refused
 
 
@@ -92,13 +93,13 @@ def test_pools_of_unknown_zones_are_left_out_and_workers_come_alone() -> None:
     world = World(replace(settings(), zones={}))
     world.run(30)
     assert world.known.capacity == {}
-    world = World(settings(mode="workers", min_nodes=1), desired=2)
+    world = World(settings(mode="workers", min_nodes=1), sizes={"spot p4d az1": 2})
     world.run(30)
     assert {events.asked for events in world.known.capacity.values()} == {1}
 
 
 def test_events_of_a_first_tick_have_its_time() -> None:
-    world = World(settings(), desired=3, now=START + MINUTE)
+    world = World(settings(), sizes={"spot p4d az1": 3}, now=START + MINUTE)
     world.advance(MINUTE)
     world.tick()
     events = world.known.capacity[OWN]

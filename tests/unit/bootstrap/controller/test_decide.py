@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection
-from bootstrap.contract.settings import BlockTimes
-from bootstrap.contract.timings import ENDING, REFUSED_REPLACEMENT
+from bootstrap.contract.settings import BlockTimes, OwnedNodes
+from bootstrap.contract.timings import ASK_AGAIN, ENDING, REFUSED_REPLACEMENT
 from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import over_budget, unfit_limit
 from bootstrap.controller.observation import Tick
-from bootstrap.controller.phases import REFUSED_START, RETRY_WAITS
-from tests.unit.bootstrap.controller.world import MINUTE, PRICES, START, World, scarce, settings, trained
+from bootstrap.controller.phases import RETRY_WAITS
+from tests.unit.bootstrap.controller.world import MINUTE, OWN, PRICES, START, World, scarce, settings, trained
 
 
 def test_a_gang_starts_with_the_first_tick_and_runs_when_all_nodes_are_in_service() -> None:
     world = World(settings())
-    assert world.tick().actions == (SetGroup(desired=3),)
+    assert world.tick().actions == ()
+    ((request, answer),) = world.asked
+    assert (request.place, request.nodes, len(answer.instance_types)) == (OWN, 3, 3)
     assert (world.phase, world.known.attempts, world.known.nodes.wanted) == ("starting", 1, 3)
     world.advance(MINUTE)
     assert world.tick().actions == ()
@@ -34,6 +36,7 @@ def test_a_start_whose_action_was_lost_is_done_by_the_next_tick() -> None:
     world = World(settings(), lose_actions=True)
     world.run(3)
     assert (world.phase, world.desired) == ("starting", 0)
+    assert world.known.launch and world.known.launch.asked_at == START, "the same request, until it is answered"
     world.lose_actions = False
     world.run(1)
     assert world.desired == 3
@@ -41,12 +44,13 @@ def test_a_start_whose_action_was_lost_is_done_by_the_next_tick() -> None:
 
 
 def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_later() -> None:
-    world = World(settings(), capacity=scarce(2), says_why=False)
+    world = World(settings())
+    world.tick()
+    world.nodes[world.alive()[0]].ready_after = timedelta(hours=2)
     world.run_until("draining")
     assert world.now - START <= timedelta(seconds=2700)
     assert "2 of 3 nodes" in world.known.reason
-    assert "no spot capacity" in world.known.reason
-    drain = world.decisions[-1].actions
+    drain = [action for _, action in world.decisions[-1].actions]
     assert SetGroup(desired=0) in drain
     assert any(isinstance(action, LiftProtection) for action in drain)
     world.run_until("waiting")
@@ -57,8 +61,8 @@ def test_an_incomplete_gang_is_given_back_within_the_window_and_tried_again_late
     assert world.known.attempts == 2
 
 
-def test_a_gang_that_never_comes_has_failed_after_growing_waits() -> None:
-    world = World(settings(), capacity=scarce(2))
+def test_a_gang_whose_nodes_never_serve_has_failed_after_growing_waits() -> None:
+    world = World(settings(), boot=timedelta(hours=2))
     world.run_until("failed")
     starts = [decision.state.since for decision in world.decisions if decision.state.phase == "starting"]
     begun = sorted(set(starts))
@@ -71,59 +75,99 @@ def test_a_gang_that_never_comes_has_failed_after_growing_waits() -> None:
     assert (world.phase, world.desired) == ("failed", 0)
 
 
-def test_a_gang_that_aws_refuses_in_part_is_given_back_in_minutes() -> None:
-    world = World(settings(), capacity=scarce(2))
-    world.run_until("draining")
-    # The tick that starts, the tick that sees the refusal, and the patience.
-    assert world.now - START <= REFUSED_START + 2 * MINUTE
-    assert "2 of 3 nodes came, and AWS refuses the others (AWS: no spot capacity)" in world.known.reason
-    assert world.true_usd() < 2 * 10 * 5 / 60
-    world.run_until("waiting")
-    assert not world.alive()
+@pytest.mark.parametrize("room", [0, 2])
+def test_a_gang_that_aws_refuses_is_given_back_at_once_and_asked_for_again_and_again(room: int) -> None:
+    world = World(settings(), capacity=scarce(room))
+    world.tick()
+    assert (world.phase, world.alive(), len(world.nodes)) == ("waiting", [], room)
+    assert "AWS refuses the nodes (AWS: InsufficientInstanceCapacity: no spot capacity)" in world.known.reason
+    assert world.known.next_attempt_at == START + ASK_AGAIN
+    world.run(600)
+    # AWS bills a minute at least.
+    assert world.known.spent_usd == pytest.approx(world.true_usd()) == pytest.approx(room * 120 * 10 / 60)
+    assert world.known.unfit_nodes == 0
     world.capacity["spot"] = 9
     world.run_until("running")
-    assert world.known.attempts == 2
     assert world.known.refused_since is None
 
 
-def test_a_gang_of_which_no_node_comes_costs_nothing_and_is_asked_for_all_the_window() -> None:
-    world = World(settings(), capacity=scarce(0))
-    world.run(40)
-    assert (world.phase, world.desired, world.known.spent_usd) == ("starting", 3, 0.0)
-    world.capacity["spot"] = 9
-    world.run(1)
-    assert len(world.alive()) == 3
+def test_an_error_that_is_no_lack_of_capacity_fails_the_run_in_the_end() -> None:
+    world = World(settings(), capacity=scarce(0), code="InvalidAMIID.NotFound")
+    world.run_until("failed")
+    assert len(world.asked) == len(RETRY_WAITS) + 1
+    assert "InvalidAMIID.NotFound" in world.known.reason and "gpufleet resume" in world.known.reason
 
 
-def test_as_long_as_nodes_come_a_refusal_ends_nothing() -> None:
-    world = World(settings(), capacity=scarce(1))
-    for capacity in (1, 1, 2, 2, 2):
-        world.capacity["spot"] = capacity
-        world.run(1)
+def test_a_launch_that_aws_does_not_answer_is_asked_for_with_the_same_token_for_a_while() -> None:
+    world = World(settings(), is_silent=True)
+    world.run(9)
+    asked = {decision.state.launch.asked_at for decision in world.decisions if decision.state.launch}
+    assert asked == {START, START + ASK_AGAIN}
+    world.is_silent = False
+    world.run_until("running")
+    assert len(world.nodes) == 3
+
+
+RESERVED = {"is_reserved": True, "reserved_nodes": 3}
+BLOCK = {"is_reserved": True, "block": BlockTimes(start=START, end=START + timedelta(days=1))}
+
+
+@pytest.mark.parametrize("paid", [{"is_reserved": True}, RESERVED, BLOCK])
+def test_reserved_nodes_whose_slot_is_not_free_yet_are_asked_for_on_and_the_others_wait(paid: dict[str, Any]) -> None:
+    """An instance that ends holds its slot for a quarter of an hour; an owned reservation is no market."""
+    world = trained(World(settings(prices={"on-demand": PRICES["spot"]}, **paid)))
+    world.capacity, world.code = scarce(0, on_demand=2), "ReservationCapacityExceeded"
+    world.vanish(world.in_service()[0])
+    world.run(25)
+    assert (world.phase, len(world.in_service())) == ("running", 2)
+    world.capacity["on-demand"] = 3
+    world.run(15)
+    assert (world.phase, len(world.in_service()), len(world.nodes)) == ("running", 3, 4)
+
+
+def test_a_start_in_a_reservation_asks_each_minute_and_never_fails() -> None:
+    world = World(settings(prices={"on-demand": PRICES["spot"]}, is_reserved=True), capacity=scarce(0))
+    world.run(600)
+    assert len(world.asked) > 500 and world.phase in ("starting", "waiting")
+    world.capacity["on-demand"] = 3
+    world.run_until("running")
+
+
+def test_nodes_of_two_markets_come_by_the_groups_size_and_are_given_back_where_they_do_not() -> None:
+    config = settings()
+    config = replace(config, places={OWN: replace(config.places[OWN], by_size=True)})
+    world = World(config, capacity=scarce(2))
+    assert [action for _, action in world.tick().actions] == [SetGroup(desired=3)]
+    world.run_until("draining")
+    assert world.now - START <= ASK_AGAIN + 3 * MINUTE and not world.asked
+    assert "2 of 3 nodes are there, and AWS refuses the others (AWS: no spot capacity)" in world.known.reason
     world.capacity["spot"] = 3
     world.run_until("running")
-    assert world.known.attempts == 1
 
 
-@pytest.mark.parametrize(
-    "paid", [{"reserved_nodes": 3}, {"block": BlockTimes(start=START, end=START + timedelta(days=1))}]
-)
-def test_nodes_that_are_paid_anyway_wait_for_the_others_in_spite_of_refusals(paid: dict[str, Any]) -> None:
-    world = World(settings(prices={"on-demand": PRICES["spot"]}, **paid), base=None, capacity=scarce(0, on_demand=2))
-    world.run(30)
-    assert world.phase == "starting"
-    assert len(world.in_service()) == 2
-
-
-def test_spot_is_asked_for_twice_before_the_whole_run_is_bought_on_demand() -> None:
-    world = World(settings(fallback_on_demand=True), capacity=scarce(1, on_demand=9))
-    world.run_until("draining")
-    assert not world.known.on_demand
-    world.run_until("starting")
-    assert world.known.attempts == 2
+def test_owned_nodes_cost_their_own_price_and_the_rented_ones_the_markets() -> None:
+    owned = OwnedNodes(reservation_id="cr-0123456789abcdef0", usd_per_hour=0.5)
+    config = settings(prices={"on-demand": {"p4d.24xlarge": 30.0}}, owned=owned)
+    world = World(replace(config, places={OWN: replace(config.places[OWN], by_size=True)}), owned_room=2)
     world.run_until("running")
-    assert world.known.on_demand
+    world.run(60)
+    assert world.known.usd_per_hour == pytest.approx(31)
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.6)
+
+
+def test_spot_is_asked_for_twice_before_nodes_are_bought_on_demand() -> None:
+    world = World(settings(fallback=True), capacity=scarce(1, on_demand=9))
+    world.run_until("running")
+    assert [request.place for request, _ in world.asked] == [OWN, OWN, "on-demand p4d az1"]
+    assert (world.known.on_demand, world.known.usd_per_hour) == (True, 90.0)
+    assert {world.nodes[key].lifecycle for key in world.alive()} == {"on-demand"}
     assert world.now - START < timedelta(minutes=30)
+    # A new run begins with spot again.
+    world.capacity["spot"] = 9
+    world.config = replace(world.config, run_id="ffffffffffff")
+    world.run_until("draining")
+    world.run_until("running")
+    assert {world.nodes[key].lifecycle for key in world.alive()} == {"spot"}
 
 
 def test_survivors_wait_for_a_refused_replacement_as_long_as_their_own_start_takes() -> None:
@@ -138,40 +182,10 @@ def test_survivors_wait_for_a_refused_replacement_as_long_as_their_own_start_tak
 def test_launches_that_are_still_proven_are_abandoned_when_the_gang_is_given_back() -> None:
     world = World(settings(), boot=timedelta(hours=2))
     world.run_until("draining")
-    abandoned = [action for action in world.decisions[-1].actions if isinstance(action, AbandonLaunch)]
+    abandoned = [action for _, action in world.decisions[-1].actions if isinstance(action, AbandonLaunch)]
     assert len(abandoned) == 3
     world.run_until("waiting")
     assert world.known.unfit_nodes == 0  # they were healthy as far as anybody knows
-
-
-def test_on_demand_replaces_spot_that_did_not_come_and_stays() -> None:
-    world = World(settings(fallback_on_demand=True), capacity=scarce(1, on_demand=9))
-    world.run_until("running")
-    assert world.base == 3
-    assert {world.nodes[key].lifecycle for key in world.alive()} == {"on-demand"}
-    assert world.known.on_demand
-    assert world.known.usd_per_hour == 90.0
-    # `pulumi up` may write the plan's base back.
-    world.base = 0
-    assert world.tick().actions == (SetGroup(on_demand_base=3),)
-    # A new run begins with spot again.
-    world.capacity["spot"] = 9
-    world.config = replace(world.config, run_id="ffffffffffff")
-    world.run_until("running", limit=60)
-    world.run_until("draining", "running")
-    world.run_until("running")
-    assert {world.nodes[key].lifecycle for key in world.alive()} == {"spot"}
-    assert world.base == 0
-
-
-def test_a_plan_that_no_longer_falls_back_buys_no_further_node_on_demand() -> None:
-    world = World(settings(fallback_on_demand=True), capacity=scarce(0, on_demand=9))
-    world.run_until("running", limit=200)
-    assert world.base == 3
-    world.config = settings()
-    world.advance(MINUTE)
-    world.tick()
-    assert world.base == 0
 
 
 @pytest.mark.parametrize("notice", [True, False])
@@ -204,7 +218,7 @@ def test_survivors_that_wait_in_vain_are_given_back() -> None:
 
 def test_a_gang_that_held_forgets_earlier_attempts() -> None:
     world = World(settings(), capacity=scarce(2))
-    world.run_until("waiting")
+    world.tick()
     world.capacity["spot"] = 9
     world.run_until("running")
     assert world.known.attempts == 2
@@ -247,7 +261,7 @@ def test_a_bad_node_now_and_then_ends_no_long_run() -> None:
 
 
 def test_new_code_drains_no_workers() -> None:
-    world = World(settings(mode="workers", min_nodes=2), min_size=2, desired=2)
+    world = World(settings(mode="workers", min_nodes=2), min_size=2, sizes={OWN: 2})
     world.run(15)
     working = world.in_service()
     world.config = settings(mode="workers", min_nodes=2, run_id="ffffffffffff")
@@ -326,10 +340,9 @@ def test_a_person_stops_and_resumes() -> None:
     world.run_until("running")
 
 
-@pytest.mark.parametrize("phase", ["waiting", "starting", "draining"])
-def test_a_stop_is_obeyed_in_any_phase(phase: str) -> None:
-    world = World(settings(), capacity=scarce(2))
-    world.run_until(phase if phase != "waiting" else "draining")
+@pytest.mark.parametrize(("phase", "room"), [("waiting", 2), ("starting", 3), ("draining", 3)])
+def test_a_stop_is_obeyed_in_any_phase(phase: str, room: int) -> None:
+    world = World(settings(), capacity=scarce(room), boot=timedelta(hours=2))
     world.run_until(phase)
     world.ask("stop")
     world.run_until("stopped", limit=20)
@@ -368,7 +381,7 @@ def test_a_raised_ceiling_goes_on_whenever_it_is_raised(phase: str, ceiling_usd:
 
 def test_a_reservation_that_the_stack_made_costs_on_and_the_reason_says_so() -> None:
     config = settings(ceiling_usd=100.0, reserved_nodes=3, prices={"on-demand": PRICES["spot"]})
-    world = trained(World(config, base=None))
+    world = trained(World(config))
     assert world.known.usd_per_hour == 30
     world.run_until("over-budget")
     assert 90 < world.known.spent_usd <= 100
@@ -381,7 +394,7 @@ def test_nodes_that_never_answer_are_ended_after_the_time_for_a_checkpoint() -> 
     world.ask("stop")
     asked_at = world.now
     world.run_until("stopped")
-    assert any(isinstance(action, EndLeaving) for decision in world.decisions for action in decision.actions)
+    assert any(isinstance(action, EndLeaving) for decision in world.decisions for _, action in decision.actions)
     assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + ENDING
 
 
@@ -392,15 +405,15 @@ def test_a_node_that_protects_itself_again_and_again_is_ended() -> None:
     world.ask("stop")
     asked_at = world.now
     world.run_until("stopped")
-    assert any(isinstance(action, EndStaying) for decision in world.decisions for action in decision.actions)
+    assert any(isinstance(action, EndStaying) for decision in world.decisions for _, action in decision.actions)
     assert world.now - asked_at <= timedelta(seconds=world.config.drain_s) + 2 * ENDING
 
 
 def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
-    world = World(settings(ceiling_usd=30.0), capacity=scarce(2), says_why=False)
+    world = World(settings(ceiling_usd=40.0), boot=timedelta(hours=2))
     world.run_until("over-budget")
-    # Two nodes of 10 USD/h for the window, of 30 USD; the rest would pay for half an hour of three.
-    assert 14 < world.known.spent_usd < 16
+    # Three nodes of 10 USD/h for the window, of 40 USD; the rest would pay for less than booting and ending.
+    assert 22 < world.known.spent_usd < 24
     assert world.known.attempts == 1
 
 
@@ -442,15 +455,16 @@ def test_a_larger_plan_waits_for_the_larger_group() -> None:
     assert "largest size is 3, the plan has 5" in world.known.reason
     world.advance(MINUTE)
     world.max_size = 5
-    assert world.tick().actions == (SetGroup(desired=5),)
+    world.tick()
+    assert (world.desired, world.phase) == (5, "starting")
 
 
 def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it() -> None:
     block = BlockTimes(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
     config = settings(
-        block=block, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200, fallback_on_demand=False
+        block=block, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200, is_reserved=True
     )
-    world = World(config, base=None, capacity={"on-demand": 9, "spot": 0, "capacity-block": 9})
+    world = World(config, capacity={"on-demand": 9, "spot": 0, "capacity-block": 9})
     world.config.prices["on-demand"] = {"p4d.24xlarge": 10.0}
     world.run(118)
     assert (world.phase, world.desired) == ("waiting", 0)
@@ -467,7 +481,7 @@ def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it(
 def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> None:
     prices = {"capacity-block": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 10.0}}
     config = settings(block=BlockTimes(start=START, end=START + timedelta(hours=24)), prices=prices)
-    world = World(config, base=None)
+    world = World(config)
     world.run_until("block-ended")
     world.run(60)
     assert (world.phase, world.desired) == ("block-ended", 0)
@@ -480,8 +494,7 @@ def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> 
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
     block = BlockTimes(start=START, end=START + timedelta(hours=24))
     world = World(
-        settings(block=block, prices={"on-demand": PRICES["spot"]}),
-        base=None,
+        settings(block=block, prices={"on-demand": PRICES["spot"]}, is_reserved=True),
         capacity=scarce(0, on_demand=2),
     )
     world.run_until("block-ended")
@@ -609,7 +622,7 @@ def test_a_stuck_hook_of_a_replaced_node_is_completed_while_training_goes_on() -
 
 def test_workers_are_left_to_their_policies_and_stopped_by_their_bounds() -> None:
     config = settings(mode="workers", min_nodes=1)
-    world = World(config, min_size=1, desired=1)
+    world = World(config, min_size=1, sizes={OWN: 1})
     world.run(10)
     assert [decision.actions for decision in world.decisions] == [()] * 10
     assert world.phase == "running"
@@ -642,7 +655,7 @@ def test_a_gang_takes_over_the_bounds_of_the_workers_before_it(want: str) -> Non
 
 
 def test_workers_that_are_done_go_on_with_the_next_piece() -> None:
-    world = World(settings(mode="workers", min_nodes=1), min_size=1, desired=1)
+    world = World(settings(mode="workers", min_nodes=1), min_size=1, sizes={OWN: 1})
     world.run(10)
     world.say(world.in_service()[0], "done")
     world.run(10)
@@ -650,7 +663,7 @@ def test_workers_that_are_done_go_on_with_the_next_piece() -> None:
 
 
 def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:
-    world = World(settings(mode="workers", min_nodes=0, ceiling_usd=50.0), desired=3)
+    world = World(settings(mode="workers", min_nodes=0, ceiling_usd=50.0), sizes={OWN: 3})
     world.run_until("over-budget")
     assert world.known.spent_usd <= 50
     assert not world.alive()
@@ -658,7 +671,7 @@ def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:
 
 def test_without_a_group_nothing_is_done() -> None:
     world = World(settings())
-    facts = replace(world.observe(), group=None)
+    facts = replace(world.observe(), groups={})
     decision = decide(world.config, None, facts, START)
     assert decision.actions == ()
     assert "pulumi up" in decision.state.reason
@@ -668,8 +681,7 @@ def test_the_ceiling_keeps_what_a_node_beside_a_detached_or_warm_one_would_cost(
     """Neither is a member, so the group may launch another before the next tick."""
     world = trained(World(settings()))
     seen = world.observe()
-    assert seen.group
-    lacks = replace(seen, group=replace(seen.group, members=seen.group.members[1:]))
+    lacks = replace(seen, groups={OWN: replace(seen.groups[OWN], members=seen.groups[OWN].members[1:])})
     # Three nodes of 10 USD/h are paid 9 minutes more, and a fourth.
     for ceiling_usd, with_all, with_one_less in ((4.4, True, True), (5.9, False, True), (6.1, False, False)):
         config = settings(ceiling_usd=world.known.spent_usd + ceiling_usd)

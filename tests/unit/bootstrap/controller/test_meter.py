@@ -14,7 +14,7 @@ from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
 from bootstrap.controller.decide import decide
 from bootstrap.controller.meter import KEEP_ENDED, charge
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
-from tests.unit.bootstrap.controller.world import START, settings
+from tests.unit.bootstrap.controller.world import OWN, START, settings
 
 HOUR = timedelta(hours=1)
 
@@ -36,8 +36,8 @@ def ended(until: timedelta | None, **changes: Any) -> Machine:
     return machine(running=False, ended=True, until=None if until is None else START + until, **changes)
 
 
-def group(created_at: Any = START) -> AutoScalingGroup:
-    return AutoScalingGroup(created_at=created_at, desired=0, min_size=0, max_size=3, on_demand_base=0, members=())
+def group() -> AutoScalingGroup:
+    return AutoScalingGroup(created_at=START, desired=0, min_size=0, max_size=3, members=())
 
 
 def metered(*ticks: tuple[timedelta, list[Machine]], config: ControllerSettings | None = None) -> ControllerState:
@@ -46,7 +46,7 @@ def metered(*ticks: tuple[timedelta, list[Machine]], config: ControllerSettings 
     times: Any = {"since": START, "run_started_at": START, "updated_at": START}
     state = ControllerState(run_id=config.run_id, job=config.job, phase="running", reason="", **times)
     for after, machines in ticks:
-        state = replace(charge(config, state, machines, group(), START + after), updated_at=START + after)
+        state = replace(charge(config, state, machines, START + after, START), updated_at=START + after)
     return state
 
 
@@ -96,20 +96,20 @@ def test_a_node_that_ended_itself_during_an_outage_is_charged_to_its_lease() -> 
     drained = timedelta(seconds=settings().drain_s)
     assert gone.instances["i-1"].ended_at == START + HOUR + LEASE + LEASE_ACTS + drained
     # The old group was deleted with its nodes.
-    anew = charge(settings(), metered((HOUR, [machine()])), [], group(START + 20 * HOUR), START + 24 * HOUR)
+    anew = charge(settings(), metered((HOUR, [machine()])), [], START + 24 * HOUR, START + 20 * HOUR)
     assert anew.instances["i-1"].ended_at == START + HOUR + TICK
 
 
 def test_a_price_that_changes_holds_from_then_on() -> None:
     dearer = settings(prices={"spot": {"p4d.24xlarge": 20.0}})
     state = metered((HOUR, [machine()]))
-    assert charge(dearer, state, [machine()], group(), START + 2 * HOUR).spent_usd == pytest.approx(30)
+    assert charge(dearer, state, [machine()], START + 2 * HOUR, START).spent_usd == pytest.approx(30)
 
 
 def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> None:
     bought = machine(lifecycle="on-demand")
     spot_only = settings(prices={"spot": {"p4d.24xlarge": 10.0}})
-    later = charge(spot_only, metered((HOUR, [bought])), [bought], group(), START + 2 * HOUR)
+    later = charge(spot_only, metered((HOUR, [bought])), [bought], START + 2 * HOUR, START)
     assert (later.spent_usd, later.usd_per_hour) == pytest.approx((60, 30))
 
 
@@ -136,7 +136,7 @@ def test_the_stack_and_its_unused_reservation_cost_too() -> None:
 
 def test_a_stack_costs_nothing_while_it_is_destroyed() -> None:
     config, month = settings(fixed_usd_per_hour=1.0), timedelta(days=30)
-    after = charge(config, metered((HOUR, []), config=config), [], group(START + month), START + month + HOUR)
+    after = charge(config, metered((HOUR, []), config=config), [], START + month + HOUR, START + month)
     assert after.spent_usd == pytest.approx(2)
 
 
@@ -152,14 +152,14 @@ def test_what_a_stack_spent_is_settled_for_the_next_and_counts_while_it_stands()
     other = replace(spend, job="another job")
     new = replace(metered((HOUR, [machine()])), elsewhere={"old": spend, "other": other})
     later = START + 5 * HOUR
-    charged = charge(settings(), new, [machine()], group(), later)
+    charged = charge(settings(), new, [machine()], later, START)
     assert charged.spent_usd == pytest.approx(50 + spend.usd + 4)
     assert charged.usd_per_hour == pytest.approx(10 + 2)
 
 
 def test_the_first_tick_charges_from_when_the_group_was_made() -> None:
     config = settings(fixed_usd_per_hour=60.0)
-    decision = decide(config, None, Observation(group=group()), START + timedelta(minutes=3))
+    decision = decide(config, None, Observation(groups={OWN: group()}), START + timedelta(minutes=3))
     assert decision.state.spent_usd == pytest.approx(3)
 
 

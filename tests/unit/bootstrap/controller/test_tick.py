@@ -13,7 +13,6 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.s3.models import s3_backends
 
-from bootstrap.contract.capacity import PoolName
 from bootstrap.contract.settings import VARIABLE
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
@@ -24,8 +23,9 @@ from bootstrap.controller.handler import TickError, handler, tick
 from bootstrap.controller.notices import INTERRUPTION, REBALANCE
 from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
+from tests.engine.moto_extension.auto_scaling_launches import rooms
 from tests.engine.moto_extension.placement_scores import scores
-from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack
+from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack, complete, make_group
 from tests.unit.bootstrap.controller.world import PLACES, rotating
 
 # In UTC this is in the year 0, which no datetime holds.
@@ -205,6 +205,7 @@ def test_a_node_that_died_in_its_launch_hook_is_replaced_at_once(stack: Stack) -
     first, *others = stack.members("Pending:Wait")
     die(first)
     stack.tick()
+    stack.tick()
     members = stack.members("Pending:Wait")
     assert (len(members), set(members) & {first, *others}) == (3, set(others))
 
@@ -324,65 +325,48 @@ def test_nodes_that_ec2_ends_at_their_launch_are_told_from_failed_tests(stack: S
     assert f"failed launch ({message})" in state.reason and "node-init" not in state.reason
 
 
-def test_the_reason_why_no_capacity_comes_is_told(stack: Stack) -> None:
-    stack.tick()
-    fail_launch(stack.group, stack.now + timedelta(seconds=30), "We currently do not have sufficient p4d capacity.")
+@pytest.mark.parametrize("room", [0, 2])
+def test_a_part_of_a_gang_is_given_back_in_the_tick_that_asked_for_it(
+    stack: Stack, room: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rooms(stack.group)["nodes"] = room
     state = stack.tick()
-    assert state.failed_launches == 1
-    assert "sufficient p4d" in state.last_failure
-    assert stack.metrics()["FailedLaunches"] == 1
-    # The activity is still listed, and counted once.
-    assert stack.tick().failed_launches == 1
+    assert (state.phase, stack.group.desired_capacity, stack.members("Pending:Wait")) == ("waiting", 0, [])
+    assert state.last_failure == "InsufficientInstanceCapacity: There is no capacity."
+    assert state.failed_launches == stack.metrics()["FailedLaunches"] == 1
+    assert stack.read()["answers"]["spot p4d az1"]["answer"] == state.last_failure
+    (told,) = events(capsys.readouterr().out, "launch")
+    assert (told["nodes"], told["came"], told["error"]["code"]) == (3, room, "InsufficientInstanceCapacity")
+    stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
+    rooms(stack.group)["nodes"] = 3
+    assert stack.tick(5).phase == "starting"
+    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
+    state = stack.tick()
+    assert (state.phase, state.unfit_nodes, len(state.instances)) == ("running", 0, 3 + room)
     assert stack.metrics()["FailedLaunches"] == 0
 
 
-@pytest.mark.parametrize(
-    ("message", "no_capacity"),
-    [
-        (
-            "Could not launch Spot Instances. InsufficientInstanceCapacity - There is no Spot capacity available that "
-            "matches your request. Launching EC2 instance failed.",
-            True,
-        ),
-        (
-            "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity due to your request "
-            "configuration. Please adjust your request and try again. Launching EC2 instance failed.",
-            True,
-        ),
-        (
-            "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested "
-            "(us-east-1a). Our system will be working on provisioning additional capacity.",
-            True,
-        ),
-        (
-            "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your "
-            "current vCPU limit of 8 allows for the instance bucket that the specified instance type belongs to.",
-            True,
-        ),
-        ("Could not launch Spot Instances. MaxSpotInstanceCountExceeded", True),
-        ("Insufficient capacity. Launching EC2 instance failed.", True),
-        (
-            "Could not launch On-Demand Instances. Unsupported - Your requested instance type (p3.2xlarge) is not "
-            "supported in your requested Availability Zone (eu-central-1c). Please retry your request by not "
-            "specifying an Availability Zone or choosing eu-central-1a, eu-central-1b. Launching EC2 instance failed.",
-            True,
-        ),
-        ("The image id '[ami-0123]' does not exist. Launching EC2 instance failed.", False),
-        ("Instance became unhealthy while waiting for instance to be in InService state.", False),
-    ],
-)
-def test_a_lack_of_capacity_is_told_from_other_failures(stack: Stack, message: str, no_capacity: bool) -> None:
-    stack.tick()
-    fail_launch(stack.group, stack.now + timedelta(seconds=30), message)
-    stack.group.instance_states.pop()
-    state = stack.tick()
-    assert (state.refused_since is not None) is no_capacity
+def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tick died, or AWS was late: nodes that came are found by the same request."""
+    sent = watch(monkeypatch, stack.clients.launching, "launch_instances")
+    refuse(monkeypatch, stack.clients.launching, "launch_instances", "IdempotentCallInProgress")
+    first = stack.tick()
+    assert first.launch and first.phase == "starting"
+    monkeypatch.undo()
+    sent = watch(monkeypatch, stack.clients.launching, "launch_instances")
+    assert stack.tick().launch is None
+    (call,) = sent
+    assert call["ClientToken"].startswith(f"{first.launch.asked_at.timestamp():.0f}-{stack.config.group}")
+    assert (call["RequestedCapacity"], call["RetryStrategy"]) == (3, "none")
+    assert len(stack.members()) == 3
 
 
-def test_a_launch_that_fails_while_a_tick_reads_is_counted_once(stack: Stack) -> None:
+def test_failed_launches_of_workers_are_counted_once(stack: Stack) -> None:
+    stack.config = replace(stack.config, mode="workers", min_nodes=1)
     stack.tick()
-    fail_launch(stack.group, stack.now + timedelta(minutes=1, seconds=3), "The image id '[ami-0123]' does not exist.")
+    fail_launch(stack.group, stack.now + timedelta(minutes=1, seconds=3), "We currently do not have capacity.")
     assert [stack.tick().failed_launches for _ in range(3)] == [0, 1, 1]
+    assert "do not have capacity" in stack.read()["last_failure"]
 
 
 def test_calls_end_before_the_function_does(stack: Stack) -> None:
@@ -493,14 +477,11 @@ def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("code", ["Throttling", "AccessDenied"])
-@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
-def test_without_the_facts_nothing_is_done(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, operation: str, code: str
-) -> None:
+def test_without_the_facts_nothing_is_done(stack: Stack, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     stack.trained()
     before = stack.read()
     with monkeypatch.context() as patch:
-        refuse(patch, stack.clients.autoscaling, operation, code)
+        refuse(patch, stack.clients.autoscaling, "describe_auto_scaling_groups", code)
         stack.ask("stop")
         with pytest.raises(ClientError, match=code):
             stack.tick()
@@ -565,122 +546,61 @@ def test_a_garbled_word_of_a_node_or_a_person_changes_nothing(stack: Stack, caps
     assert len(events(capsys.readouterr().out, "unreadable")) == 3
 
 
-def test_spot_falls_back_by_the_groups_own_policy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = stack.config.group
-    stack.clients.autoscaling.update_auto_scaling_group(
-        AutoScalingGroupName=name,
-        MixedInstancesPolicy={
-            "LaunchTemplate": {
-                "LaunchTemplateSpecification": {"LaunchTemplateName": "node", "Version": "1"},
-                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
-            },
-            "InstancesDistribution": {
-                "OnDemandBaseCapacity": 0,
-                "OnDemandPercentageAboveBaseCapacity": 0,
-                "SpotAllocationStrategy": "price-capacity-optimized",
-            },
-        },
-    )
-    stack.config = replace(
-        stack.config,
-        fallback_on_demand=True,
-        prices={"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}},
-    )
-    sent = watch(monkeypatch, stack.clients.autoscaling, "update_auto_scaling_group")
-    stack.tick()
-    stack.tick(45)
-    state = stack.tick()
-    assert state.on_demand
-    assert sent[0] == {
-        "AutoScalingGroupName": name,
-        "DesiredCapacity": 3,
-        "MixedInstancesPolicy": {
-            "InstancesDistribution": {
-                "OnDemandBaseCapacity": 3,
-                "OnDemandPercentageAboveBaseCapacity": 0,
-                "SpotAllocationStrategy": "price-capacity-optimized",
-            }
-        },
-    }
+def take_places(stack: Stack, **changes: Any) -> str:
+    """Give the stack a second place, on demand, with a group of its own; return the group's name."""
+    places = {"own": PLACES["spot p4d az1"], "other": replace(PLACES["on-demand p4d az2"], number=2)}
+    stack.config = rotating(queue_url=stack.config.queue_url, places=places, **changes)
+    name = stack.config.group_of("other")
+    make_group(stack.clients, stack.config, name)
+    return name
 
 
-def take_places(stack: Stack, **changes: Any) -> tuple[str, str]:
-    """Give the stack a spot place of its own and an on-demand place of another type; return their subnets."""
-    own, other = (subnet["SubnetId"] for subnet in stack.clients.ec2.describe_subnets()["Subnets"][:2])
-    distribution: Any = {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 0}
-    stack.clients.autoscaling.update_auto_scaling_group(
-        AutoScalingGroupName=stack.config.group,
-        VPCZoneIdentifier=own,
-        MixedInstancesPolicy={
-            "LaunchTemplate": {
-                "LaunchTemplateSpecification": {"LaunchTemplateName": "node", "Version": "1"},
-                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
-            },
-            "InstancesDistribution": distribution,
-        },
-    )
-    places = {
-        "own": replace(PLACES["spot p4d az1"], subnets=own),
-        "other": replace(PLACES["on-demand p4d az2"], subnets=other, instance_types="p4de.24xlarge"),
-    }
-    zones = {own: "use1-az1", other: "use1-az2"}
-    stack.config = rotating(queue_url=stack.config.queue_url, places=places, zones=zones, **changes)
-    return own, other
+def members(stack: Stack, group: str, *states: str) -> list[str]:
+    """Ids of a group's instances in these states, or all."""
+    (found,) = stack.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])[
+        "AutoScalingGroups"
+    ]
+    return [one["InstanceId"] for one in found["Instances"] if not states or one["LifecycleState"] in states]
 
 
-def test_an_adaptive_gang_leaves_spot_for_on_demand_nodes_in_time(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adaptive_gang_moves_to_nodes_on_demand_once_they_serve(stack: Stack) -> None:
     # 16 h of work on demand, and an hour of a slow launch.
-    _, other = take_places(stack, spot_policy="adaptive", deadline_hours=19.0, steps=1000, checkpoint_interval_s=900.0)
+    other = take_places(stack, spot_policy="adaptive", deadline_hours=19.0, steps=1000, checkpoint_interval_s=900.0)
     nodes = stack.trained()
     stack.say(nodes[0], "training", done_steps=40)
     state = stack.tick(60)
     assert (state.phase, state.done_steps, state.progress) == ("running", 40, 0.04)
     # It trains no more: soon the deadline would be at risk.
     state = stack.tick(90)
-    assert (state.phase, stack.group.desired_capacity) == ("draining", 0)
-    assert "the nodes are given up: next is other, on demand, as the deadline allows no more risk" in state.reason
+    assert (state.phase, state.group, stack.members("InService")) == ("running", stack.config.group, nodes)
+    assert "in other: on demand, as the deadline allows no more risk" in state.reason
+    came = members(stack, other, "Pending:Wait")
+    assert len(came) == 3
+    complete(stack.clients, other, stack.config.launch_hook, *came)
+    state = stack.tick()
+    assert (state.phase, stack.group.desired_capacity, members(stack, other, "InService")) == ("draining", 0, came)
+    assert "so the gang saves and moves" in state.reason
     stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
-    sent = watch(monkeypatch, stack.clients.autoscaling, "update_auto_scaling_group")
-    stack.tick()
-    assert stack.tick().phase == "starting"
-    (call,) = sent
-    assert (call["DesiredCapacity"], call["VPCZoneIdentifier"]) == (3, other)
-    assert call["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 3
-    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
     state = stack.tick()
-    assert (state.phase, state.on_demand) == ("running", True)
+    assert (state.phase, state.on_demand, state.group) == ("running", True, other)
     # On-demand nodes stay until the end: there is no time to spare.
-    assert stack.tick(30).phase == "running" and len(sent) == 1
+    assert stack.tick(30).phase == "running" and len(state.instances) == 6
 
 
-def test_a_refused_gang_moves_with_its_empty_group(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = stack.clients
-    _, other = take_places(stack, deadline_hours=1.0)
-    refuse(monkeypatch, clients.ec2, "get_spot_placement_scores")  # of one spot place nothing is asked
-    stack.tick()
-    stack.group.instance_states.clear()
-    fail_launch(
-        stack.group, stack.now + timedelta(seconds=30), "Could not launch Spot Instances. UnfulfillableCapacity"
-    )
+def test_a_refused_gang_starts_in_the_other_places_group_in_the_same_tick(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = take_places(stack, deadline_hours=1.0)
+    refuse(monkeypatch, stack.clients.ec2, "get_spot_placement_scores")  # of one spot place nothing is asked
+    rooms(stack.group).update(nodes=1, code="UnfulfillableCapacity")
     state = stack.tick()
-    assert (state.phase, stack.group.desired_capacity) == ("waiting", 0)
-    sent = watch(monkeypatch, clients.autoscaling, "update_auto_scaling_group")
-    assert stack.tick().place == state.next_place
-    # One call, so that no node starts half moved; without the launch template's specification.
-    (call,) = sent
-    assert (call["DesiredCapacity"], call["VPCZoneIdentifier"]) == (3, other)
-    assert call["MixedInstancesPolicy"]["LaunchTemplate"] == {"Overrides": [{"InstanceType": "p4de.24xlarge"}]}
-    assert call["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 3
-    assert len(stack.members("Pending:Wait")) == 3
+    assert (state.phase, state.group) == ("starting", other)
+    assert len(members(stack, other, "Pending:Wait")) == 3
+    assert len(stack.members("Terminating:Wait")) == 1 and stack.group.desired_capacity == 0
     # All is as it should be now: nothing is set again.
+    sent = watch(monkeypatch, stack.clients.autoscaling, "set_desired_capacity")
     pools = stack.tick().capacity
-    assert len(sent) == 1
-    assert pools["us-east-1/use1-az1/p4d.24xlarge/spot"].refused == 1
-    # moto launches the template's type, in either place.
-    launched = [(PoolName.parse(pool).zone_id, of_pool.launched) for pool, of_pool in pools.items() if of_pool.launched]
-    assert launched == [("use1-az1", 3), ("use1-az2", 3)]
+    assert sent == [] and pools["us-east-1/use1-az1/p4d.24xlarge/spot"].refused == 1
 
 
 def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> None:
@@ -751,15 +671,6 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     for _ in range(2):
         stack.tick(60 * 25)
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
-
-
-def test_a_refusal_is_seen_behind_the_launches_of_a_large_gang(stack: Stack) -> None:
-    """AWS lists activities in progress first, a hundred a page, and a launch is one until its hook is completed."""
-    stack.tick()
-    fail_launch(stack.group, stack.now + timedelta(seconds=20), "We currently do not have sufficient capacity")
-    for number in range(120):
-        record(stack.group, f"Launching a new EC2 instance: i-{number:017x}", stack.now, None)
-    assert stack.tick().failed_launches == 1
 
 
 def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(

@@ -1,4 +1,4 @@
-"""A small AWS in pure Python for the controller's rules: a group, its instances, a clock, and failures."""
+"""A small AWS in pure Python for the controller's rules: groups, their instances, a clock, and failures."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, LiftProtection, Member
+from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, GiveBack, LiftProtection, Member
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place, ReservedStart
-from bootstrap.contract.start_reservation import ENDS_WITHIN, LASTS
-from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import Action, CancelReservation, SetGroup
-from bootstrap.controller.decide import Decision, decide
+from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place
+from bootstrap.contract.state import ControllerState, LaunchRequest
+from bootstrap.controller.actions import GroupAction, SetGroup
+from bootstrap.controller.decide import Decision, decide, take_answer
 from bootstrap.controller.meter import SHORTEST, hours
 from bootstrap.controller.observation import (
     AutoScalingGroup,
     FailedLaunch,
+    LaunchAnswer,
+    LaunchError,
     Machine,
     Observation,
-    Reservation,
-    Target,
 )
-from bootstrap.controller.reservations import to_token
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 PRICES = {"spot": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 30.0}}
-OWNED = "cr-owned"
-RESERVED = ReservedStart(instance_type="p4d.24xlarge", placement_group_arn="")
+OWN = "spot p4d az1"
 
 
-def place(zone: str, purchase: Any, usd: float, *, instance_type: str = "p4d.24xlarge", hours: float = 20) -> Place:
+def place(
+    number: int, zone: str, purchase: Any, usd: float, *, instance_type: str = "p4d.24xlarge", hours: float = 20
+) -> Place:
     """A place of three nodes, whose run costs its hours at p95."""
     usd_p95 = 3 * usd * hours
     return Place(
+        number=number,
         subnets=f"subnet-{zone}",
         instance_types=instance_type,
         purchase=purchase,
@@ -48,10 +48,10 @@ def place(zone: str, purchase: Any, usd: float, *, instance_type: str = "p4d.24x
 
 # The plan's own place first.
 PLACES = {
-    "spot p4d az1": place("az1", "spot", 10.0),
-    "spot p4d az2": place("az2", "spot", 12.0),
-    "spot p4de az3": place("az3", "spot", 14.0, instance_type="p4de.24xlarge"),
-    "on-demand p4d az2": place("az2", "on-demand", 30.0, hours=16),
+    OWN: place(1, "az1", "spot", 10.0),
+    "spot p4d az2": place(2, "az2", "spot", 12.0),
+    "spot p4de az3": place(3, "az3", "spot", 14.0, instance_type="p4de.24xlarge"),
+    "on-demand p4d az2": place(4, "az2", "on-demand", 30.0, hours=16),
 }
 
 
@@ -64,12 +64,20 @@ def rotating(**changes: Any) -> ControllerSettings:
 def adaptive(**changes: Any) -> ControllerSettings:
     """Settings of an adaptive gang in the four places: 180 steps, a minute each, within eight hours."""
     short = {name: replace(one, hours_p95=3.0, usd_p95=300.0) for name, one in PLACES.items()}
-    own = {"places": short, "spot_policy": "adaptive", "deadline_hours": 8.0, "fallback_on_demand": True}
+    own = {"places": short, "spot_policy": "adaptive", "deadline_hours": 8.0}
     return rotating(**{**own, "steps": 180, "checkpoint_interval_s": 900.0, "gang_window_s": 1200, **changes})
 
 
-def settings(**changes: Any) -> ControllerSettings:
-    """Three spot nodes of 10 USD/h, 30 on demand, without a ceiling."""
+def settings(*, fallback: bool = False, **changes: Any) -> ControllerSettings:
+    """Three nodes of 10 USD/h, without a ceiling, in one place: spot where there is a price of it.
+
+    With ``fallback`` the same nodes on demand, 30 USD/h, are a second place.
+    """
+    prices = changes.get("prices", PRICES)
+    (market, by_type), *_ = sorted(prices.items(), key=lambda item: item[0] != "spot")
+    places = {OWN: place(1, "az1", "spot" if market == "spot" else "on-demand", next(iter(by_type.values())))}
+    if fallback:
+        places["on-demand p4d az1"] = place(2, "az1", "on-demand", 30.0)
     values: dict[str, Any] = {
         "schema_version": 1,
         "stack": "dev",
@@ -93,10 +101,9 @@ def settings(**changes: Any) -> ControllerSettings:
         "ceiling_usd": None,
         "gang_window_s": 2700,
         "drain_s": 300,
-        "fallback_on_demand": False,
-        "on_demand_base": 0,
         "scheduled": False,
         "block": None,
+        "places": places,
         "zones": {f"subnet-az{number}": f"use1-az{number}" for number in (1, 2, 3)},
     }
     return ControllerSettings(**{**values, **changes})
@@ -117,6 +124,7 @@ class Node:
         clings: protects itself again whenever it is let go.
     """
 
+    place: str
     lifecycle: Lifecycle
     instance_type: str
     subnet: str
@@ -132,39 +140,24 @@ class Node:
     ended_at: datetime | None = None
     reclaimed: bool = False
     report: NodeReport | None = None
-    reservation_id: str = ""
-
-
-@dataclass
-class Held:
-    """A capacity reservation; ``idle_minutes`` has those that it had room in, by the phase of the last tick.
-
-    That of the id ``OWNED`` is there before the stack, and its owner pays what is idle.
-    """
-
-    token: str
-    total: int
-    subnet: str
-    instance_type: str
-    usd_per_hour: float
-    created_at: datetime
-    active: bool = True
-    unused_usd: float = 0.0
-    idle_minutes: list[str] = field(default_factory=list)
+    is_owned: bool = False
 
 
 @dataclass
 class World:
-    """The group and its nodes between two ticks.
+    """The groups and their nodes between two ticks.
 
     Attributes:
         boot: time until the next nodes serve; None for nodes that fail.
         capacity: most nodes of each lifecycle that live at once.
         rooms: the same of a lifecycle in a subnet, where it is another.
+        sizes: desired size of each place's group; the others have none.
+        min_size, max_size: of every group.
+        owned_room: nodes that the owned reservation has room for.
         scores: spot placement scores by zone id, told in each tick.
-        says_why: Auto Scaling names the lack of capacity, and not another failure.
-        stuck: Auto Scaling launches nothing, and says nothing.
-        reserves: EC2 takes requests for reservations.
+        code: of the refusals for lack of capacity.
+        is_silent: AWS answers no launch; by themselves groups launch nothing.
+        asked: launches that AWS has answered.
     """
 
     config: ControllerSettings
@@ -173,13 +166,11 @@ class World:
     saves_after: timedelta | None = timedelta(minutes=1)
     capacity: dict[Lifecycle, int] = field(default_factory=lambda: {"spot": 99, "on-demand": 99, "capacity-block": 99})
     nodes: dict[str, Node] = field(default_factory=dict)
-    desired: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
     min_size: int = 0
     max_size: int = 3
-    base: int | None = 0
+    owned_room: int = 0
     rooms: dict[tuple[Lifecycle, str], int] = field(default_factory=dict)
-    subnets: str = "subnet-az1"
-    instance_types: str = "p4d.24xlarge"
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
     rebalanced: set[str] = field(default_factory=set)
@@ -188,12 +179,10 @@ class World:
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
     scores: dict[str, int] | None = None
-    says_why: bool = True
+    code: str = "InsufficientInstanceCapacity"
     born: datetime = START
-    stuck: bool = False
-    reserves: bool = True
-    held: dict[str, Held] = field(default_factory=dict)
-    target: Target = field(default_factory=Target)
+    is_silent: bool = False
+    asked: list[tuple[LaunchRequest, LaunchAnswer]] = field(default_factory=list)
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
 
@@ -208,27 +197,35 @@ class World:
         """The phase of the last tick."""
         return self.known.phase
 
-    def alive(self) -> list[str]:
-        """Ids of the instances that are billed."""
-        return [key for key, node in self.nodes.items() if node.ended_at is None]
+    @property
+    def desired(self) -> int:
+        """Desired size of all groups together."""
+        return sum(self.sizes.values())
+
+    @desired.setter
+    def desired(self, size: int) -> None:
+        """Set by a person or a schedule: all groups to 0, or that of the plan's own place."""
+        self.sizes = {self.config.own_place: size} if size else {}
+
+    def alive(self, place: str = "") -> list[str]:
+        """Ids of the instances that are billed, in all places or one."""
+        return [key for key, node in self.nodes.items() if node.ended_at is None and place in ("", node.place)]
+
+    def staying(self, place: str) -> list[str]:
+        """Ids of a place's nodes that are not being terminated."""
+        return [key for key in self.alive(place) if self.nodes[key].state != "Terminating:Wait"]
 
     def in_service(self) -> list[str]:
         """Ids of the nodes in service."""
         return [key for key in self.alive() if self.nodes[key].state == "InService"]
 
     def true_usd(self) -> float:
-        """Sum the cost of instances (one that ended: a minute at least) and of unused reservations up to now."""
-        nodes_usd = sum(
+        """Sum the cost of instances (one that ended: a minute at least) up to now."""
+        return sum(
             hours(max(node.ended_at - node.launched_at, SHORTEST) if node.ended_at else self.now - node.launched_at)
             * node.usd_per_hour
             for node in self.nodes.values()
         )
-        return nodes_usd + sum(one.unused_usd for one in self.held.values())
-
-    def unused(self, key: str) -> int:
-        """Nodes that an active reservation has room for."""
-        used = sum(self.nodes[node].reservation_id == key for node in self.alive())
-        return self.held[key].total - used if self.held[key].active else 0
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -275,25 +272,10 @@ class World:
 
     def observe(self) -> Observation:
         """Build the observation of a tick now."""
-        assert self.max_size >= self.desired >= self.min_size
-        refused = self._reserve()
         known = self.state.instances if self.state else {}
         reports = {key: node.report for key, node in self.nodes.items() if node.report}
         return Observation(
-            group=AutoScalingGroup(
-                created_at=self.born,
-                desired=self.desired,
-                min_size=self.min_size,
-                max_size=self.max_size,
-                on_demand_base=self.base,
-                members=tuple(
-                    Member(instance_id=key, state=self.nodes[key].state, protected=self.nodes[key].protected)
-                    for key in self.alive()
-                ),
-                subnets=frozenset(self.subnets.split(",")),
-                instance_types=tuple(self.instance_types.split(",")),
-                target=self.target,
-            ),
+            groups={place: self._group(place) for place in self.config.places},
             machines=tuple(
                 Machine(
                     instance_id=key,
@@ -304,7 +286,7 @@ class World:
                     ended=node.ended_at is not None,
                     until=None if node.reclaimed else node.ended_at,
                     reclaimed=node.reclaimed,
-                    usd_per_hour=node.usd_per_hour if self.config.places or self._is_owned(node) else None,
+                    usd_per_hour=node.usd_per_hour if node.lifecycle == "spot" or self._is_owned(node) else None,
                     subnet=node.subnet,
                 )
                 for key, node in self.nodes.items()
@@ -318,84 +300,77 @@ class World:
                 for key, said in reports.items()
                 if key not in known or known[key].reported_at != said.modified_at
             },
-            failed_launches=(*self.failed, *([refused] if refused else [])),
+            failed_launches=tuple(self.failed),
             request=self.request,
             scores=self.scores,
-            reservations=tuple(
-                Reservation(
-                    reservation_id=key,
-                    token=one.token,
-                    instance_type=one.instance_type,
-                    created_at=one.created_at,
-                    active=True,
-                    total=one.total,
-                    unused=self.unused(key),
-                )
-                for key, one in self.held.items()
-                if one.active and key != OWNED
-            ),
-            owned_free=self.unused(OWNED) if OWNED in self.held else None,
-            reservation_refused=refused,
         )
 
-    def _reserve(self) -> FailedLaunch | None:
-        """CreateCapacityReservation, as the written state asks for it: all nodes or none."""
-        asked = self.state.reservation if self.state else None
-        if asked is None or not asked.is_asked:
-            return None
-        token = to_token(self.config, asked)
-        if any(one.token == token for one in self.held.values()):
-            return None
-        subnet = next(key for key, zone_id in self.config.zones.items() if zone_id == asked.zone_id)
-        room = self.rooms.get(("on-demand", subnet), self.capacity["on-demand"])
-        if room < asked.node_count or not self.reserves:
-            message = "InsufficientInstanceCapacity" if self.reserves else "UnauthorizedOperation"
-            return FailedLaunch(
-                at=self.now, message=message, no_capacity=self.reserves, began_at=asked.asked_at, subnet=subnet
-            )
-        self.held[f"cr-{len(self.held)}"] = Held(
-            token=token,
-            total=asked.node_count,
-            subnet=subnet,
-            instance_type=asked.instance_type,
-            usd_per_hour=self.config.prices["on-demand"][asked.instance_type],
-            created_at=self.now,
+    def _group(self, place: str) -> AutoScalingGroup:
+        size = self.sizes.get(place, 0)
+        assert self.max_size >= size >= self.min_size
+        return AutoScalingGroup(
+            created_at=self.born,
+            desired=size,
+            min_size=self.min_size,
+            max_size=self.max_size,
+            members=tuple(
+                Member(instance_id=key, state=self.nodes[key].state, protected=self.nodes[key].protected)
+                for key in self.alive(place)
+            ),
         )
-        return None
 
     def tick(self) -> Decision:
-        """One tick of the controller: decide, and carry out."""
-        decision = decide(self.config, self.state, self.observe(), self.now)
-        self.state = decision.state
-        self.decisions.append(decision)
+        """One tick of the controller: decide, carry out, and ask for nodes until AWS gives them or all refuse."""
+        seen = self.observe()
+        decision = decide(self.config, self.state, seen, self.now)
+        first = decision
         self.interrupted, self.rebalanced, self.failed = set(), set(), []
-        if not self.lose_actions:
+        while True:
+            self.state = decision.state
+            self.decisions.append(decision)
+            if self.lose_actions:
+                return first
             for action in decision.actions:
                 self.carry_out(action)
-        return decision
+            if self.is_silent or decision.state.launch is None:
+                return first
+            answer = self.launch(decision.state.launch)
+            decision = take_answer(self.config, seen, self.now, decision.state, answer)
 
-    def carry_out(self, action: Action) -> None:
+    def launch(self, request: LaunchRequest) -> LaunchAnswer:
+        """LaunchInstances with RetryStrategy none: once a token, and a part where there is no more."""
+        if answered := [answer for known, answer in self.asked if known == request]:
+            return answered[0]
+        launched = {}
+        for _ in range(request.nodes):
+            if key := self._launch_one(request.place):
+                launched[key] = self.nodes[key].instance_type
+                self.sizes[request.place] = self.sizes.get(request.place, 0) + 1
+        subnet = self.config.places[request.place].subnets
+        error = LaunchError(code=self.code, message="no spot capacity", subnet=subnet)
+        answer = LaunchAnswer(instance_types=launched, error=None if len(launched) == request.nodes else error)
+        self.asked.append((request, answer))
+        return answer
+
+    def carry_out(self, asked: GroupAction) -> None:
         """Apply an action as AWS does."""
+        place, action = asked.place, asked.action
         if isinstance(action, SetGroup):
             self.min_size = self.min_size if action.min_size is None else action.min_size
             self.max_size = self.max_size if action.max_size is None else action.max_size
-            self.base = self.base if action.on_demand_base is None else action.on_demand_base
-            self.desired = self.desired if action.desired is None else action.desired
-            # AWS ends nodes in zones that the group leaves.
-            assert action.subnets is None or not self.alive()
-            self.subnets = action.subnets or self.subnets
-            self.instance_types = action.instance_types or self.instance_types
-            self.target = action.target or self.target
-        elif isinstance(action, CancelReservation):
-            assert self.held[action.reservation_id].active
-            self.held[action.reservation_id].active = False
+            self.sizes[place] = self.sizes.get(place, 0) if action.desired is None else action.desired
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
                 self.nodes[key].protected = self.nodes[key].clings
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
+        elif isinstance(action, GiveBack):
+            # In its launch it has no hook to wait for.
+            assert self.nodes[action.instance_id].state == "Pending:Wait"
+            self.sizes[place] -= 1
+            self._end(action.instance_id)
         elif isinstance(action, EndStaying):
-            assert (self.nodes[action.instance_id].state, self.desired) == ("InService", 0)
+            assert (self.nodes[action.instance_id].state, self.sizes.get(place, 0)) == ("InService", 0)
             self.nodes[action.instance_id].state = "Terminating:Wait"
             self.nodes[action.instance_id].leaving_at = self.now
         elif isinstance(action, EndLeaving):
@@ -407,13 +382,9 @@ class World:
 
     def advance(self, duration: timedelta) -> None:
         """Time passes for AWS."""
-        for key, one in self.held.items():
-            if key != OWNED and (unused := self.unused(key)):
-                one.unused_usd += duration.total_seconds() / 3600 * unused * one.usd_per_hour
-                one.idle_minutes += [self.phase] * (duration // MINUTE)
-            one.active = one.active and (key == OWNED or self.now - one.created_at < LASTS + ENDS_WITHIN)
         self.now += duration
-        self._launch()
+        for place in self.config.places:
+            self._fill(place)
         for key in self.alive():
             node = self.nodes[key]
             if node.state == "Pending:Wait":
@@ -425,61 +396,55 @@ class World:
             saved = node.leaving_at and node.saves_after and self.now - node.leaving_at >= node.saves_after
             if node.state == "Terminating:Wait" and saved:
                 self._end(key)
-        surplus = len([key for key in self.alive() if self.nodes[key].state != "Terminating:Wait"]) - self.desired
-        for key in self.in_service():
-            if surplus > 0 and not self.nodes[key].protected:
-                self.nodes[key] = replace(self.nodes[key], state="Terminating:Wait", leaving_at=self.now)
-                surplus -= 1
+        for place in self.config.places:
+            surplus = len(self.staying(place)) - self.sizes.get(place, 0)
+            for key in self.staying(place):
+                if surplus > 0 and self.nodes[key].state == "InService" and not self.nodes[key].protected:
+                    self.nodes[key] = replace(self.nodes[key], state="Terminating:Wait", leaving_at=self.now)
+                    surplus -= 1
 
-    def _launch(self) -> None:
-        staying = [key for key in self.alive() if self.nodes[key].state != "Terminating:Wait"]
-        for _ in range(0 if self.stuck else self.desired - len(staying)):
-            on_demand = sum(self.nodes[key].lifecycle == "on-demand" for key in self.alive())
-            lifecycle: Lifecycle = "on-demand" if self.base is None or on_demand < self.base else "spot"
-            room = self.rooms.get((lifecycle, self.subnets), self.capacity[lifecycle])
-            full = sum(self.nodes[key].lifecycle == lifecycle for key in self.alive()) >= room
-            message = f"no {lifecycle} capacity"
-            reservation_id = self._find_room()
-            if reservation_id:
-                full = False
-            elif self.target.only:
-                full, message = True, "ReservationCapacityExceeded"
-            if full:
-                subnet = self.subnets if self.says_why else ""
-                self.failed.append(FailedLaunch(at=self.now, message=message, no_capacity=self.says_why, subnet=subnet))
+    def _fill(self, place: str) -> None:
+        """Auto Scaling launches what a group's size lacks, a node now and one then, as far as there is capacity."""
+        for _ in range(0 if self.is_silent else self.sizes.get(place, 0) - len(self.staying(place))):
+            if not self._launch_one(place):
+                self.failed += [FailedLaunch(at=self.now, message="no spot capacity")] * self._is_by_size(place)
                 return
-            self.nodes[f"i-{len(self.nodes):017x}"] = Node(
-                lifecycle=lifecycle,
-                instance_type=self.instance_types,
-                subnet=self.subnets,
-                usd_per_hour=self.config.owned.usd_per_hour
-                if self.config.owned and reservation_id == OWNED
-                else self._price(lifecycle),
-                launched_at=self.now,
-                ready_after=self.boot,
-                fails_after=timedelta(minutes=5),
-                saves_after=self.saves_after,
-                reservation_id=reservation_id,
-            )
+
+    def _is_by_size(self, place: str) -> bool:
+        return self.config.mode == "workers" or self.config.places[place].by_size
+
+    def _launch_one(self, place: str) -> str:
+        """Launch a node, and return its id; empty where there is no capacity."""
+        spec = self.config.places[place]
+        owned = self.config.owned if sum(map(self._is_owned, self.nodes.values())) < self.owned_room else None
+        room = self.rooms.get((spec.purchase, spec.subnets), self.capacity[spec.purchase])
+        living = [
+            node
+            for node in self.nodes.values()
+            if node.ended_at is None and (node.lifecycle, node.is_owned) == (spec.purchase, False)
+        ]
+        if (spec.purchase, spec.subnets) in self.rooms:
+            living = [node for node in living if node.subnet == spec.subnets]
+        if owned is None and len(living) >= room:
+            return ""
+        key = f"i-{len(self.nodes):017x}"
+        self.nodes[key] = Node(
+            place=place,
+            lifecycle=spec.purchase,
+            instance_type=spec.instance_types,
+            subnet=spec.subnets,
+            usd_per_hour=owned.usd_per_hour if owned else spec.usd_per_hour,
+            launched_at=self.now,
+            ready_after=self.boot,
+            fails_after=timedelta(minutes=5),
+            saves_after=self.saves_after,
+            is_owned=owned is not None,
+        )
+        return key
 
     def _is_owned(self, node: Node) -> bool:
-        """EC2 names the reservation of an instance that lives, and is still in it."""
-        return node.reservation_id == OWNED and node.ended_at is None and self.held[OWNED].active
-
-    def _find_room(self) -> str:
-        """Return a reservation of the group's with room for a node, the owned one first; empty for none."""
-        for key in sorted(self.target.reservation_ids, key=lambda key: key != OWNED):
-            held = self.held[key]
-            fits = (held.subnet, held.instance_type) == (self.subnets, self.instance_types)
-            if fits and self.unused(key) > 0:
-                return key
-        return ""
-
-    def _price(self, lifecycle: Lifecycle) -> float:
-        for one in self.config.places.values():
-            if (one.purchase, one.subnets, one.instance_types) == (lifecycle, self.subnets, self.instance_types):
-                return one.usd_per_hour
-        return self.config.prices[lifecycle][self.instance_types]
+        """EC2 names the reservation of an instance that lives."""
+        return node.is_owned and node.ended_at is None
 
     def run(self, minutes: int) -> None:
         """Ticks for so long."""

@@ -29,7 +29,7 @@ def draining(stack: DeployedStack, clock: Clock, *, controller: bool = False, cl
     return Drain(
         client=client or stack.autoscaling,
         read_state=state,
-        group=stack.names.group,
+        groups=stack.names.groups,
         launch_hook=stack.names.launch_hook,
         terminate_hook=stack.names.terminate_hook,
         save=SAVE,

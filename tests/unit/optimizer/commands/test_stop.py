@@ -26,10 +26,8 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
 ) -> None:
     """No controller, and nodes that never complete their hooks: the whole command, to the end."""
     nodes = [node.instance_id for node in deployed.group.nodes]
-    reserved = deployed.reserve()
     code, out, err = gpufleet("stop", *deployed.arguments)
     assert code == 0
-    assert deployed.reservation_state(reserved) == "cancelled"
     request = deployed.get("control/request.json")
     assert request["want"] == "stop" and request["by"].startswith("arn:aws:")
     assert deployed.group.nodes == ()

@@ -17,7 +17,7 @@ import yaml
 from botocore.exceptions import ClientError
 
 from optimizer.aws import clients
-from optimizer.commands import down, pulumi_engine, stop
+from optimizer.commands import down, stop
 from optimizer.commands.status import follow
 from optimizer.contract.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
@@ -300,24 +300,3 @@ def test_down_without_saving_leaves_the_nodes_to_destroy(
     code, out, _ = gpufleet("down", *deployed.arguments, "--yes", "--no-save")
     assert code == 0 and "nothing of stack" in out
     assert len(deployed.held("InService")) == 2 and pulumi.ran("destroy")
-
-
-@pytest.mark.parametrize("blocks", [True, False])
-def test_down_ends_the_reservation_of_a_starting_gang(
-    blocks: bool, pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = deployed.reserve()
-
-    def destroy(stack: str, directory: Path) -> list[pulumi_engine.StateResource]:
-        if blocks and deployed.reservation_state(made) == "active":
-            raise GpufleetError("pulumi destroy failed: InvalidPlacementGroup.InUse")
-        return []
-
-    monkeypatch.setattr(down, "take_down", destroy)
-    code, out, err = gpufleet("down", *deployed.arguments, "--yes", "--no-save")
-    assert code == 0, err
-    assert deployed.reservation_state(made) == "cancelled" and f"{made} of a starting gang is cancelled" in err
-    assert "nothing of stack" in out
-    # Any other failure is told as it is.
-    monkeypatch.setattr(down, "take_down", Mock(side_effect=GpufleetError("pulumi destroy failed: throttled")))
-    assert "throttled" in gpufleet("down", *deployed.arguments, "--yes", "--no-save")[2]

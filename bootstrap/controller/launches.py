@@ -1,0 +1,112 @@
+"""Ask Auto Scaling for a gang's nodes, all in one zone and at once, and classify its answers.
+
+LaunchInstances answers with the nodes or with errors: https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html
+It cannot launch nodes of two markets, and does not say that it heeds a group's capacity reservations
+(https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html). So a gang with nodes on demand
+beside its spot nodes, and an owned reservation that is topped up, launch by the group's size (``Place.by_size``), as
+workers do, whose size policies move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.state import LaunchRequest
+from bootstrap.controller.clients import Clients, error_code
+from bootstrap.controller.observation import LaunchAnswer, LaunchError
+
+# Nodes a call (the first page above).
+MOST_NODES = 100
+# EC2 has no node of the type in the zone, at the price: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+_POOL_EMPTY = frozenset(
+    {
+        "InsufficientHostCapacity",
+        "InsufficientInstanceCapacity",
+        "SpotMaxPriceTooLow",
+        "UnfulfillableCapacity",
+        "Unsupported",
+    }
+)
+# The account's quota, subnet or reservation has no room:
+# https://github.com/aws/karpenter-provider-aws/blob/main/pkg/errors/errors.go
+_NO_ROOM = frozenset(
+    {
+        "InstanceLimitExceeded",
+        "InsufficientFreeAddressesInSubnet",
+        "MaxSpotInstanceCountExceeded",
+        "ReservationCapacityExceeded",
+        "VcpuLimitExceeded",
+    }
+)
+# Whether nodes come is not decided; the same token asks again (errors of both pages above).
+_PASSING = frozenset(
+    {
+        "IdempotentCallInProgress",
+        "InternalFailure",
+        "RequestLimitExceeded",
+        "ResourceContention",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+
+
+def is_pool_empty(code: str) -> bool:
+    """Return whether EC2 itself lacks the nodes, whoever asks."""
+    return code in _POOL_EMPTY
+
+
+def is_refusal(code: str) -> bool:
+    """Return whether nodes lack now, and another place or a later time may have them."""
+    return code in _POOL_EMPTY or code in _NO_ROOM
+
+
+def launch(clients: Clients, settings: ControllerSettings, request: LaunchRequest) -> LaunchAnswer | None:
+    """Launch the nodes of a request; None where AWS has yet to answer.
+
+    The ClientToken makes a repetition the same launch. A lone node is asked for in one zone of its place after another.
+    """
+    launched: dict[str, str] = {}
+    error: LaunchError | None = None
+    for number, subnet in enumerate(settings.places[request.place].subnets.split(",")):
+        while (missing := request.nodes - len(launched)) > 0:
+            group = settings.group_of(request.place)
+            token = f"{request.asked_at.timestamp():.0f}-{group}-{number}-{len(launched)}"
+            try:
+                answer: Any = clients.launching.launch_instances(
+                    AutoScalingGroupName=group,
+                    RequestedCapacity=min(missing, MOST_NODES),
+                    ClientToken=token,
+                    SubnetIds=[subnet],
+                    RetryStrategy="none",
+                )
+            except ClientError as refused:
+                if error_code(refused) in _PASSING:
+                    return None
+                error = LaunchError(code=error_code(refused), message=str(refused), subnet=subnet)
+                break
+            came = {key: of["InstanceType"] for of in answer.get("Instances", []) for key in of["InstanceIds"]}
+            launched |= came
+            error = _read_error(answer, subnet, wanted=min(missing, MOST_NODES), came=len(came))
+            if error:
+                break
+        if launched:
+            # The nodes of a gang are in one zone.
+            break
+    return LaunchAnswer(instance_types=launched, error=error)
+
+
+def _read_error(answer: Any, subnet: str, *, wanted: int, came: int) -> LaunchError | None:
+    if came >= wanted:
+        return None
+    first: Any = next(iter(answer.get("Errors", [])), {})
+    return LaunchError(
+        code=first.get("ErrorCode", ""),
+        message=first.get("ErrorMessage", "") or f"{came} of {wanted} nodes came",
+        instance_type=first.get("InstanceType", ""),
+        subnet=first.get("SubnetId", "") or subnet,
+    )

@@ -1,0 +1,276 @@
+"""A place's nodes: their launch template, placement group and Auto Scaling group of as many as the plan has.
+
+Groups, templates and placement groups cost nothing. The controller starts, meters and ends the nodes, and changes
+nothing else of them, so a second `up` finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, launch_tags
+from infra.images import Image
+from infra.places import DeclaredPlace
+from optimizer.contract.plan import NodeSpec
+
+# Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
+LAUNCH_TIMEOUT_S = 1800
+# Short, because the launch hook has proven the node.
+HEALTH_CHECK_GRACE_S = 60
+# From entering service to work that the metrics show: model and data load, then two samples a minute apart.
+WARMUP_S = 300
+# An owned reservation's room is used before nodes are rented:
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
+RESERVATIONS_FIRST = "capacity-reservations-first"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceGroupArgs:
+    """Arguments of PlaceGroup: the nodes' image, permissions, first program and place."""
+
+    place: DeclaredPlace
+    image: Image
+    user_data: pulumi.Output[str]
+    key_arn: pulumi.Input[str]
+    service_role_arn: pulumi.Input[str]
+    instance_profile_arn: pulumi.Input[str]
+    node_group_id: pulumi.Input[str]
+    subnet_ids: list[pulumi.Input[str]]
+    placement_group: aws.ec2.PlacementGroup | None
+    capacity_reservation_id: pulumi.Input[str] | None
+
+
+def interfaces(
+    node: NodeSpec, security_group_id: pulumi.Input[str]
+) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+    """Declare the plan's interfaces for the launch template."""
+    return [
+        aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+            network_card_index=one.card,
+            device_index=one.device,
+            interface_type=one.kind,
+            # EC2 takes this argument for a single interface only:
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
+            associate_public_ip_address="false" if len(node.interfaces) == 1 else None,
+            delete_on_termination="true",
+            security_groups=[security_group_id],
+        )
+        for one in node.interfaces
+    ]
+
+
+class PlaceGroup(Component):
+    """Launch template and Auto Scaling group of one place, with its lifecycle hooks; it starts without a node."""
+
+    def __init__(self, stack: Stack, args: PlaceGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        number = args.place.number
+        self._suffix = "" if number == 1 else f"-{number}"
+        super().__init__(stack, opts, self._suffix)
+        self._args, self._plan = args, stack.settings.plan
+        self._name = stack.names.groups[number - 1]
+        template = self._template()
+        self.name = self._group(template).name
+        self.launch_template_id = template.id
+        self.register_outputs({"group_name": self.name})
+
+    def _template(self) -> aws.ec2.LaunchTemplate:
+        args, plan = self._args, self._plan
+        tags, instance_type = self._named(self._name), args.place.instance_types[0]
+        reservation: aws.ec2.LaunchTemplateCapacityReservationSpecificationArgsDict | None = None
+        placement = market = None
+        if args.placement_group:
+            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
+        # Not for a topped-up fleet: its rented nodes must launch outside of the reservation (the group's target).
+        if args.capacity_reservation_id is not None and not plan.purchase.on_demand_top_up:
+            reservation = {"capacity_reservation_target": {"capacity_reservation_id": args.capacity_reservation_id}}
+        if plan.purchase.option == "capacity-block":
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+            market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
+        return aws.ec2.LaunchTemplate(
+            f"{self._prefix}-node{self._suffix}",
+            # EC2 takes 255 characters, and a model's name may be longer.
+            description=f"gpufleet {self._names.stack}: {instance_type} for {plan.job.model}"[:255],
+            image_id=args.image.id,
+            instance_type=instance_type,
+            user_data=args.user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
+            update_default_version=True,
+            ebs_optimized="true",
+            instance_initiated_shutdown_behavior="terminate",
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=args.instance_profile_arn),
+            metadata_options=METADATA_OPTIONS,
+            monitoring=aws.ec2.LaunchTemplateMonitoringArgs(enabled=False),
+            block_device_mappings=[
+                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                    device_name=args.image.root_device,
+                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                        volume_type="gp3",
+                        volume_size=plan.volumes.root_gib,
+                        iops=plan.volumes.iops,
+                        throughput=plan.volumes.throughput_mib_per_s,
+                        encrypted="true",
+                        kms_key_id=args.key_arn,
+                        delete_on_termination="true",
+                    ),
+                )
+            ],
+            network_interfaces=interfaces(plan.node, args.node_group_id),
+            placement=placement,
+            capacity_reservation_specification=reservation,
+            instance_market_options=market,
+            tag_specifications=launch_tags(tags),
+            tags=tags,
+            opts=self._own,
+        )
+
+    def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
+        args, plan, workers = self._args, self._plan, self._settings.mode == "workers"
+        hooks: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "lifecycle_transition": f"autoscaling:EC2_INSTANCE_{phase}",
+                "heartbeat_timeout": timeout,
+                "default_result": "ABANDON",
+            }
+            for name, phase, timeout in (
+                (self._names.launch_hook, "LAUNCHING", LAUNCH_TIMEOUT_S),
+                (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
+            )
+        ]
+        mixed, pool = args.place.purchase == "spot", self._settings.warm_pool
+        # Not "$Latest": the group's state then says which template its next node gets.
+        version = template.latest_version.apply(str)
+        group = aws.autoscaling.Group(
+            f"{self._prefix}-nodes{self._suffix}",
+            name=self._name,
+            # No desired capacity is declared: the controller alone starts, meters and ends nodes.
+            min_size=0,
+            max_size=plan.node_count,
+            vpc_zone_identifiers=args.subnet_ids,
+            launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
+            mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
+            capacity_reservation_specification=self._top_up_target(),
+            warm_pool=aws.autoscaling.GroupWarmPoolArgs(
+                pool_state="Stopped",
+                min_size=pool,
+                # Unset means as many as the group could grow by:
+                # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
+                max_group_prepared_capacity=pool,
+            )
+            if pool
+            else None,
+            service_linked_role_arn=args.service_role_arn,
+            # Spot capacity may take hours; `pulumi up` does not wait.
+            wait_for_capacity_timeout="0",
+            # A rebalance recommendation is a sign of risk only, and replacing a node kills the running step of all:
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+            capacity_rebalance=False,
+            # Workers protect themselves while they work (bootstrap/agent); a scheduled action must be able to drain
+            # the nodes of a Capacity Block.
+            protect_from_scale_in=not workers and plan.purchase.option != "capacity-block",
+            # AZRebalance would terminate healthy nodes to even out zones.
+            suspended_processes=["AZRebalance"],
+            # An unhealthy node ends at once, and its replacement is launched beside it. Without a policy the account
+            # setting launchBeforeTerminate would keep a sick node until its replacement is in service, for which a
+            # reservation has no room:
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-before-terminate-account-setting.html
+            instance_maintenance_policy=aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
+                min_healthy_percentage=0, max_healthy_percentage=100
+            ),
+            # No maximum lifetime, which would end a node that trains.
+            instance_refresh=self._refresh(),
+            default_instance_warmup=WARMUP_S if workers else None,
+            health_check_type="EC2",
+            health_check_grace_period=HEALTH_CHECK_GRACE_S,
+            # Deletes the group with its instances at once; else destroy waits ten minutes for protected instances and
+            # terminate hooks, then fails:
+            # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
+            force_delete=True,
+            enabled_metrics=[
+                aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
+                aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
+            ],
+            # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
+            initial_lifecycle_hooks=[aws.autoscaling.GroupInitialLifecycleHookArgs(**hook) for hook in hooks],
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in sorted(self._tags.items())
+            ],
+            opts=pulumi.ResourceOptions(
+                parent=self, ignore_changes=self._left_to_others(), custom_timeouts=ENDED_WITHIN
+            ),
+        )
+        for hook in hooks:
+            # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).
+            aws.autoscaling.LifecycleHook(
+                f"{self._prefix}-{hook['name']}{self._suffix}",
+                autoscaling_group_name=group.name,
+                opts=self._own,
+                **hook,
+            )
+        return group
+
+    def _top_up_target(self) -> aws.autoscaling.GroupCapacityReservationSpecificationArgsDict | None:
+        """Fill the owned reservation first, and launch what it has no room for on demand, in one group.
+
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/target-capacity-reservations.html
+        """
+        purchase = self._plan.purchase
+        if not (purchase.capacity_reservation_id and purchase.on_demand_top_up):
+            return None
+        return {
+            "capacity_reservation_preference": RESERVATIONS_FIRST,
+            "capacity_reservation_target": {"capacity_reservation_ids": [purchase.capacity_reservation_id]},
+        }
+
+    def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
+        """A changed template replaces idle workers; protected nodes keep theirs until their next start.
+
+        https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
+        """
+        if self._plan.purchase.option == "capacity-block":
+            return None  # its nodes train unprotected
+        return aws.autoscaling.GroupInstanceRefreshArgs(
+            strategy="Rolling",
+            preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+                # AWS's default, which the group's maintenance policy would replace.
+                min_healthy_percentage=90,
+                scale_in_protected_instances="Ignore",
+                standby_instances="Ignore",
+                skip_matching=True,
+            ),
+        )
+
+    def _left_to_others(self) -> list[str]:
+        """Properties that `up` does not set back, because others change them."""
+        # The provider reads and updates the hooks only as resources of their own.
+        left = ["initialLifecycleHooks"]
+        if self._settings.warm_pool:
+            # The controller suspends launches while no node may run.
+            left.append("suspendedProcesses")
+        if self._settings.moving_bounds:
+            # The controller stops nodes by these bounds, between which policies and schedules move the size.
+            left += ["minSize", "maxSize"]
+        return left
+
+    def _mixed(
+        self, template_id: pulumi.Output[str], version: pulumi.Output[str]
+    ) -> aws.autoscaling.GroupMixedInstancesPolicyArgsDict:
+        place = self._args.place
+        return {
+            "instances_distribution": {
+                "on_demand_base_capacity": self._plan.purchase.on_demand_base if place.number == 1 else 0,
+                "on_demand_percentage_above_base_capacity": 0,
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-fleet-allocation-strategy.html
+                "spot_allocation_strategy": "price-capacity-optimized",
+            },
+            "launch_template": {
+                "launch_template_specification": {"launch_template_id": template_id, "version": version},
+                # Nodes on demand take the types in this order.
+                "overrides": [{"instance_type": name} for name in place.instance_types],
+            },
+        }
