@@ -49,7 +49,7 @@ class Told:
     """Policy that says what it meets; refusals between two other events in one line."""
 
     def __init__(self, policy: SpotPolicy, zones: list[str]) -> None:
-        self._policy, self._zones, self.beside = policy, zones, policy.beside
+        self._policy, self._zones = policy, zones
         self._refusals: Counter[str] = Counter()
 
     def keep(self, view: PoolsView) -> Mode:

@@ -33,8 +33,6 @@ from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 # Rates of return are rounded to powers of this, and prices to this many digits, so that few tables serve a run.
 _FACTOR_STEP = 2.5
 _PRICE_DIGITS = 2
-# The controller cannot ask another place while its one Auto Scaling group has nodes.
-ASKS_BESIDE = False
 
 
 class Mode(Enum):
@@ -142,11 +140,9 @@ class Adaptive(Generic[Pool]):
 
     Args:
         records: what the run knows of each pool; ties keep this order.
-        beside: pools are asked beside running nodes; else these end first, as in one Auto Scaling group.
     """
 
-    def __init__(self, records: Mapping[Pool, PoolRecord], *, beside: bool = True) -> None:
-        self.beside = beside
+    def __init__(self, records: Mapping[Pool, PoolRecord]) -> None:
         self._records = dict(records)
         self._order: list[Pool] = []
         self._asked_hours = -1.0
@@ -159,15 +155,11 @@ class Adaptive(Generic[Pool]):
 
     def next_try(self, view: RunView[Pool]) -> Pool | None:
         """Return the best pool that has not refused in this tick and is worth more than what runs."""
-        if has_no_time(view) or not (self.beside or may_launch(view)):
+        if has_no_time(view):
             return None
         if view.elapsed_hours != self._asked_hours:
             self._asked_hours = view.elapsed_hours
-            worth = [] if not self.beside and view.mode is not Mode.IDLE and self.why_stay(view) else self.worth(view)
-            self._order = [prospect.name for prospect in reversed(worth)]
-            if worth and not self.beside and view.mode is Mode.SPOT and view.pool is not None:
-                # The pool that was left is asked last: it most likely still has the nodes, should all others refuse.
-                self._order.insert(0, view.pool)
+            self._order = [prospect.name for prospect in reversed(self.worth(view))]
         return self._order.pop() if self._order else None
 
     def note(self, event: Event, pool: Pool, hours: float) -> None:
@@ -181,23 +173,15 @@ class Adaptive(Generic[Pool]):
             running_price = 1.0
         elif view.mode is Mode.SPOT and view.pool is not None:
             running_price = view.prices[view.pool]
-        restart_s = view.delays.restart_hours * 3600
-        ranked = rank_pools(
+        return rank_pools(
             self._records,
             view.now_s,
             prices=view.prices,
             on_demand_price=1.0,
             running_price=running_price,
-            restart_s=restart_s,
+            restart_s=view.delays.restart_hours * 3600,
             try_s=view.delays.try_hours * 3600,
         )
-        if self.beside or running_price is None or view.mode is Mode.ON_DEMAND:
-            return ranked
-        # Spot nodes of one group end before others are asked for: a refusal costs a restart of the old ones.
-        least = 1.0 - running_price
-        return [
-            pool for pool in ranked if pool.chance * (pool.value - least) * pool.stay_s > (1 - pool.chance) * restart_s
-        ]
 
     def worth(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
         """Return the pools of ``rank`` that are worth asking now; the restarts of on-demand nodes spend slack, too."""
@@ -212,30 +196,21 @@ class Adaptive(Generic[Pool]):
                 terms,
                 work_hours=view.work_hours,
                 slack_hours=view.left_hours - view.work_hours,
-                age_hours=(age_since_s(since_s) if self.beside else since_s) / 3600,
+                age_hours=age_since_s(since_s) / 3600,
             )
             if saving > 0:
                 worth.append(prospect)
-        # Once the nodes of one group have ended, every pool is asked.
-        return ranked if worth and not self.beside else worth
+        return worth
 
     def why_stay(self, view: RunView[Pool]) -> str:
-        """Say why running nodes stay; empty where a pool is worth asking.
-
-        Nodes of one group end before it is asked. If all refuse, nodes start again where they were, and the deadline
-        must allow that.
-        """
+        """Say why running nodes stay; empty where a pool is worth asking."""
         if view.loading_hours > 0:
             return "these nodes do not work yet"
-        ranked, delays = self.rank(view), view.delays
-        if not ranked:
+        if not self.rank(view):
             return "no other spot place is worth its restarts, or may be tried now"
-        spent = (
-            0.0 if self.beside else view.step_hours + len(ranked) * delays.try_hours + 2 * delays.restart_bound_hours
-        )
-        if not may_launch(view) or view.left_hours - spent < view.work_hours + delays.lost_bound_hours:
-            return "the deadline does not allow a look at spot that fails"
-        return "" if self.worth(view) else "a look at spot would cost more than it can save"
+        if not may_launch(view):
+            return "the deadline does not allow a launch on spot"
+        return "" if self.worth(view) else "spot would cost more than it can save"
 
     def _should_wait(self, view: RunView[Pool]) -> bool:
         ranked = self.rank(view)
@@ -259,9 +234,8 @@ class Adaptive(Generic[Pool]):
         """Return the terms of the run's values; all pools are taken for one, whose droughts the first of them ends."""
         droughts = self._droughts_s(view, ranked)
         youngest_s, delays = min(droughts, default=0.0), view.delays
-        # Rates add; each is 1 / (age + YOUNG_S). A group that ends its nodes to look sees no pool come back.
-        rates = [(YOUNG_S + youngest_s) / (YOUNG_S + drought_s) for drought_s in droughts if self.beside]
-        factor = sum(rates) or 1.0
+        # Rates add; each is 1 / (age + YOUNG_S).
+        factor = sum((YOUNG_S + youngest_s) / (YOUNG_S + drought_s) for drought_s in droughts) or 1.0
         deadline_hours = view.elapsed_hours + view.left_hours
         return Terms(
             work_hours=round(view.whole_hours, 3),
@@ -272,7 +246,6 @@ class Adaptive(Generic[Pool]):
             restart_bound_hours=delays.restart_bound_hours,
             lost_bound_hours=delays.lost_bound_hours,
             return_factor=_FACTOR_STEP ** round(math.log(factor, _FACTOR_STEP)),
-            beside=self.beside,
         )
 
 

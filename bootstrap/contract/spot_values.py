@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from bootstrap.contract.pools import YOUNG_S, age_since_s
+from bootstrap.contract.pools import YOUNG_S
 
 # Lower ends of the age bins, h.
 AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
@@ -29,8 +29,6 @@ _LATE = 1e6
 _NONE_UP, _DEMAND_UP, _SPOT_UP, _NONE_DOWN, _DEMAND_DOWN = range(5)
 _Costs = tuple[float, ...]
 _BINS = range(len(AGES))
-# Age of a drought at the last refusal, h, and the longest look at the pools beyond two launches, h, of one group.
-_DROUGHT_HOURS, _LOOK_HOURS = 1.0, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,6 @@ class Terms:
         restart_bound_hours: hours that a launch never exceeds, for the guard.
         lost_bound_hours: work that an interruption can lose: the checkpoint interval.
         return_factor: rate at which the first of all pools comes back, over one pool's.
-        beside: on-demand nodes work on while spot is asked for, so that they know of its capacity; else they end first,
-            and start again after a refusal.
     """
 
     work_hours: float
@@ -55,7 +51,6 @@ class Terms:
     restart_bound_hours: float
     lost_bound_hours: float
     return_factor: float
-    beside: bool
 
 
 class _Tables(NamedTuple):
@@ -95,14 +90,10 @@ def _solve(terms: Terms) -> _Tables:
     spot_price, restart = terms.spot_price, terms.restart_hours
     bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
     loses, comes = _chances(1.0, step), _chances(terms.return_factor, step)
-    seen = comes if terms.beside else [0.0] * len(AGES)
     growth = [
         (min(age + 1, len(AGES) - 1), min(step / (end - start), 1.0))
         for age, (start, end) in enumerate(pairwise((*AGES, math.inf)))
     ]
-    middles = [(start + end) / 2 for start, end in pairwise((*AGES, 2 * AGES[-1]))]
-    found = [_chance_after(hours) for hours in middles]
-    found_age = [bisect_right(_EDGES, age_since_s(3600 * hours) / 3600) for hours in middles]
     launch_cells, part = int(restart / step), restart / step % 1.0
     slacks = range(slack_cells + 1)
     savings, waits = array("f", bytes(4 * len(AGES) * len(slacks))), bytearray(len(AGES) * len(slacks))
@@ -126,14 +117,13 @@ def _solve(terms: Terms) -> _Tables:
                 (
                     step + (1 - loses[age]) * later(after, age, _DEMAND_UP) + loses[age] * after[0][_DEMAND_DOWN],
                     step * spot_price + (1 - loses[age]) * later(after, age, _SPOT_UP) + loses[age] * reclaimed,
-                    step + (1 - seen[age]) * later(after, age, _DEMAND_DOWN) + seen[age] * after[0][_DEMAND_UP],
+                    step + (1 - comes[age]) * later(after, age, _DEMAND_DOWN) + comes[age] * after[0][_DEMAND_UP],
                 )
                 for age in _BINS
             ]
             runs.append(run)
             near, far = runs[max(cell - launch_cells, 0)], runs[max(cell - launch_cells - 1, 0)]
             waited = values[cell - 1] if cell and slack - step >= bound else None
-            launched: list[float] = []
             here: list[_Costs] = []
             for age in _BINS:
                 demand_up, spot_up, demand_down = run[age]
@@ -141,27 +131,21 @@ def _solve(terms: Terms) -> _Tables:
                     restart * price + close + part * (distant - close)
                     for price, close, distant in zip((1, spot_price, 1), near[age], far[age], strict=True)
                 )
-                launched.append(take if slack >= bound + restart + lost else _LATE)
+                launch = take if slack >= bound + restart + lost else _LATE
                 wait_up = wait_down = _LATE
                 if waited:
                     wait_up = (1 - loses[age]) * later(waited, age, _NONE_UP) + loses[age] * waited[0][_NONE_DOWN]
                     wait_down = (1 - comes[age]) * later(waited, age, _NONE_DOWN) + comes[age] * waited[0][_NONE_UP]
-                look = _LATE
-                if not terms.beside:
-                    # New on-demand nodes have age 0: nothing has been asked since.
-                    buy_down = restart + near[0][2] + part * (far[0][2] - near[0][2])
-                    if slack >= 2 * bound + lost + _LOOK_HOURS:
-                        look = found[age] * launched[found_age[age]] + (1 - found[age]) * buy_down
                 here.append(
                     (
-                        min(wait_up, buy_up, launched[age]),
-                        min(wait_up, demand_up, launched[age]),
+                        min(wait_up, buy_up, launch),
+                        min(wait_up, demand_up, launch),
                         min(wait_up, buy_up, spot_up if slack >= bound + lost else _LATE),
                         min(wait_down, buy_down),
-                        min(wait_down, demand_down, look),
+                        min(wait_down, demand_down),
                     )
                 )
-                savings.append(demand_up - launched[age] if terms.beside else demand_down - look)
+                savings.append(demand_up - launch)
                 waits.append(wait_down <= buy_down)
             values.append(here)
         before = values
@@ -176,11 +160,3 @@ def _chances(factor: float, step: float) -> list[float]:
         rate = factor * math.log((end + young) / (start + young)) / (end - start)
         chances.append(1 - math.exp(-rate * step))
     return chances
-
-
-def _chance_after(hours: float) -> float:
-    """Chance that capacity has come back ``hours`` after a refusal, and is still there."""
-    young = YOUNG_S / 3600
-    came = hours / (hours + young + _DROUGHT_HOURS)
-    # Capacity that came back may have gone again: half of the time there is some.
-    return came * (0.5 + 0.5 * young / (young + hours))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from bootstrap.contract.pool_policy import ASKS_BESIDE, Adaptive, Delays, Mode, RunView
+from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ControllerState
@@ -49,7 +49,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
 
 def make_policy(state: ControllerState, names: Iterable[str]) -> Adaptive[str]:
     """Return the policy over these spot places, with what the run has learned from its launches."""
-    return Adaptive({name: state.pools.get(name, PoolRecord()) for name in names}, beside=ASKS_BESIDE)
+    return Adaptive({name: state.pools.get(name, PoolRecord()) for name in names})
 
 
 def left_hours(tick: Tick, state: ControllerState) -> float:

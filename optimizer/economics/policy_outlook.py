@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import ASKS_BESIDE, Adaptive, Delays, Event, Mode
+from bootstrap.contract.pool_policy import Adaptive, Delays, Event, Mode
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
@@ -249,7 +249,7 @@ def fall_back(pools: int, job: SimulatedJob) -> SpotPolicy:
 
 def adapt(pools: int, job: SimulatedJob) -> SpotPolicy:
     """Make the adaptive policy as the controller has it."""
-    return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=ASKS_BESIDE)
+    return Adaptive(dict.fromkeys(range(pools), PoolRecord()))
 
 
 def _prices(plan: FleetPlan) -> tuple[float, float] | None:

@@ -17,8 +17,6 @@ from optimizer.economics.simulation.simulator import NewPolicy, PoolsView
 class OnDemand:
     """On-demand from start to end."""
 
-    beside = True
-
     def keep(self, view: PoolsView) -> Mode:
         """Return on-demand."""
         return Mode.ON_DEMAND
@@ -33,8 +31,6 @@ class OnDemand:
 
 class _InTurn:
     """The pools in turn, from the one that answered last."""
-
-    beside = True
 
     def __init__(self, pools: int) -> None:
         self._pools, self._next = pools, 0

@@ -25,13 +25,7 @@ PoolsView = RunView[int]
 
 
 class SpotPolicy(Protocol):
-    """Decides for one run; made anew for each.
-
-    Attributes:
-        beside: launches are tried beside running nodes; else these end first.
-    """
-
-    beside: bool
+    """Decides for one run; made anew for each."""
 
     def keep(self, view: PoolsView) -> Mode:
         """Return what runs until the next tick where no launch brings spot nodes; SPOT keeps the running ones."""
@@ -201,11 +195,7 @@ class SimulatedRun:
             self.end(elapsed + tried)
             self.launch(Mode.SPOT, came)
         elif kept is not self.mode:
-            if kept is view.mode:
-                # The nodes ended for tries: all have been refused, or the next tick goes on with them.
-                kept = self._policy.keep(self.view(elapsed + tried, step - tried)) if tried < step else Mode.IDLE
-            if kept is not Mode.IDLE:
-                self.launch(kept, self.pool)
+            self.launch(kept, self.pool)
         self.advance(step - tried)
 
     def has_capacity(self, pool: int) -> bool:
@@ -237,8 +227,6 @@ class SimulatedRun:
         if tried and hurry:
             return 0.0, None
         while tried < step and (pool := self._policy.next_try(view)) is not None:
-            if not self._policy.beside:
-                self.end(elapsed + tried)
             if self.has_capacity(pool):
                 self._policy.note(Event.CAME, pool, elapsed + tried)
                 return tried, pool

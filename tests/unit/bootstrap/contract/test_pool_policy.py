@@ -61,41 +61,28 @@ def test_on_demand_nodes_end_for_spot_where_chance_and_stay_pay_the_restarts_and
     flapping = PoolRecord()
     for quarter in range(24):
         flapping = reclaimed(came(flapping, quarter * HOUR / 4), (quarter / 4 + 0.05) * HOUR)
-    seen = view(Mode.ON_DEMAND, 20.0)
+    seen = view(Mode.ON_DEMAND, 15.0)
 
-    def tried(records: dict[str, PoolRecord], seen: RunView[str], *, beside: bool = False) -> str | None:
-        return Adaptive(records, beside=beside).next_try(seen)
+    def tried(records: dict[str, PoolRecord], seen: RunView[str]) -> str | None:
+        return Adaptive(records).next_try(seen)
 
     assert tried(fresh, seen) == "a"
     # Half of the capacity that is met an hour after a refusal is younger than 21 minutes: not worth two restarts.
     just_now = dict.fromkeys(fresh, refused(PoolRecord(), 9 * HOUR))
-    for beside, left_hours in ((False, 20.0), (True, 15.0)):
-        now = view(Mode.ON_DEMAND, left_hours)
-        assert (tried(lately, now, beside=beside), tried(just_now, now, beside=beside)) == ("a", None)
+    assert (tried(lately, seen), tried(just_now, seen)) == ("a", None)
     assert tried({"a": flapping}, seen) is None
     assert tried(fresh, replace(seen, prices={"a": 0.9, "b": 0.9})) is None
-    assert tried(fresh, replace(seen, loading_hours=0.2)) is None
-    # Two tries, two slow launches, a tick and lost work on top of the work.
-    assert tried(fresh, replace(seen, left_hours=12.46)) == "a"
-    assert tried(fresh, replace(seen, left_hours=12.44)) is None
-    assert tried(fresh, replace(seen, work_hours=0.2)) is None
+    assert tried(fresh, replace(seen, left_hours=11.5)) is None
 
 
-def test_spot_nodes_of_one_group_end_for_much_cheaper_spot_and_are_asked_again_where_that_refuses() -> None:
+def test_spot_nodes_are_left_for_much_cheaper_spot() -> None:
     records = {"a": came(PoolRecord(), 0.0), "b": PoolRecord(), "c": PoolRecord()}
     seen = view(Mode.SPOT, 20.0, prices={"a": 0.7, "b": 0.2, "c": 0.68})
-
-    def tries(seen: RunView[str], b: PoolRecord | None = None) -> list[str]:
-        policy = Adaptive({**records, "b": b or PoolRecord()}, beside=False)
-        return list(iter(lambda: policy.next_try(seen), None))
-
-    assert tries(seen) == ["b", "a"]
-    assert tries(replace(seen, prices={"a": 0.3, "b": 0.2, "c": 0.3})) == []
-    # A chance of a tenth does not pay the restart of the old nodes that a refusal costs.
-    assert tries(seen, refused(PoolRecord(), 9.9 * HOUR)) == []
-    assert tries(replace(seen, loading_hours=0.2)) == []
-    # One try, two slow launches, a tick and lost work on top of the work.
-    assert (tries(replace(seen, left_hours=12.41)), tries(replace(seen, left_hours=12.39))) == (["b", "a"], [])
+    policy = Adaptive(records)
+    assert policy.why_stay(seen) == ""
+    assert list(iter(lambda: policy.next_try(seen), None)) == ["b"]
+    assert policy.why_stay(replace(seen, loading_hours=0.2)) == "these nodes do not work yet"
+    assert "worth its restarts" in policy.why_stay(replace(seen, prices=dict.fromkeys("abc", 0.3)))
 
 
 def test_the_rates_at_which_empty_pools_come_back_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,7 @@ TERMS = Terms(
     restart_bound_hours=0.4,
     lost_bound_hours=0.25,
     return_factor=1.0,
-    beside=True,
 )
-ENDS_FIRST = replace(TERMS, beside=False)
 
 
 def waits(*, slack: float, drought: float, work: float = 30.0, terms: Terms = TERMS) -> bool:
@@ -29,12 +27,11 @@ def saving(*, slack: float, age: float, work: float = 30.0, terms: Terms = TERMS
     return spot_saving(terms, work_hours=work, slack_hours=slack, age_hours=age)
 
 
-@pytest.mark.parametrize("terms", [TERMS, ENDS_FIRST])
-def test_a_run_waits_while_slack_is_plenty_and_the_drought_young(terms: Terms) -> None:
-    assert [waits(slack=slack, drought=0.1, terms=terms) for slack in (8.0, 1.0)] == [True, False]
-    assert [waits(slack=5.0, drought=drought, terms=terms) for drought in (0.1, 20.0)] == [True, False]
+def test_a_run_waits_while_slack_is_plenty_and_the_drought_young() -> None:
+    assert [waits(slack=slack, drought=0.1) for slack in (8.0, 1.0)] == [True, False]
+    assert [waits(slack=5.0, drought=drought) for drought in (0.1, 20.0)] == [True, False]
     # With next to no work left, slack has no other use.
-    assert waits(slack=2.0, drought=20.0, work=1.0, terms=terms)
+    assert waits(slack=2.0, drought=20.0, work=1.0)
 
 
 def test_many_pools_make_a_longer_drought_worth_a_wait() -> None:
@@ -46,11 +43,6 @@ def test_capacity_that_has_lasted_saves_more_and_little_slack_saves_nothing() ->
     assert saving(slack=3.0, age=0.1) < 0 < saving(slack=3.0, age=1.0) < saving(slack=3.0, age=14.0)
     assert saving(slack=0.8, age=14.0) < 0, "a slow launch, lost work and a restart do not fit"
     assert saving(slack=8.0, age=14.0, terms=replace(TERMS, spot_price=1.0)) < 0
-
-
-def test_nodes_that_end_for_a_look_want_a_long_time_since_the_last_refusal_and_time_for_two_launches() -> None:
-    assert [saving(slack=5.0, age=age, terms=ENDS_FIRST) > 0 for age in (0.1, 5.0)] == [False, True]
-    assert [saving(slack=slack, age=30.0, terms=ENDS_FIRST) > 0 for slack in (1.0, 3.0)] == [False, True]
 
 
 @pytest.mark.parametrize("deadline_hours", [48.4, 96.0, 500.0])

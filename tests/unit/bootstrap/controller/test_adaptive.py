@@ -149,7 +149,7 @@ def test_a_gang_that_stays_says_since_when_and_why() -> None:
         training.minute()
     decision = world.known.decision
     assert decision and decision.what == "keeps its nodes on demand"
-    assert decision.why == "a look at spot would cost more than it can save"
+    assert decision.why == "spot would cost more than it can save"
     assert abs(decision.since - since) <= 2 * MINUTE
     world.rooms = {}
     while world.phase == "running":

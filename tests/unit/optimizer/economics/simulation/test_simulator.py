@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bootstrap.contract.pool_policy import Adaptive, Event, Mode
-from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.pool_policy import Event, Mode
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
@@ -23,7 +22,6 @@ from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
     Launching,
-    NewPolicy,
     PoolsView,
     Runs,
     SimulatedRun,
@@ -49,8 +47,6 @@ def pools(*rows: str) -> Bools:
 
 class Script:
     """Tries the pools in order while nothing runs; on-demand from a given hour."""
-
-    beside = True
 
     def __init__(self, count: int, buys_at: float) -> None:
         self._count, self._buys_at = count, buys_at
@@ -102,24 +98,6 @@ def test_hours_refusals_and_moves_are_as_counted_by_hand() -> None:
         (Event.REFUSED, 0),
         (Event.REFUSED, 1),
     ]
-
-
-class EndsFirst(Script):
-    """On-demand nodes, which end at 2 h for a try of the first pool."""
-
-    beside = False
-
-    def next_try(self, view: PoolsView) -> int | None:
-        self._next += 1
-        return 0 if view.elapsed_hours == 2 and self._next == 1 else None
-
-
-def test_nodes_that_end_before_a_try_load_again_where_it_is_refused() -> None:
-    refused, given = (play(pools(row), job(4, 8), EndsFirst(1, 0), prices=(0.25,)) for row in ("0" * 8, "00110000"))
-    assert refused.on_demand_hours[0] == pytest.approx(2 + 0.5 + 2.5)
-    assert refused.cost[0] == pytest.approx(5.0)
-    # From 2 h to 3 h spot, half of it restart; then on-demand nodes load again.
-    assert (given.spot_hours[0], given.on_demand_hours[0]) == (1.0, pytest.approx(2 + 0.5 + 2.0))
 
 
 def test_a_move_to_another_pool_takes_the_checkpoints_copy() -> None:
@@ -310,26 +288,6 @@ def lomax_pools(seed: int, count: int, hours: float) -> list[CapacityTrace]:
         nodes = np.repeat(np.arange(2000) % 2, lengths)[: int(hours * 12)]
         traces.append(CapacityTrace(name=f"pool-{number}", gap_s=300, nodes=nodes))
     return traces
-
-
-@pytest.mark.parametrize("factor", [1.2, 1.5])
-def test_nodes_that_end_before_a_try_cost_a_little_more_than_tries_beside_them(factor: float) -> None:
-    asked = job(24, 24 * factor, price_ratio=3.3, restart_hours=0.2)
-    traces = lomax_pools(3, 2, 300)
-    windows = np.stack([[trace.nodes[first : first + 288 * 2] > 0 for trace in traces] for first in range(0, 2880, 96)])
-    windows = windows[:, :, : round(asked.deadline_hours * 12)]
-    prices = np.full((len(windows), 2), 1 / 3.3)
-
-    def cost(new_policy: NewPolicy) -> float:
-        played = simulate(windows, 1 / 12, asked, Launching(try_hours=2 / 60), prices, new_policy, seed=0)
-        assert not played.late.any()
-        return float(played.cost.mean())
-
-    def ending_first(pools: int, job: SimulatedJob) -> Adaptive[int]:
-        return Adaptive(dict.fromkeys(range(pools), PoolRecord()), beside=False)
-
-    one_group, beside = cost(ending_first), cost(POLICIES["adaptive"])
-    assert beside < one_group < 1.1 * beside
 
 
 def test_traces_that_do_not_fit_together_are_refused() -> None:
