@@ -125,6 +125,28 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
     assert found == [[2, 3]]
 
 
+@pytest.mark.parametrize(
+    ("state", "trains"),
+    [
+        ('{"phase": "running", "group": "fleet-1"}', True),
+        ('{"phase": "running", "group": "fleet-2"}', False),  # the gang trains elsewhere, and may move here
+        ('{"phase": "draining", "group": "fleet-1"}', False),  # nodes that serve now would be ended
+        ('{"phase": "running", "group": ""}', True),
+        ("{", False),
+        (None, False),  # AWS is silent
+    ],
+)
+def test_only_the_group_that_the_controller_chose_trains(
+    state: str | None, trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups that train at once would write the same checkpoints."""
+    group = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_BUCKET": "b"}))
+    monkeypatch.setattr(group, "_aws", lambda *_: state)
+    assert group.is_chosen() == trains
+    alone = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1"}))
+    assert alone.is_chosen(), "without a bucket there is no controller"
+
+
 def test_a_waiting_node_asks_ec2_only_where_the_group_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """DescribeInstances without filters or pages refills at 10 calls/s; ten waiting fleets of 64 nodes made 64."""
     group = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
