@@ -399,8 +399,7 @@ def test_help_has_an_example_that_runs() -> None:
 
 # Modules of other requests, commands and formats; each adds at least 10 ms to a cold start.
 UNNEEDED = {
-    *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich", "difflib"),
-    *("optimizer.workload.fields", "optimizer.workload.huggingface", "optimizer.workload.profile"),
+    *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich"),
     *("optimizer.clouds", "optimizer.catalog.invariants", "optimizer.catalog.select"),
     *("optimizer.performance.calibrate", "optimizer.performance.runs"),
 }
