@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from infra.offline.preview import PLACEHOLDER_ACCOUNT, Known, Resource
+from infra.offline.preview import PLACEHOLDER_ACCOUNT, Known, Resource, by_outer_component
 
 # Pulumi marks secrets, assets and archives inside JSON with this key:
 # https://github.com/pulumi/pulumi/blob/master/sdk/go/common/resource/sig/sig.go
@@ -65,7 +65,7 @@ def read_export(data: Mapping[str, Any]) -> Export:
     return Export(
         stack=", ".join(sorted(stacks)),
         region=next((arn[3] for arn in arns if arn[3]), ""),
-        resources=resources,
+        resources=tuple(by_outer_component(resources)),
         known=Known(
             account=next((arn[4] for arn in arns if arn[4].isdigit()), PLACEHOLDER_ACCOUNT),
             # A subnet's name ends with its zone's id.

@@ -7,8 +7,9 @@ identifiers) are made up.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,4 +224,15 @@ def resources(
     run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
     # Resources register in no fixed order.
-    return sorted(recorder.seen, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))
+    found = by_outer_component(recorder.seen)
+    return sorted(found, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))
+
+
+def by_outer_component(found: Sequence[Resource]) -> list[Resource]:
+    """Give resources of a component within another (a place's of the fleet) to the outer one; the inner goes."""
+    components = {resource.name: resource.parent for resource in found if resource.type.startswith("gpufleet:")}
+    return [
+        dataclasses.replace(resource, parent=components.get(resource.parent) or resource.parent)
+        for resource in found
+        if not (resource.parent and resource.type.startswith("gpufleet:"))
+    ]

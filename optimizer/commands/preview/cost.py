@@ -166,6 +166,8 @@ class _Biller:
         return self._line(resource, item, basis, price, per, quantity, hours=hours, note=note)
 
     def _group(self, group: Resource) -> Iterator[CostLine]:
+        if group.name != min(each.name for each in self._of_kind("Group")):
+            return  # Nodes run in one place at a time, and the dollars are those of the plan's own, the first.
         count = int(group.inputs["maxSize"])
         mixed = group.inputs.get("mixedInstancesPolicy")
         template = self._template(

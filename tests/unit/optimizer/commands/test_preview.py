@@ -175,6 +175,15 @@ def test_the_short_answer_counts_resources_and_has_the_dollars(tmp_path: Path) -
     assert "until `pulumi destroy --exclude-protected`" in text and "VpcEndpoint" not in text
 
 
+def test_further_places_are_groups_of_the_fleet_and_cost_nothing_beside_the_first(tmp_path: Path) -> None:
+    plan = SPOT_P4D | {"alternates": [ON_DEMAND_P4D, SPOT_P4DE]}
+    lone, several = (json.loads(preview(tmp_path, item, "--format", "json")) for item in (SPOT_P4D, plan))
+    groups = [row["parent"] for row in several["resources"] if row["type"] == "aws:autoscaling/group:Group"]
+    assert groups == ["fleet"] * 3
+    assert several["totals"]["usd_per_hour"] == pytest.approx(lone["totals"]["usd_per_hour"])
+    assert "Group gpufleet-dev-nodes-3" in preview(tmp_path, plan, "--all")
+
+
 def test_against_another_plan_shows_what_changes_and_the_dollars(tmp_path: Path) -> None:
     other = tmp_path / "before.json"
     other.write_text(json.dumps({"plans": [SPOT_P4D]}))
