@@ -59,7 +59,7 @@ class MeteredInstance:
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
     rebalanced: bool = False  # EC2 may take it back
-    given_back: bool = False  # the others of its launch were refused
+    given_back: bool = False  # without a fault of its own: the others of its launch were refused, or came too late
     leaving_since: datetime | None = None  # first tick in its terminate hook
     report: ReportState | None = None  # last of the present run
     reported_at: datetime | None = None  # when S3 took the last report

@@ -42,7 +42,8 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
         return _revive(tick, state)
     end = must_end(tick, state)
     if end and state.phase == "draining" and state.after in PAUSES:
-        return replace(state, after=end[0], reason=end[1])
+        # The nodes that the gang would have moved to end, too.
+        return replace(state, after=end[0], reason=end[1], next_place=None, beside=None)
     if end and state.phase in PAUSES:
         return state.with_phase(*end, now)
     if end and state.phase in UP:
@@ -246,8 +247,12 @@ def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
+    """Let the nodes beside end, which is no fault of theirs: the gang works on."""
     assert state.beside
-    return replace(learn(tick, state, refused, state.beside.name), beside=None)
+    group = tick.seen.groups.get(state.beside.name)
+    ends = {member.instance_id for member in group.members} if group else set()
+    instances = {key: replace(one, given_back=one.given_back or key in ends) for key, one in state.instances.items()}
+    return replace(learn(tick, state, refused, state.beside.name), beside=None, instances=instances)
 
 
 def _members_but_of(tick: Tick, *kept: str) -> list[Member]:

@@ -180,6 +180,31 @@ def standing() -> World:
     return training.world
 
 
+def test_a_stop_in_the_middle_of_a_move_ends_the_nodes_beside_at_once_too() -> None:
+    world = standing()
+    for node in world.nodes.values():
+        node.saves_after = timedelta(minutes=4)
+    world.run_until("draining")
+    assert world.known.beside and len(world.staying(world.known.beside.name)) == 3
+    world.ask("stop")
+    world.tick()
+    world.advance(MINUTE)
+    assert world.phase == "draining"
+    assert not world.in_service()
+    world.run_until("stopped")
+    assert world.known.spent_usd == pytest.approx(world.true_usd())
+
+
+def test_nodes_beside_that_never_serve_do_not_end_the_gang_that_works() -> None:
+    world = standing()
+    works = world.in_service()
+    world.boot = timedelta(days=1)
+    world.run(180)
+    # They were given up, and asked for again.
+    assert len(world.nodes) >= 9
+    assert (world.phase, world.in_service(), world.known.unfit_nodes) == ("running", works, 0)
+
+
 def test_a_gang_that_cannot_leave_spot_for_the_deadline_says_so() -> None:
     world = standing()
     world.capacity["on-demand"] = 0
