@@ -19,7 +19,7 @@ def children(pid: int | None) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Running processes below a process."""
-    return [one for child in children(pid) if is_running(child) for one in (child, *descendants(child))]
+    return [process for child in children(pid) if is_running(child) for process in (child, *descendants(child))]
 
 
 def _read(file: Path) -> str:

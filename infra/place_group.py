@@ -51,16 +51,16 @@ def interfaces(
     """Declare the plan's interfaces for the launch template."""
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-            network_card_index=one.card,
-            device_index=one.device,
-            interface_type=one.kind,
+            network_card_index=interface.card,
+            device_index=interface.device,
+            interface_type=interface.kind,
             # EC2 takes this argument for a single interface only:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
             associate_public_ip_address="false" if len(node.interfaces) == 1 else None,
             delete_on_termination="true",
             security_groups=[security_group_id],
         )
-        for one in node.interfaces
+        for interface in node.interfaces
     ]
 
 

@@ -54,7 +54,11 @@ def fitting(plan: FleetPlan) -> tuple[Alternate, ...]:
     """Alternates whose nodes take the plan's launch template: its interfaces and variables (fleet.py, user_data.py)."""
     same = ("gpu", "ranks", "efa_cards", "needs_efa", "interfaces", "cpu_architecture")
     own = [getattr(plan.node, name) for name in same]
-    return tuple(one for one in plan.alternates if [getattr(one.node or plan.node, name) for name in same] == own)
+    return tuple(
+        alternate
+        for alternate in plan.alternates
+        if [getattr(alternate.node or plan.node, name) for name in same] == own
+    )
 
 
 def declare_places(

@@ -30,7 +30,7 @@ STEP_LIMIT_S = 120.0
 def python_path(environ: Mapping[str, str]) -> str:
     """PYTHONPATH that finds this package first, in whatever directory a program runs."""
     own = str(BOOTSTRAP.parent)
-    return ":".join([own, *(one for one in environ.get("PYTHONPATH", "").split(":") if one not in ("", own))])
+    return ":".join([own, *(folder for folder in environ.get("PYTHONPATH", "").split(":") if folder not in ("", own))])
 
 
 def aws_cli(region: str, *arguments: str) -> str | None:

@@ -75,7 +75,7 @@ class GroupClient:
         )  # fmt: skip
         rows = [line.split() for line in (lines or "").splitlines()]
         found = sorted(Instance(*row) for row in rows if len(row) == 3)
-        return None if lines is None else [one for one in found if one.id in members]
+        return None if lines is None else [instance for instance in found if instance.id in members]
 
     def is_chosen(self) -> bool:
         """Return whether the controller lets this node's group train: its place may be one that the gang moves to.

@@ -102,5 +102,5 @@ def find_nsys(root: Path, path: str) -> str:
     NVIDIA's packages install there: https://docs.nvidia.com/nsight-systems/InstallationGuide/index.html
     """
     installed = root.glob("opt/nvidia/nsight-systems*/*/bin/nsys")
-    newest = max(installed, key=lambda file: [int(one) for one in re.findall(r"\d+", file.parts[-3])], default="")
+    newest = max(installed, key=lambda file: [int(number) for number in re.findall(r"\d+", file.parts[-3])], default="")
     return shutil.which("nsys", path=path) or str(newest)

@@ -65,8 +65,8 @@ def _in_group(node: SupervisedNode, instances: list[Instance], without: Set[str]
     if len(instances) >= settings.node_count and not node.group.is_chosen():
         log(f"{settings.group_name} is complete; waiting for the controller, which moves the gang here")
         return None
-    instances = [one for one in instances if one.id not in without]
-    own_ip = next((one.private_ip for one in instances if one.id == own_id), "")
+    instances = [instance for instance in instances if instance.id not in without]
+    own_ip = next((instance.private_ip for instance in instances if instance.id == own_id), "")
     if len(instances) < settings.node_count or not own_ip:
         log(
             f"{len(instances)} of {settings.node_count} nodes of {settings.group_name} are in service; waiting for the "
@@ -75,7 +75,7 @@ def _in_group(node: SupervisedNode, instances: list[Instance], without: Set[str]
         return None
     return Rendezvous(
         host_ip=instances[0].private_ip, own_ip=own_ip, is_host=instances[0].id == own_id, own_id=own_id,
-        members=frozenset(one.id for one in instances),
+        members=frozenset(instance.id for instance in instances),
     )  # fmt: skip
 
 

@@ -122,7 +122,9 @@ class Torchrun:
     def _end_orphans(self) -> None:
         """End what a killed torchrun left: the next one's ranks would find no memory on the GPUs."""
         deadline = time.monotonic() + ORPHANS_END_S
-        while left := [one for pid in self._last_workers if is_running(pid) for one in (pid, *descendants(pid))]:
+        while left := [
+            process for pid in self._last_workers if is_running(pid) for process in (pid, *descendants(pid))
+        ]:
             if time.monotonic() >= deadline:
                 log(f"torchrun was killed; ending {counted(len(left), 'process', 'processes')} that it left")
                 for pid in left:

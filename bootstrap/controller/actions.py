@@ -102,7 +102,7 @@ def _of_group(
     actions += [*protected, *([sizes] if sizes != SetGroup() else [])]
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
-    actions += abandon_launches(one for one in group.members if not is_wanted or one.instance_id in ended)
+    actions += abandon_launches(member for member in group.members if not is_wanted or member.instance_id in ended)
     if not is_wanted and group.desired == 0:
         actions += end_staying(group.members, state.since, now)
     leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}

@@ -122,7 +122,7 @@ def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, *groups
     # Neither a stopped node of the warm pool nor a detached one is a member: a node may come beside each.
     members = {member.instance_id for group in groups if group for member in group.members}
     leaving = {key for group in groups if group for key in group.leaving}
-    staying = sum(one.ended_at is None and key in members - leaving for key, one in state.instances.items())
+    staying = sum(instance.ended_at is None and key in members - leaving for key, instance in state.instances.items())
     price = settings.dearest_usd_per_hour if place.by_size else place.usd_per_hour
     # The stack's own unused reservation is in usd_per_hour already.
     price = 0.0 if settings.reserved_nodes else price

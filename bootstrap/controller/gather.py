@@ -82,15 +82,19 @@ def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, Aut
 
 def _parse_group(group: Any) -> AutoScalingGroup:
     processes = group.get("SuspendedProcesses", [])
-    suspended = {one["ProcessName"]: _is_by_aws(one.get("SuspensionReason")) for one in processes}
+    suspended = {process["ProcessName"]: _is_by_aws(process.get("SuspensionReason")) for process in processes}
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
         min_size=group["MinSize"],
         max_size=group["MaxSize"],
         members=tuple(
-            Member(instance_id=one["InstanceId"], state=one["LifecycleState"], protected=one["ProtectedFromScaleIn"])
-            for one in group["Instances"]
+            Member(
+                instance_id=member["InstanceId"],
+                state=member["LifecycleState"],
+                protected=member["ProtectedFromScaleIn"],
+            )
+            for member in group["Instances"]
         ),
         suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
         launches_off=suspended.get(LAUNCH) is False,

@@ -28,12 +28,18 @@ def read_machines(
     """
     instances = _describe(clients, "aws:autoscaling:groupName", *map(settings.group_of, settings.places))
     known = state.instances if state else {}
-    lost = {key for key, one in known.items() if not one.ended_at} - {one["InstanceId"] for one in instances}
+    lost = {key for key, instance in known.items() if not instance.ended_at} - {
+        instance["InstanceId"] for instance in instances
+    }
     if lost:
         # A node that a person detached "continues running and incurring charges":
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
-        detached = [one for one in _describe(clients, STACK_TAG, settings.stack) if one["InstanceId"] in lost]
-        problems += [f"{one['InstanceId']} is no longer in the group, and counts until it ends" for one in detached]
+        detached = [
+            instance for instance in _describe(clients, STACK_TAG, settings.stack) if instance["InstanceId"] in lost
+        ]
+        problems += [
+            f"{instance['InstanceId']} is no longer in the group, and counts until it ends" for instance in detached
+        ]
         instances += detached
     spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
     prices = _read_spot_prices(clients, sorted(spot), state.updated_at if state else now, now, problems) if spot else {}

@@ -75,7 +75,9 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     if tick.settings.adaptive and demand and not may_launch(view):
         return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
     # An adaptive gang leaves spot in time.
-    in_time = {name: one for name, one in spot.items() if tick.settings.adaptive or not _is_late(tick, state, one)}
+    in_time = {
+        name: place for name, place in spot.items() if tick.settings.adaptive or not _is_late(tick, state, place)
+    }
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
         most_usd = _EQUAL_COST * places[own].usd_per_work_hour
@@ -203,10 +205,10 @@ def _best_spot(
         best = ranked[0]
         # Places that the run knows as little of, and as cheap.
         equal = {
-            one.name: one
-            for one in ranked
-            if (one.chance, one.stay_s) == (best.chance, best.stay_s)
-            and view.prices[one.name] <= _EQUAL_COST * view.prices[best.name]
+            candidate.name: candidate
+            for candidate in ranked
+            if (candidate.chance, candidate.stay_s) == (best.chance, best.stay_s)
+            and view.prices[candidate.name] <= _EQUAL_COST * view.prices[best.name]
         }
         best = equal[_best_scored(tick, state, list(equal))]
         why = (

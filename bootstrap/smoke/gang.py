@@ -50,7 +50,7 @@ class _Gang:
     def meet(self) -> None:
         """Learn every rank's host; equal names get the node's number."""
         self.facts = ranks.facts(self.place, self.options.name)
-        given = [one["hostname"] for one in self.facts["ranks"]][:: self.place.local_world_size]
+        given = [rank["hostname"] for rank in self.facts["ranks"]][:: self.place.local_world_size]
         self.names = [name if given.count(name) == 1 else f"{name}-{node}" for node, name in enumerate(given)]
         self.hosts = [self.names[rank // self.place.local_world_size] for rank in range(self.place.world_size)]
         self.facts["nodes"] = len(self.names)

@@ -152,7 +152,7 @@ def facts(ranks: Ranks, hostname: str) -> dict[str, Any]:
         "device": ranks.device.type,
         "backend": "nccl" if on_gpu else "gloo",
         "world_size": ranks.world_size,
-        "nodes": len({one["hostname"] for one in everyone}),
+        "nodes": len({rank["hostname"] for rank in everyone}),
         "ranks": everyone,
         "software": {
             "python": platform.python_version(),

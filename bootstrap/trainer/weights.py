@@ -230,7 +230,7 @@ def _renamings(model: nn.Module) -> list[Any]:
     settings: Any = getattr(getattr(model, "module", model), "config", None)
     if settings is not None:
         kinds[settings.model_type] = None
-    return [one for kind in kinds for one in mapping.get_checkpoint_conversion_mapping(kind) or ()]
+    return [conversion for kind in kinds for conversion in mapping.get_checkpoint_conversion_mapping(kind) or ()]
 
 
 def _state(

@@ -165,14 +165,21 @@ class StoredCheckpoints:
         if keep < 1:
             raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")
         scanned, _ = self.scan()
-        committed = [one for one in scanned if not self.differences(one.manifest)]
-        own = {one.prefix for one in committed}
-        if others := [one for one in scanned if one.prefix not in own]:
+        committed = [checkpoint for checkpoint in scanned if not self.differences(checkpoint.manifest)]
+        own = {checkpoint.prefix for checkpoint in committed}
+        if others := [checkpoint for checkpoint in scanned if checkpoint.prefix not in own]:
             logger.error(OTHER_RUN, self.store.uri, others[0].prefix, self.differences(others[0].manifest))
-        newest = next((i for i, one in enumerate(committed) if one.prefix == known_valid or self._is_valid(one)), None)
+        newest = next(
+            (
+                i
+                for i, checkpoint in enumerate(committed)
+                if checkpoint.prefix == known_valid or self._is_valid(checkpoint)
+            ),
+            None,
+        )
         if newest is None:
             return []
-        kept = {one.prefix: one.manifest.step for one in committed[: newest + keep]}
+        kept = {checkpoint.prefix: checkpoint.manifest.step for checkpoint in committed[: newest + keep]}
         deleted = []
         for prefix, names in self._names_by_prefix().items():
             # No save of this run below the oldest kept step is still being written.

@@ -71,24 +71,28 @@ def load_tensors(
     """
     tensors = checkpoint.manifest.index.tensors
     ranges = _ranges(tensors, _copies(tensors, fill), ranks)
-    mine = [one for one in ranges if one.reader == ranks.rank or (one.reader is None and one.copies)]
+    mine = [
+        byte_range
+        for byte_range in ranges
+        if byte_range.reader == ranks.rank or (byte_range.reader is None and byte_range.copies)
+    ]
     problem = ""
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="checkpoint-reader") as threads:
         reads = _Reads(checkpoints, checkpoint, mine, buffer, threads)
-        for one in ranges:
+        for byte_range in ranges:
             data: torch.Tensor | None = None
-            if one in reads:
-                data, fault = reads.result(one)
+            if byte_range in reads:
+                data, fault = reads.result(byte_range)
                 problem = problem or fault
-            if one.reader is not None:
-                target = device if one.is_on_gpu else torch.device("cpu")
+            if byte_range.reader is not None:
+                target = device if byte_range.is_on_gpu else torch.device("cpu")
                 if data is None:
-                    data = torch.empty(one.bytes, dtype=torch.uint8, device=target)
+                    data = torch.empty(byte_range.bytes, dtype=torch.uint8, device=target)
                 else:
                     data = data.to(target, non_blocking=True)
-                ranks.broadcast_tensor(data, one.reader)
+                ranks.broadcast_tensor(data, byte_range.reader)
             if data is not None and not problem:
-                _scatter(data, one)
+                _scatter(data, byte_range)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
     return problem
@@ -105,7 +109,7 @@ class _Reads:
         self._buffer = buffer
         self._waiting = list(reversed(ranges))
         self._running: dict[int, tuple[torch.Tensor, Future[str]]] = {}
-        self._known = {id(one) for one in ranges}
+        self._known = {id(byte_range) for byte_range in ranges}
 
     def __contains__(self, one: ByteRange) -> bool:
         return id(one) in self._known
@@ -199,18 +203,18 @@ def _ranges(
         previous = kind
     in_turn = list(_round_robin(list(shared_ranges.values())))
     load = [0] * ranks.world_size
-    for one in in_turn:
-        one.reader = load.index(min(load))
-        load[one.reader] += one.bytes
-    return [one for one in ranges if one.copies] + in_turn
+    for byte_range in in_turn:
+        byte_range.reader = load.index(min(load))
+        load[byte_range.reader] += byte_range.bytes
+    return [byte_range for byte_range in ranges if byte_range.copies] + in_turn
 
 
 def _round_robin(lists: list[list[ByteRange]]) -> Iterator[ByteRange]:
     """First of each list, then second of each, and so on."""
     for turn in range(max(map(len, lists), default=0)):
-        for one in lists:
-            if turn < len(one):
-                yield one[turn]
+        for file_ranges in lists:
+            if turn < len(file_ranges):
+                yield file_ranges[turn]
 
 
 def _scatter(data: torch.Tensor, one: ByteRange) -> None:

@@ -273,7 +273,7 @@ class OptimizerStates:
 
 def is_zero_redundancy(optimizer: object) -> bool:
     """True for ZeroRedundancyOptimizer, whose import takes a second and which few runs use."""
-    return any(one.__name__ == "ZeroRedundancyOptimizer" for one in type(optimizer).__mro__)
+    return any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class RankLines:
         self.end = os.fdopen(write_end, "w")
         thread = threading.Thread(target=self._copy, args=(read_end,), name="rank-lines", daemon=True)
         thread.start()
-        _threads[:] = [one for one in _threads if one.is_alive()] + [thread]
+        _threads[:] = [thread for thread in _threads if thread.is_alive()] + [thread]
 
     def __enter__(self) -> RankLines:
         return self

@@ -71,18 +71,18 @@ class Resume:
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
         if problem:
             return problem, None
-        parts = merged([one["parts"] for one in values], self.state.optimizers)
+        parts = merged([value["parts"] for value in values], self.state.optimizers)
         _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
         # Generators and buffers are a rank's own, and a rank may have another's samples now.
         places = self.ranks.gather(self.data_ranks.place)
-        same_ranks = places == [one.get("data_rank") for one in values]
+        same_ranks = places == [value.get("data_rank") for value in values]
         fill, finish = self.state.restore(
             parts, manifest.index.tensors, buffers_of=self.ranks.rank if same_ranks else 0
         )
         fault = load_tensors(
             self.checkpoints, checkpoint, fill, buffer=self.buffer, device=self.state.device, ranks=self.ranks
         )
-        problems = "; ".join(one for one in self.ranks.gather(fault) if one)
+        problems = "; ".join(answer for answer in self.ranks.gather(fault) if answer)
         if problems:
             return problems, None
         finish()

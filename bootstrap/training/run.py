@@ -217,7 +217,7 @@ class SpotTolerantRun:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
         self._tracer.start()
-        self._step_hooks = [one.register_step_post_hook(self._has_stepped) for one in self._state.steppers]
+        self._step_hooks = [stepper.register_step_post_hook(self._has_stepped) for stepper in self._state.steppers]
         self._is_entered = True
         return self
 
@@ -350,7 +350,7 @@ class SpotTolerantRun:
         if (
             self._has_scaler
             or self._ranks.rank != 0
-            or not any(one.grad is not None for one in self._state.saved_parameters.values())
+            or not any(parameter.grad is not None for parameter in self._state.saved_parameters.values())
         ):
             return
         self._remove_step_hooks()

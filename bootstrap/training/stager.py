@@ -34,7 +34,7 @@ class Stager:
         """True where a tensor changed while it was copied, outside ``optimizer.step``."""
         self._handles: list[Any] = []
         if self._stream is not None:
-            self._handles = [one.register_step_pre_hook(self._before_step) for one in optimizers]
+            self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -90,24 +90,26 @@ class Standby:
             return None
         command = {"arguments": list(arguments[1:]), "environment": {**environment, STARTED_VARIABLE: str(time.time())}}
         with self._changed:
-            for one in [one for one in self._waiting if one.is_ready]:
-                self._waiting.remove(one)
-                one.lines.rank = environment["RANK"]
-                with os.fdopen(one.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+            for standby in [standby for standby in self._waiting if standby.is_ready]:
+                self._waiting.remove(standby)
+                standby.lines.rank = environment["RANK"]
+                with os.fdopen(standby.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
-                    if one.process.poll() is None:
-                        logger.info("standby: process %d %s %s", one.process.pid, TAKES, environment.get("RANK", "?"))
-                        return one.process
+                    if standby.process.poll() is None:
+                        logger.info(
+                            "standby: process %d %s %s", standby.process.pid, TAKES, environment.get("RANK", "?")
+                        )
+                        return standby.process
         return None
 
     def started(self, workers: int) -> None:
         """Note that a worker of ``workers`` was started: later, so many processes stand by."""
         with self._changed:
             self._wanted, self._not_before = workers, time.monotonic() + self._delay_s
-            for one in [one for one in self._waiting if one.process.poll() is not None]:
-                self._waiting.remove(one)
-                os.close(one.command)
+            for standby in [standby for standby in self._waiting if standby.process.poll() is not None]:
+                self._waiting.remove(standby)
+                os.close(standby.command)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._keep, name="standby", daemon=True)
                 self._thread.start()
@@ -118,9 +120,9 @@ class Standby:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            for one in self._waiting:
-                one.process.kill()
-                one.process.wait()
+            for standby in self._waiting:
+                standby.process.kill()
+                standby.process.wait()
 
     def _keep(self) -> None:
         while True:
@@ -130,9 +132,9 @@ class Standby:
                 ):
                     left_s = self._not_before - time.monotonic()
                     self._changed.wait(min(left_s, REAP_S) if left_s > 0 else REAP_S)
-                    for one in self._waiting:
+                    for standby in self._waiting:
                         # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
-                        one.process.poll()
+                        standby.process.poll()
                 if self._is_closed:
                     return
             if not self._start_one():

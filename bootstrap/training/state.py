@@ -111,7 +111,11 @@ class TrainingState:
     @property
     def saved_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of a checkpoint taken now: a loop may unfreeze some in a later step."""
-        return {name: one for name, one in self._parameters.items() if self._save_frozen or one.requires_grad}
+        return {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if self._save_frozen or parameter.requires_grad
+        }
 
     @property
     def part_names(self) -> set[str]:
@@ -138,7 +142,10 @@ class TrainingState:
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
         own_buffers, replicas = own_prefix(self._rank), self._world_size
-        holders_of = {own_buffers: 1, **{one.prefix: one.replicas for one in self.optimizers.values()}}
+        holders_of = {
+            own_buffers: 1,
+            **{optimizer.prefix: optimizer.replicas for optimizer in self.optimizers.values()},
+        }
         geometries = {}
         for key, tensor in tensors.items():
             holders = next((number for prefix, number in holders_of.items() if key.startswith(prefix)), replicas)
@@ -266,7 +273,7 @@ def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
 def has_parameters_of(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
     """True where all parameters of ``optimizer`` are among these."""
     known = set(parameters)
-    return all(one in known for group in optimizer.param_groups for one in group["params"])
+    return all(parameter in known for group in optimizer.param_groups for parameter in group["params"])
 
 
 def refuse_sharded(name: str, part: Stateful) -> None:

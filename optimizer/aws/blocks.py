@@ -109,11 +109,11 @@ def find(client: EC2Client, search: Search) -> tuple[list[Offering], int]:
     offered: dict[str, Any] = {}
     for count in sorted({search.nodes, next(size for size in SIZES if size >= search.nodes)}):
         try:
-            offered |= {one["CapacityBlockOfferingId"]: one for one in _describe(client, search, count)}
+            offered |= {block["CapacityBlockOfferingId"]: block for block in _describe(client, search, count)}
         except ClientError as error:
             if count in SIZES or not errors.code(error).startswith("InvalidParameter"):
                 raise
-    usable = [offering for one in offered.values() if (offering := _read(one)) and offering.nodes >= search.nodes]
+    usable = [offering for block in offered.values() if (offering := _read(block)) and offering.nodes >= search.nodes]
     return sorted(usable, key=lambda one: (one.usd, one.times.start)), len(offered) - len(usable)
 
 
@@ -154,15 +154,17 @@ def bought(client: EC2Client, offering: Offering) -> list[Any]:
     """Return the account's Capacity Blocks of an offering's type, zone, count and times, paid or to be paid."""
     of_type: Any = [{"Name": "instance-type", "Values": [offering.instance_type]}]
     pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=of_type)
-    reservations: list[Any] = [one for page in pages for one in page["CapacityReservations"]]
+    reservations: list[Any] = [reservation for page in pages for reservation in page["CapacityReservations"]]
     return [
-        one
-        for one in reservations
-        if quotas.is_block(one)
-        and one["State"] in ("active", "scheduled", "pending", "payment-pending")
-        and one["AvailabilityZone"] == offering.zone
-        and one["TotalInstanceCount"] == offering.nodes
-        and all(abs(one[f"{name.title()}Date"] - getattr(offering.times, name)) < _SAME for name in ("start", "end"))
+        reservation
+        for reservation in reservations
+        if quotas.is_block(reservation)
+        and reservation["State"] in ("active", "scheduled", "pending", "payment-pending")
+        and reservation["AvailabilityZone"] == offering.zone
+        and reservation["TotalInstanceCount"] == offering.nodes
+        and all(
+            abs(reservation[f"{name.title()}Date"] - getattr(offering.times, name)) < _SAME for name in ("start", "end")
+        )
     ]
 
 

@@ -42,5 +42,5 @@ def find_file_system(file_system_id: str, region: str) -> FileSystem | str:
         address=f"{system['DNSName']}@tcp:/{system['LustreConfiguration']['MountName']}",
         vpc_id=system["VpcId"],
         zone_id=subnet["AvailabilityZoneId"],
-        security_groups=tuple(one["GroupId"] for one in interfaces["NetworkInterfaces"][0]["Groups"]),
+        security_groups=tuple(group["GroupId"] for group in interfaces["NetworkInterfaces"][0]["Groups"]),
     )

@@ -48,11 +48,11 @@ def read_age(ec2: EC2Client, image_id: str, instance_ids: Sequence[str], now: da
         # https://github.com/apache/druid/pull/1954
         known: list[FilterTypeDef] = [{"Name": "instance-id", "Values": list(instance_ids[:100])}]
         reservations = ec2.describe_instances(Filters=known)["Reservations"]
-        image_id = next((one["Instances"][0].get("ImageId", "") for one in reservations), "")
+        image_id = next((reservation["Instances"][0].get("ImageId", "") for reservation in reservations), "")
     if not image_id:
         return None
     images = ec2.describe_images(ImageIds=[image_id], IncludeDeprecated=True)["Images"]
-    created = next((one.get("CreationDate", "") for one in images), "")
+    created = next((image.get("CreationDate", "") for image in images), "")
     return ImageAge(id=image_id, days=(now - datetime.fromisoformat(created)).days) if created else None
 
 

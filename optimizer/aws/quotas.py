@@ -187,7 +187,9 @@ def running(client: EC2Client) -> list[Running]:
     """Return the account's pending or running instances in the client's region."""
     alive: Any = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     pages = client.get_paginator("describe_instances").paginate(Filters=alive)
-    instances: list[Any] = [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+    instances: list[Any] = [
+        instance for page in pages for group in page["Reservations"] for instance in group["Instances"]
+    ]
     # An instance may have fewer cores than its type; without CpuOptions the type's default counts.
     by_type = vcpus(client, {instance["InstanceType"] for instance in instances if not _own_vcpus(instance)})
     return [
@@ -252,10 +254,14 @@ def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
     """
     counted: Any = [{"Name": "state", "Values": ["assessing", "scheduled", "pending", "active", "delayed"]}]
     pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=counted)
-    reservations: list[Any] = [one for page in pages for one in page["CapacityReservations"]]
-    own = [one for one in reservations if account_id is None or one.get("OwnerId", account_id) == account_id]
-    by_type = vcpus(client, {one["InstanceType"] for one in own})
-    return [(one, by_type[one["InstanceType"]]) for one in own]
+    reservations: list[Any] = [reservation for page in pages for reservation in page["CapacityReservations"]]
+    own = [
+        reservation
+        for reservation in reservations
+        if account_id is None or reservation.get("OwnerId", account_id) == account_id
+    ]
+    by_type = vcpus(client, {reservation["InstanceType"] for reservation in own})
+    return [(reservation, by_type[reservation["InstanceType"]]) for reservation in own]
 
 
 def used_by_blocks(quota: Quota, reservations: Iterable[Reservation]) -> int:

@@ -51,7 +51,8 @@ def find_image(image: EcrImage, cpu_architecture: str) -> ContainerImage | str:
     if "manifests" in manifest:
         platform = _ARCHITECTURES[cpu_architecture]
         of = next(
-            (one for one in manifest["manifests"] if one.get("platform", {}).get("architecture") == platform), None
+            (entry for entry in manifest["manifests"] if entry.get("platform", {}).get("architecture") == platform),
+            None,
         )
         part = _get(image, {"imageDigest": of["digest"]}) if of else None
         if part is None:

@@ -107,12 +107,14 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
     chosen = read_plan_argument(plan, plan_number) if plan else None
     search = _search(chosen, **flags)
     offered = _offered(search)
-    fitting = [one for one in offered if chosen is None or blocks.fits(chosen, one.times, now)]
+    fitting = [offering for offering in offered if chosen is None or blocks.fits(chosen, offering.times, now)]
     if offered or output_format != "table":
-        rows = [_row(one, search, now) | {"fits_p95": one in fitting if chosen else None} for one in offered]
+        rows = [
+            _row(offering, search, now) | {"fits_p95": offering in fitting if chosen else None} for offering in offered
+        ]
         columns = {name: name for name in FIELDS}
         if output_format == "table":
-            columns, rows = TABLE, [_readable(row, one) for row, one in zip(rows, offered, strict=True)]
+            columns, rows = TABLE, [_readable(row, offering) for row, offering in zip(rows, offered, strict=True)]
         write_rows(rows, columns, output_format, spare=SPARE)
     if not fitting:
         raise NothingFeasibleError(
@@ -288,9 +290,9 @@ def _offered(search: Search) -> list[Offering]:
 
 def _current(search: Search, offering_id: str) -> Offering:
     offered = _offered(search)
-    for one in offered:
-        if one.id == offering_id:
-            return one
+    for offering in offered:
+        if offering.id == offering_id:
+            return offering
     raise NothingFeasibleError(
         f"{offering_id} is not among the {counted(len(offered), 'block')} of {search} that AWS offers "
         f"in {search.region} now",

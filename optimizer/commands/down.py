@@ -48,13 +48,13 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     require_pulumi()
     file = read_stack(stack, directory)
     whole = (file, *(others_of_job(file, directory) if everywhere else []))
-    running = {one.stack: _running(one, save=save) for one in whole}
+    running = {stack_file.stack: _running(stack_file, save=save) for stack_file in whole}
     # The stack with the nodes comes last: its meter counts the others until they end.
     files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
     if not yes:
         _ask(files, directory, running, save=save)
-    for one in files:
-        _end(one, directory, save=save and bool(running[one.stack]))
+    for stack_file in files:
+        _end(stack_file, directory, save=save and bool(running[stack_file.stack]))
 
 
 def _end(file: StackFile, directory: Path, *, save: bool) -> None:

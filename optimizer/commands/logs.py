@@ -51,12 +51,12 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
         since=datetime.now(UTC) - back,
         rank=rank,
     )
-    ranks = {one: str(number) for number, one in enumerate(node_ids(names))}
+    ranks = {node: str(number) for number, node in enumerate(node_ids(names))}
     try:
         while True:
             for line in reader.read():
                 if follow and line.node not in ranks:  # a replacement came
-                    ranks |= {one: str(number) for number, one in enumerate(node_ids(names))}
+                    ranks |= {node: str(number) for number, node in enumerate(node_ids(names))}
                     ranks.setdefault(line.node, line.node)
                 at = datetime.fromtimestamp(line.at_ms / 1000, UTC)
                 click.echo(f"[{ranks.get(line.node, line.node)}] {at:%H:%M:%S} {line.text}")

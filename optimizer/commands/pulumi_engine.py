@@ -86,7 +86,9 @@ def take_down(stack: str, directory: Path) -> list[StateResource]:
     again = f"gpufleet down --stack {stack}, again: it goes on where this ended"
     with _explained("pulumi destroy", again):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        with relayed(f"stack {stack}", is_done, lambda: sum(not one.get("protect") for one in _state(program))) as show:
+        with relayed(
+            f"stack {stack}", is_done, lambda: sum(not resource.get("protect") for resource in _state(program))
+        ) as show:
             _run(
                 lambda: program.destroy(
                     on_output=_told_to(show), color="never", suppress_progress=True, exclude_protected=True
@@ -109,7 +111,9 @@ def deletes_checkpoints(stack: str, directory: Path) -> bool:
     """
     with _explained("pulumi stack export", f"gpufleet down --stack {stack}, again"):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        return any(one["type"] == "aws:s3/bucket:Bucket" and not one.get("protect") for one in _state(program))
+        return any(
+            resource["type"] == "aws:s3/bucket:Bucket" and not resource.get("protect") for resource in _state(program)
+        )
 
 
 def _state(program: automation.Stack) -> list[dict[str, Any]]:

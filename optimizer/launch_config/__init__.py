@@ -28,7 +28,7 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
             next_step = (
                 "train with the reference trainer, or with a script of your own (docs/models.md, docs/trainer.md)"
             )
-        elif able := [one.name for one in ENGINES.values() if not [*one.refusals(plan)]]:
+        elif able := [engine.name for engine in ENGINES.values() if not [*engine.refusals(plan)]]:
             next_step = f"--engine {' or '.join(able)} can"
         else:
             next_step = "plan with less: gpufleet recommend --parallelism, --sharding, --precision"

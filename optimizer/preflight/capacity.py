@@ -118,14 +118,14 @@ def check_file_system_quotas(context: Context) -> Iterator[Finding]:
         pages = clients.fsx(context.region).get_paginator("describe_file_systems").paginate()
         systems = (system for page in pages for system in page["FileSystems"] if not context.owns(system))
         kind = "PERSISTENT_2"
-        return [one for one in systems if one.get("LustreConfiguration", {}).get("DeploymentType") == kind]
+        return [system for system in systems if system.get("LustreConfiguration", {}).get("DeploymentType") == kind]
 
     used = ask(others)
     for quota, amount, field in (
         (quotas.LUSTRE_SYSTEMS, 1, None),
         (quotas.LUSTRE_STORAGE, lustre.storage_gib, "StorageCapacity"),
     ):
-        in_use = used if isinstance(used, Unknown) else sum(one[field] if field else 1 for one in used)
+        in_use = used if isinstance(used, Unknown) else sum(system[field] if field else 1 for system in used)
         yield compare(context, Need(quota=quota, amount=amount, purpose="the data's file system"), in_use)
 
 

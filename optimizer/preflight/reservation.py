@@ -221,7 +221,7 @@ def _check_offerings(context: Context) -> Finding:
     search = blocks.Search(instance_type=plan.instance_type, region=context.region, nodes=plan.node_count, hours=hours)
     offered, _ = blocks.find(context.ec2, search)
     # AWS offers blocks a little shorter than asked, too.
-    fitting = [one for one in offered if blocks.fits(plan, one.times, context.now)]
+    fitting = [offering for offering in offered if blocks.fits(plan, offering.times, context.now)]
     if not fitting:
         return error(
             f"none is bought, and AWS offers none of {search} in {context.region}"

@@ -38,7 +38,7 @@ def _statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _shown(folder: Path) -> list[os.DirEntry[str]]:
     """Entries by name, without hidden ones (macOS's ._IMAGE.jpg, Jupyter's .ipynb_checkpoints)."""
-    return sorted((one for one in os.scandir(folder) if not one.name.startswith(".")), key=lambda one: one.name)
+    return sorted((entry for entry in os.scandir(folder) if not entry.name.startswith(".")), key=lambda one: one.name)
 
 
 def _folders(folder: Path) -> list[str]:

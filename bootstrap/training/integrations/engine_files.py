@@ -184,8 +184,8 @@ class EngineFiles:
         ``facts``: ``engine_facts`` of the run; checkpoints with others are another run's, and stay.
         """
         scanned, _ = self.scan()
-        others = {prefix: text for prefix, one in scanned if (text := differences(facts or {}, _facts(one)))}
-        committed = [one for one in scanned if one[0] not in others]
+        others = {prefix: text for prefix, manifest in scanned if (text := differences(facts or {}, _facts(manifest)))}
+        committed = [checkpoint for checkpoint in scanned if checkpoint[0] not in others]
         for prefix, text in list(others.items())[:1]:
             logger.error(OTHER_RUN, self.store.uri, prefix, text)
         if not committed:

@@ -208,7 +208,7 @@ class EngineRun:
         except (CheckpointError, OSError) as error:
             problem = f"rank {self._ranks.rank}: {error}"
         answers = self._ranks.gather((problem, uploaded))
-        problems = [one for one, _ in answers if one]
+        problems = [fault for fault, _ in answers if fault]
         if not problems and self._ranks.rank == 0:
             manifest = EngineManifest(
                 engine=self.engine,

@@ -39,7 +39,9 @@ def mean_busy_percent(minute: NodeMinute) -> float | None:
 def errors(minute: NodeMinute) -> list[str]:
     """Name what the driver and the kernel report: Xid messages, uncorrected memory errors."""
     found = [f"Xid {number}" + (f" x {count}" if count > 1 else "") for number, count in minute.xids.items()]
-    uncorrected = {gpu: one.ecc_uncorrected for gpu, one in minute.gpus.items() if one.ecc_uncorrected}
+    uncorrected = {
+        gpu: gpu_minute.ecc_uncorrected for gpu, gpu_minute in minute.gpus.items() if gpu_minute.ecc_uncorrected
+    }
     return found + [f"{count} uncorrected ECC on GPU {gpu}" for gpu, count in uncorrected.items()]
 
 
@@ -48,9 +50,9 @@ def gpu_notices(reading: Reading, stack: str) -> list[str]:
     trains = reading.state is not None and reading.state.phase == "running"
     lines = []
     for node, minutes in _serving(reading).items():
-        slow = {gpu: one for gpu, one in minutes[-1].gpus.items() if _is_throttled(one)}
+        slow = {gpu: gpu_minute for gpu, gpu_minute in minutes[-1].gpus.items() if _is_throttled(gpu_minute)}
         if slow:
-            told = "; ".join(f"GPU {gpu} by {_reasons(one)}" for gpu, one in slow.items())
+            told = "; ".join(f"GPU {gpu} by {_reasons(gpu_minute)}" for gpu, gpu_minute in slow.items())
             lines.append(
                 f"THROTTLED: {node} {told}: all nodes wait for the slowest; where it stays, have the node replaced: "
                 f"aws autoscaling set-instance-health --instance-id {node} --health-status Unhealthy"
