@@ -97,14 +97,22 @@ class GroupClient:
         return chosen in ("", settings.group_name) and phase in UP
 
     def is_full_without_this_node(self) -> bool:
-        """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent."""
+        """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent.
+
+        The controller lowers a gang's size to the nodes that stay until another is launched.
+        """
         others = f"Instances[?InstanceId!='{self.instance_id()}' && !starts_with(LifecycleState, 'Terminating')]"
         counts = self._aws(
             "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", self._settings.group_name,
             "--query", f"AutoScalingGroups[0].[length({others}), DesiredCapacity]",
         )  # fmt: skip
         words = (counts or "").split()
-        return len(words) == 2 and all(map(str.isdecimal, words)) and int(words[0]) >= int(words[1])
+        if len(words) != 2 or not all(map(str.isdecimal, words)):
+            return False
+        present, wanted = map(int, words)
+        if self._settings.bucket and self._settings.mode == "training":
+            wanted = self._settings.node_count
+        return present >= wanted or not self.is_chosen()
 
     def complete_terminate_hook(self) -> None:
         """Let the group end this node now."""

@@ -129,8 +129,17 @@ class ControllerSettings:
         return next(iter(self.places))
 
     def group_of(self, place: str) -> str:
-        """Return the Auto Scaling group of a place."""
-        return group_name(self.group, self.places[place].number)
+        """Return the Auto Scaling group of a place; a group without a place is named itself (``groups``)."""
+        return group_name(self.group, self.places[place].number) if place in self.places else place
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """Places by group; of a group that another plan has left, as the function had no room for its place, its name.
+
+        Nodes in it are metered, and end.
+        """
+        names = [group_name(self.group, number) for number in range(1, MAX_PLACES + 1)]
+        return {name: name for name in names} | {self.group_of(place): place for place in self.places}
 
     @property
     def dearest_usd_per_hour(self) -> float:

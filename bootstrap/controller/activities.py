@@ -70,7 +70,7 @@ def read_failed_launches(
 ) -> tuple[FailedLaunch, ...]:
     """Return the newest launches by size that failed after ``since``; those after ``now`` are the next tick's."""
     failures = []
-    for place in groups:
+    for place in settings.places.keys() & groups:
         if settings.mode == "training" and not settings.places[place].by_size:
             continue
         answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group_of(place))

@@ -26,7 +26,7 @@ def read_machines(
 
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
     """
-    instances = _describe(clients, "aws:autoscaling:groupName", *map(settings.group_of, settings.places))
+    instances = _describe(clients, "aws:autoscaling:groupName", *settings.groups)
     known = state.instances if state else {}
     lost = {key for key, instance in known.items() if not instance.ended_at} - {
         instance["InstanceId"] for instance in instances

@@ -60,7 +60,8 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
-        raised = next((place for place, group in tick.seen.groups.items() if group.desired > 0), "")
+        groups = tick.seen.groups
+        raised = next((place for place in tick.settings.places if place in groups and groups[place].desired > 0), "")
         if not raised:
             return state
         state = state.with_phase("waiting", "the group's desired size was raised from 0", now)

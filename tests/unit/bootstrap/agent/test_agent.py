@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -123,6 +124,26 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
     monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
     assert not group.is_full_without_this_node()
     assert found == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "phase", "mode", "is_full"),
+    [
+        ("2\t2\n", "running", "training", False),  # the controller keeps the size at the nodes that stay
+        ("3\t3\n", "running", "training", True),
+        ("2\t2\n", "draining", "training", True),
+        ("2\t2\n", "running", "workers", True),
+    ],
+)
+def test_a_gang_lacks_a_node_though_its_size_was_lowered(
+    monkeypatch: pytest.MonkeyPatch, counts: str, phase: str, mode: str, is_full: bool
+) -> None:
+    names = {"ASG_NAME": "fleet-1", "INSTANCE_ID": "i-1", "NODE_COUNT": "3", "BUCKET": "b", "REGION": "us-east-1"}
+    given = {f"GPUFLEET_{name}": value for name, value in {**names, "MODE": mode}.items()}
+    group = GroupClient(Settings.from_environment(given))
+    state = json.dumps({"phase": phase, "group": "fleet-1" if mode == "training" else ""})
+    monkeypatch.setattr(group, "_aws", lambda *words: state if words[0] == "s3" else counts)
+    assert group.is_full_without_this_node() is is_full
 
 
 @pytest.mark.parametrize(

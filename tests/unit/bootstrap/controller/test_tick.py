@@ -603,6 +603,26 @@ def test_a_refused_gang_starts_in_the_other_places_group_in_the_same_tick(
     assert sent == [] and pools["us-east-1/use1-az1/p4d.24xlarge/spot"].refused == 1
 
 
+def test_nodes_of_a_place_that_the_function_has_no_room_for_any_more_are_metered_and_end_before_a_start(
+    stack: Stack,
+) -> None:
+    other = take_places(stack, deadline_hours=1.0)
+    rooms(stack.group).update(nodes=0, code="UnfulfillableCapacity")
+    nodes = members(stack, other) if stack.tick().group == other else []
+    assert len(nodes) == 3
+    complete(stack.clients, other, stack.config.launch_hook, *nodes)
+    assert stack.tick().phase == "running"
+    # `pulumi up` keeps the group, and leaves its place out of the function's variable.
+    rooms(stack.group).clear()
+    stack.config = replace(stack.config, places={"own": stack.config.places["own"]})
+    state = stack.tick(2)
+    assert (state.phase, members(stack, other, "Terminating:Wait"), stack.members()) == ("draining", nodes, [])
+    assert {key for key, one in state.instances.items() if not one.ended_at} == set(nodes)
+    complete(stack.clients, other, stack.config.terminate_hook, *nodes)
+    state = stack.tick(2)
+    assert (state.phase, state.group, len(stack.members())) == ("starting", stack.config.group, 3)
+
+
 def spot(stack: Stack, monkeypatch: pytest.MonkeyPatch, prices: list[Any]) -> None:
     """A gang of spot nodes in a market of these prices; moto's group starts no spot instance, and its price is one."""
     nodes = stack.trained()
