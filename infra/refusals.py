@@ -20,7 +20,6 @@ from bootstrap.contract.words import counted
 from infra import clock
 from infra.bundle import files_of
 from infra.control_settings import node_prices
-from infra.cron import cron_problems
 from infra.images import brings_torch
 from infra.naming import NOT_IN_TAGS, TAG_VALUE_LENGTH, slug, tags
 from infra.s3_uri import read_s3_prefix
@@ -47,6 +46,17 @@ UPLOAD_MBIT_PER_S = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
 GANG_WINDOW_MINUTES = range(15, 1440 + 1)
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
 SCHEDULES = 125
+_CRON_FIELDS = {
+    "minute": range(60),
+    "hour": range(24),
+    "day of month": range(1, 32),
+    "month": range(1, 13),
+    "day of week": range(7),
+}
+_CRON_NAMES = {
+    "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
+}
 
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
@@ -251,7 +261,7 @@ def _time_refusals(settings: StackSettings) -> Iterator[str]:
     if len(schedules) > SCHEDULES:
         yield f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group"
     for schedule in schedules:
-        problems = list(cron_problems(schedule.cron))
+        problems = list(_cron_problems(schedule.cron))
         # A machine without a time zone database knows none, and leaves the check to AWS.
         if (known := available_timezones()) and schedule.timezone not in known:
             problems.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
@@ -259,6 +269,40 @@ def _time_refusals(settings: StackSettings) -> Iterator[str]:
     times = [(schedule.cron, schedule.timezone) for schedule in schedules]
     for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
         yield f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size"
+
+
+def _cron_problems(cron: str) -> Iterator[str]:
+    """What is wrong with a cron expression, as Auto Scaling is sure to take it: the fields and names of crontab(5).
+
+    Some crons, and libraries like croniter, also take 7 for Sunday, a step without a range, ranges that wrap around, ?,
+    L and #; Auto Scaling may refuse these:
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html
+    """
+    texts = cron.split()
+    if len(texts) != len(_CRON_FIELDS):
+        yield f"it has {counted(len(texts), 'field')}, and Auto Scaling takes 5: minute, hour, day, month, day of week"
+        return
+    for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True):
+        if not all(_is_valid_cron_part(part, field, values) for part in text.lower().split(",")):
+            yield f"{field} is {text!r}, and takes {values[0]} to {values[-1]}, lists, ranges, steps or *"
+
+
+def _is_valid_cron_part(part: str, field: str, values: range) -> bool:
+    """Judge one part of a field's list: *, a value or a range; a step follows * or a range."""
+    span, slash, step = part.partition("/")
+    if slash and not (_is_number(step) and int(step) and (span == "*" or "-" in span)):
+        return False
+    if span == "*":
+        return True
+    names = _CRON_NAMES.get(field, ())
+    ends = [
+        names.index(end) + values[0] if end in names else int(end) if _is_number(end) else -1 for end in span.split("-")
+    ]
+    return len(ends) <= 2 and ends == sorted(ends) and all(end in values for end in ends)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _gang_refusals(settings: StackSettings) -> Iterator[str]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,10 +18,10 @@ if not __package__:  # started by its folder, in whatever directory the command 
 from bootstrap.agent import container
 from bootstrap.agent.commands import python_path
 from bootstrap.agent.efa import efa_settings
-from bootstrap.agent.group import GroupClient
-from bootstrap.agent.lease import check_lease
+from bootstrap.agent.group import STATE_KEY, GroupClient
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
+from bootstrap.contract.timings import LEASE
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -62,7 +65,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         elif options.command == "tell":
             return 0 if group.report(options.state, options.exit_status, options.step) else 1
         elif options.command == "check-lease":
-            check_lease(settings, group)
+            _check_lease(settings, group)
         elif runs_python:
             _run_python(settings, environ, arguments[1:])
         else:
@@ -82,6 +85,42 @@ def _run_python(settings: Settings, environ: Mapping[str, str], arguments: list[
     elif settings.gpudirect:
         environment |= efa_settings(settings.root, environ)
     os.execvpe(words[0], words, environment)  # noqa: S606 (nothing expands the arguments)
+
+
+def _check_lease(settings: Settings, group: GroupClient) -> None:
+    """Have this node leave its group, with a checkpoint, where the controller stopped metering it.
+
+    Only the controller meters and keeps the ceiling, and it writes its state every minute. Where its writing stops for
+    good (function deleted, role changed, scheduler down), paid nodes must not go on. gpufleet-lease.timer looks every
+    five minutes.
+    """
+    written = group.written_at(STATE_KEY)
+    # An unreadable state is no silence: a node that only lost its way to S3 goes on.
+    if written is None:
+        raise AgentError(
+            f"s3://{settings.bucket}/{STATE_KEY} cannot be read: nobody knows whether the controller meters"
+        )
+    silent_s = int(time.time() - _unix_seconds(written))
+    if silent_s <= LEASE.total_seconds():
+        return
+    log(
+        f"the controller has written nothing for {silent_s} s, so nobody meters this node: it saves and ends; see the "
+        "controller's log group, then gpufleet resume"
+    )
+    if not group.leave():
+        raise AgentError("this node could not leave its group; the next check tries again")
+
+
+def _unix_seconds(written: str) -> float:
+    """Unix seconds of a time in ISO 8601 (AWS CLI 2) or as S3's header has it (AWS CLI 1)."""
+    try:
+        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(written).timestamp()
+    except (TypeError, ValueError):
+        raise AgentError(f"{STATE_KEY} was written at {written}, which is no time") from None
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from awscrt.auth import AwsCredentialsProvider
 
 import bootstrap.agent
 from bootstrap.agent import container, credentials, ending
+from bootstrap.agent.__main__ import _unix_seconds
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
 from bootstrap.agent.group import GroupClient, Instance
-from bootstrap.agent.lease import _unix_seconds
 from bootstrap.agent.messages import AgentError
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import meet

@@ -173,16 +173,16 @@ def test_options_reach_the_ranks_unchanged() -> None:
 def test_a_gpu_whose_mixed_precision_gains_nothing_warns(
     step_s: list[float], peak_memory_gib: list[float], verdicts: list[str]
 ) -> None:
-    precision = pytest.importorskip("bootstrap.smoke.precision")
+    worker = pytest.importorskip("bootstrap.smoke.worker")
     healthy = {"precision": "bfloat16", "step_s": [0.1, 0.32], "peak_memory_gib": [5.9, 9.0]}
     other = healthy | {"step_s": step_s, "peak_memory_gib": peak_memory_gib}
-    results = precision.judge([healthy, other], batch=16, on_gpu=True)
+    results = worker.judge_precision([healthy, other], batch=16, on_gpu=True)
     assert [result.verdict for result in results] == verdicts
     assert results[0].value == pytest.approx(step_s[1] / step_s[0]) and results[0].note == "rank 1"
 
 
 def test_a_cpu_s_mixed_precision_is_not_judged() -> None:
-    precision = pytest.importorskip("bootstrap.smoke.precision")
+    worker = pytest.importorskip("bootstrap.smoke.worker")
     answer = {"precision": "bfloat16", "step_s": [0.2, 0.1], "peak_memory_gib": [None, None]}
-    speed, memory = precision.judge([answer], batch=4, on_gpu=False)
+    speed, memory = worker.judge_precision([answer], batch=4, on_gpu=False)
     assert (speed.value, speed.verdict, memory.value) == (0.5, "pass", None)

@@ -11,9 +11,8 @@ import pytest
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from optimizer.preflight.access import check_boundary, check_session_logs
 from optimizer.preflight.bucket import check_bucket, check_data_bucket
-from optimizer.preflight.container_image import check_container_image
 from optimizer.preflight.file_system import check_file_system
-from optimizer.preflight.image import check_image
+from optimizer.preflight.image import check_container_image, check_image
 from optimizer.preflight.key import check_key, check_volume_encryption
 from optimizer.preflight.network import (
     PLACEMENT_GROUPS,
