@@ -127,15 +127,16 @@ def read_launches(client: EC2Client, groups: Sequence[str]) -> dict[str, tuple[d
     }
 
 
-def read_failures(client: AutoScalingClient, name: str, *, since: datetime) -> tuple[LaunchFailure, ...]:
-    """Return the newest failed scaling activities, each message once."""
-    answer = client.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=ACTIVITIES_READ)
+def read_failures(client: AutoScalingClient, names: Sequence[str], *, since: datetime) -> tuple[LaunchFailure, ...]:
+    """Return the newest failed scaling activities of the stack's groups, each message once."""
     failures: dict[str, LaunchFailure] = {}
-    for activity in answer["Activities"]:
-        at, message = activity["StartTime"], activity.get("StatusMessage", "")
-        if activity["StatusCode"] == "Failed" and at >= since:
-            failures.setdefault(message, LaunchFailure(at=at, message=message))
-    return tuple(failures.values())[:FAILURES_SHOWN]
+    for group in read_groups(client, names):
+        answer = client.describe_scaling_activities(AutoScalingGroupName=group.name, MaxRecords=ACTIVITIES_READ)
+        for activity in answer["Activities"]:
+            at, message = activity["StartTime"], activity.get("StatusMessage", "")
+            if activity["StatusCode"] == "Failed" and at >= since:
+                failures.setdefault(message, LaunchFailure(at=at, message=message))
+    return tuple(sorted(failures.values(), key=lambda failure: failure.at, reverse=True))[:FAILURES_SHOWN]
 
 
 def read_metrics(client: Any, namespace: str, now: datetime) -> dict[str, MetricValue]:

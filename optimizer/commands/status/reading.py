@@ -110,7 +110,7 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
         reading.image = reading.attempt("image", lambda: read_age(ec2, image_id, ids, now), None)
         since = now - FAILURES_WINDOW
         reading.failures = reading.attempt(
-            "failed launches", lambda: actuals.read_failures(autoscaling, names.group, since=since), ()
+            "failed launches", lambda: actuals.read_failures(autoscaling, names.groups, since=since), ()
         )
     cloudwatch = clients.cloudwatch(region)
     reading.metrics = reading.attempt(

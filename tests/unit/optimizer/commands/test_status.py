@@ -322,8 +322,11 @@ def test_failed_launches_are_shown_in_awss_words(
     """moto's group never fails to launch."""
     deployed.write_state()
     client = boto3.client("autoscaling", region_name="us-east-1")
-    group = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
-    del group["ResponseMetadata"]
+    (own,) = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])[
+        "AutoScalingGroups"
+    ]
+    # An alternate's place is a group of its own.
+    groups = {"AutoScalingGroups": [own, {**own, "AutoScalingGroupName": deployed.names.groups[1], "Instances": []}]}
     message = "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested."
     failed = {
         "ActivityId": "a",
@@ -336,7 +339,9 @@ def test_failed_launches_are_shown_in_awss_words(
     old = {**failed, "StartTime": datetime(2026, 1, 1, tzinfo=UTC), "StatusMessage": "months ago"}
     fine = {**failed, "StatusCode": "Successful", "StatusMessage": "fine"}
     with Stubber(client) as stubber:
-        stubber.add_response("describe_auto_scaling_groups", group)
+        stubber.add_response("describe_auto_scaling_groups", groups)
+        stubber.add_response("describe_auto_scaling_groups", groups)
+        stubber.add_response("describe_scaling_activities", {"Activities": [fine]})
         stubber.add_response("describe_scaling_activities", {"Activities": [fine, failed, failed, old]})
         monkeypatch.setattr(clients, "autoscaling", lambda region: client)
         code, out, _ = gpufleet("status", *deployed.arguments)
