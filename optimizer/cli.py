@@ -32,6 +32,35 @@ SECTIONS = {
 }
 ORDER = tuple(name for names in SECTIONS.values() for name in names)
 
+# Options of earlier versions, by command, and what does their work now.
+GONE_OPTIONS = {
+    "estimate": {
+        "attention": "--batch reads it from the column attention",
+        "sequence-parallel": "--batch reads it from the column sequence_parallel",
+        "no-sequence-parallel": "--batch reads it from the column sequence_parallel",
+        "gpus-per-node": "--gpus over --nodes says it (--gpus 8 --nodes 2: 4 a node)",
+        "require-fit": "--format json has it as fits",
+        "no-compile": "without --compile nothing is compiled",
+    },
+    "recommend": {"no-compile": "leave --compile out, or write compiled: false into the request"},
+    "what-if": {"no-compile": "leave --compile out, or write compiled: false into the request"},
+    "offers": {"type": "use --instance-type", "max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates"},
+    "refresh": {
+        "cloud": "prices of other clouds come with each version; refresh reads AWS's",
+        "endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
+    },
+    "stop": {"wait": "stop waits unless --no-wait is given"},
+    "costs": {
+        "untagged": "the region's costs without the tag are always read",
+        "no-untagged": "the region's costs without the tag are always read",
+    },
+    "move": {"request": "give a plan for the region with --plans"},
+    "manifest": {
+        "stack": "give PLAN, which recommend wrote, and --checkpoints",
+        "outputs": "give PLAN, which recommend wrote, and --checkpoints",
+    },
+}
+
 
 @cache
 def first_sentences() -> dict[str, str]:
@@ -81,6 +110,12 @@ class LazyGroup(click.Group):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
+        except click.NoSuchOption as error:
+            name = str(error.ctx.info_name) if error.ctx else ""
+            instead = GONE_OPTIONS.get(name, {}).get(error.option_name.lstrip("-"))
+            if not instead:
+                raise
+            raise click.UsageError(f"{error.option_name} is gone: {instead}", error.ctx) from error
         except (BrokenPipeError, SystemExit) as ended:
             # rich ends the program with status 1 instead (rich.console.Console.on_broken_pipe).
             if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):

@@ -74,6 +74,8 @@ def command(
         command_words = ("-m", "bootstrap.trainer")
     if not checkpoints.startswith("s3://") or len(checkpoints.split("/")) < 3 or not checkpoints.split("/")[2]:
         raise InvalidInputError(f"--checkpoints is {checkpoints!r}", limit="an s3://BUCKET/PREFIX URI")
+    if not image.strip():
+        raise InvalidInputError("--image is empty", limit="REPOSITORY@sha256:DIGEST, or REPOSITORY:TAG")
     if kms_key and not karpenter:
         raise InvalidInputError("--kms-key goes with --karpenter", why="nodes that are there have their volumes")
     options = ManifestOptions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -41,6 +42,17 @@ class Hours(click.ParamType[float]):
             return parse_hours(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; click's own takes nan, which is within any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail with the usage."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class OutputFile(click.Path):

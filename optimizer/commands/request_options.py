@@ -30,7 +30,7 @@ def model_option(function: F) -> F:
 _WORKLOAD_OPTIONS = (
     click.option("--seq-len", help="Tokens of one sequence."),
     click.option("--target-len", help="Tokens that the decoder of T5 or Whisper writes."),
-    click.option("--global-batch", help="Sequences or images of one step; left out, the search chooses."),
+    click.option("--global-batch", help="Sequences or images of one step; left out, recommend chooses."),
     click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]"),
     click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]"),
     click.option(

@@ -14,7 +14,7 @@ import numpy as np
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
-from optimizer.commands.options import Hours
+from optimizer.commands.options import FiniteRange, Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import steps
@@ -69,26 +69,26 @@ Example:
 @click.option("--deadline-hours", required=True, type=Hours(), help="Hours from the start to the deadline.")
 @click.option(
     "--restart-hours",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=RESTART_HOURS,
     show_default=True,
     help="Mean hours from a launch to the first new step.",
 )
 @click.option(
     "--restart-p95-hours",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="95th percentile of that time, which is then lognormal.  [default: every restart takes the mean]",
 )
 @click.option(
     "--checkpoint-hours",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="Checkpoint interval: an interruption loses a uniform part of it.",
 )
 @click.option(
     "--price-ratio",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=3.3,
     show_default=True,
     help="On-demand price over spot price.",
@@ -98,7 +98,7 @@ Example:
     "--pool-price-ratio",
     "pool_price_ratios",
     multiple=True,
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     help="On-demand price over each trace's spot price, in the order of the traces; repeatable.",
 )
 @click.option(
@@ -111,14 +111,14 @@ Example:
 )
 @click.option(
     "--try-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=2.0,
     show_default=True,
     help="Minutes from a launch to its refusal.",
 )
 @click.option(
     "--move-hours",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="With --together: added to the restart in another pool than the last.",

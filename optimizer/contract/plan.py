@@ -631,6 +631,12 @@ class FleetPlan(_Model):
         description="Proposed spot policy of a plan with a fallback and a deadline, with its hours and dollars.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_the_past(cls, data: Any) -> Any:
+        """Saved plans stay readable: those of before the one score say which plan they passed over."""
+        return {key: value for key, value in data.items() if key != "passed_over"} if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         problems = self._problems()

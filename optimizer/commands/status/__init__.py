@@ -17,7 +17,7 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws.images import MAX_AGE_DAYS
-from optimizer.commands.options import one_stack_options
+from optimizer.commands.options import FiniteRange, one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
@@ -63,7 +63,7 @@ Example:
     "watch_s",
     is_flag=False,
     flag_value=WATCH_S,
-    type=click.FloatRange(min=5),
+    type=FiniteRange(min=5),
     metavar="[SECONDS]",
     help=f"Until Ctrl-C a live page in a terminal, elsewhere a line an event; CSV and JSON again and again.  [every "
     f"{WATCH_S} s]",

@@ -46,6 +46,20 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
     assert "Did you mean" not in gpufleet("frobnicate")[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("offers", "--type", "p5*"), "--type is gone: use --instance-type"),
+        (("estimate", "--attention", "unfused"), "--attention is gone: --batch reads it from the column attention"),
+        (("catalog", "refresh", "--cloud", "azure"), "--cloud is gone: prices of other clouds come with each version"),
+        (("offers", "--pirce", "spot"), "No such option '--pirce'"),
+    ],
+)
+def test_an_option_of_earlier_versions_names_the_new_way(gpufleet: Gpufleet, words: tuple[str, ...], says: str) -> None:
+    code, out, err = gpufleet(*words)
+    assert (code, out) == (2, "") and says in err
+
+
 def test_stacks_are_completed_and_a_broken_catalog_completes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_costs_money_is_said(
         ((*REQUIRED, "--kms-key", "k", "--", "train.py"), "--kms-key goes with --karpenter"),
         ((*REQUIRED[:2], "--checkpoints", "/mnt", "--", "train.py"), "--checkpoints is '/mnt'"),
         ((*REQUIRED[:2], "--", "train.py"), "--checkpoints"),
+        ((*REQUIRED, "--image", "", "--", "train.py"), "--image is empty"),
     ],
 )
 def test_what_pods_could_not_carry_out_is_refused(

@@ -69,6 +69,8 @@ def test_errors_of_the_user(trace: str) -> None:
         simulate(trace, trace)
     wrong = CliRunner().invoke(cli, ["simulate", trace, "--work-hours", "long", "--deadline-hours", "9"])
     assert wrong.exit_code == 2 and "not a duration" in wrong.stderr
+    endless = CliRunner().invoke(cli, ["simulate", trace, "--work-hours", "1", "--restart-hours", "nan"])
+    assert endless.exit_code == 2 and "not a finite number" in endless.stderr
 
 
 def test_one_run_in_the_pools_of_all_traces(trace: str, tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ def test_sample_round_trips() -> None:
     assert read_plan(plan.to_json()) == plan
 
 
+def test_a_plan_of_before_the_one_score_is_readable() -> None:
+    plan = sample_plan()
+    assert plan_from_dict({**json.loads(plan.to_json()), "passed_over": "a tie"}) == plan
+
+
 def test_alternates_round_trip_and_are_plans_of_their_place() -> None:
     assert "alternates" not in json.loads(sample_plan().to_json())  # plans of before hash alike
     plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
