@@ -107,7 +107,9 @@ def _of_group(
         actions += end_staying(group.members, state.since, now)
     leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}
     limit = timedelta(seconds=tick.settings.drain_s)
-    return [*actions, *end_leaving(group.members, leaving_since, limit, now, ended)]
+    # A node that never served has nothing to save.
+    unused = {key for key, instance in state.instances.items() if instance.given_back and not instance.served}
+    return [*actions, *end_leaving(group.members, leaving_since, limit, now, ended | unused)]
 
 
 def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:

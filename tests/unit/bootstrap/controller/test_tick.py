@@ -601,6 +601,8 @@ def test_a_refused_gang_starts_in_the_other_places_group_in_the_same_tick(
     sent = watch(monkeypatch, stack.clients.autoscaling, "set_desired_capacity")
     pools = stack.tick().capacity
     assert sent == [] and pools["us-east-1/use1-az1/p4d.24xlarge/spot"].refused == 1
+    # The part has nothing to save: its terminate hook is not paid for.
+    assert stack.members("Terminating:Wait") == []
 
 
 def test_nodes_of_a_place_that_the_function_has_no_room_for_any_more_are_metered_and_end_before_a_start(
