@@ -15,6 +15,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from bootstrap.contract.checkpoint import FOLDER
 from bootstrap.contract.settings import MAX_PLACES, group_name
 
 PROJECT = "gpufleet"
@@ -110,7 +111,7 @@ class Names:
 
     launch_hook = "gpufleet-launch"
     terminate_hook = "gpufleet-terminate"
-    checkpoint_prefix = "checkpoints"
+    checkpoint_prefix = FOLDER
     bootstrap_prefix = "bootstrap"
     # Holds the controller's state.json, a person's request.json and each node's report below nodes/.
     control_prefix = "control"

@@ -11,6 +11,7 @@ from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
+from bootstrap.contract.checkpoint import FOLDER
 
 # A system service's PATH lacks the programs of the EFA installer, which brings Open MPI, and CUDA:
 # https://docs.aws.amazon.com/dlami/latest/devguide/tutorial-efa-using.html
@@ -28,7 +29,7 @@ def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) ->
     if settings.region:
         made["AWS_DEFAULT_REGION"] = settings.region
     if settings.bucket:
-        made["GPUFLEET_CHECKPOINT_URI"] = f"s3://{settings.bucket}/{settings.checkpoint_prefix}"
+        made["GPUFLEET_CHECKPOINT_URI"] = f"s3://{settings.bucket}/{FOLDER}"
     if rendezvous is not None:
         made |= _interfaces(rendezvous, given)
     # An empty variable counts as unset, as in a shell's ${NAME:-default}.

@@ -101,7 +101,6 @@ class Settings:
     train_dir: Path
     train_user: str
     train_role_arn: str
-    checkpoint_prefix: str
     limits: AgentLimits
     hook_heartbeat_s: float
 
@@ -159,7 +158,6 @@ class Settings:
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),
             train_user=train_user,
             train_role_arn=read.text("GPUFLEET_TRAIN_ROLE_ARN"),
-            checkpoint_prefix=read.text("GPUFLEET_CHECKPOINT_PREFIX", "checkpoints"),
             limits=read.limits(),
             hook_heartbeat_s=read.seconds("HOOK_HEARTBEAT_S", HOOK_HEARTBEAT_S),
             problems=tuple(read.problems),

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+# Folder of the checkpoints in a stack's bucket.
+FOLDER = "checkpoints"
 MANIFEST_NAME = "manifest.json"
 # Tag of what training deletes because newer checkpoints replace it: S3 keeps it for a day, and what is deleted without
 # the tag for gpufleet:undoDays (infra/storage.py).

@@ -31,9 +31,8 @@ class PlanEnvironment(TypedDict):
     GPUFLEET_COMPILED: str  # 1 for torch.compile, else 0
     GPUFLEET_GLOBAL_BATCH: str  # samples of a step; a worker's share in mode workers, like the ranks
     GPUFLEET_STEPS: str  # optimizer steps of the run
-    GPUFLEET_DATA_PARALLEL: str  # ranks; the product of the four kinds is the number of GPUs
     GPUFLEET_SHARDING: str  # ddp, zero1, zero2, zero3 over data-parallel and context ranks
-    GPUFLEET_TENSOR_PARALLEL: str
+    GPUFLEET_TENSOR_PARALLEL: str  # ranks; the GPUs over the three kinds' product are data-parallel
     GPUFLEET_PIPELINE_PARALLEL: str
     GPUFLEET_CONTEXT_PARALLEL: str
     GPUFLEET_EXPERT_PARALLEL: str  # data-parallel ranks that share the experts; 1 for none
@@ -42,7 +41,6 @@ class PlanEnvironment(TypedDict):
     GPUFLEET_SEQ_LEN: str  # tokens of a sample (1 where samples count)
     GPUFLEET_TARGET_LEN: str  # tokens of a decoder beside an encoder; empty for the model's usual ones
     GPUFLEET_MICRO_BATCH: str  # samples of a data-parallel rank's forward pass
-    GPUFLEET_GRAD_ACCUM: str  # forward passes of a step
     GPUFLEET_ACTIVATION_CHECKPOINTING: str  # none, selective or full
     GPUFLEET_GRADIENT_COMPRESSION: str  # none, bf16, fp16 or powersgd-RANK
     GPUFLEET_STEP_TIME_S: str  # predicted, s
@@ -65,11 +63,9 @@ class NodeEnvironment(PlanEnvironment):
     GPUFLEET_MODE: str  # "training": one gang; "workers": each node runs the command by itself
     GPUFLEET_REGION: str
     GPUFLEET_ASG_NAME: str
-    GPUFLEET_LAUNCH_HOOK: str  # empty for none, as in the next ones
-    GPUFLEET_TERMINATE_HOOK: str
+    GPUFLEET_TERMINATE_HOOK: str  # empty for none, as in the next ones
     GPUFLEET_BUCKET: str
     GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)
-    GPUFLEET_CHECKPOINT_PREFIX: str  # folder in the bucket
     GPUFLEET_KMS_KEY_ARN: str
     GPUFLEET_LOG_GROUP: str  # empty for none; its name without the first slash is the metrics' namespace
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none

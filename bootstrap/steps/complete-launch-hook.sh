@@ -11,14 +11,10 @@ before=$(cat "$state" 2>/dev/null || true)
 if [[ $before == "$result" ]]; then exit 0; fi
 [[ -z $before ]] || die "the launch hook has been completed with $before already"
 
-if [[ -z ${GPUFLEET_LAUNCH_HOOK:-} ]]; then
-  log "no launch hook to complete with $result"
-else
-  instance=$(imds instance-id)
-  aws autoscaling complete-lifecycle-action --region "$GPUFLEET_REGION" \
-    --lifecycle-hook-name "$GPUFLEET_LAUNCH_HOOK" --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
-    --instance-id "$instance" --lifecycle-action-result "$result"
-  log "launch hook completed with $result for $instance"
-fi
+instance=$(imds instance-id)
+aws autoscaling complete-lifecycle-action --region "$GPUFLEET_REGION" \
+  --lifecycle-hook-name "$LAUNCH_HOOK" --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
+  --instance-id "$instance" --lifecycle-action-result "$result"
+log "launch hook completed with $result for $instance"
 mkdir -p "$STATE_DIR"
 printf '%s\n' "$result" >"$state"

@@ -60,7 +60,7 @@ class TrainerConfig:
         int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation", "GLOBAL_BATCH")
     ] = 0
     micro_batch: Annotated[int, Flag("samples of a data rank's forward pass", "MICRO_BATCH")] = 1
-    grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0", "GRAD_ACCUM")] = 1
+    grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0")] = 1
     shares: Annotated[
         str, Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type", "SHARES")
     ] = ""

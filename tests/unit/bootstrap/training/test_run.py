@@ -692,7 +692,6 @@ def test_a_checkpoint_of_other_facts_is_refused_and_one_without_them_is_not(tmp_
 
 @pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE", "CONTEXT", "EXPERT"])
 def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_DATA_PARALLEL", "4")
     monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "1")
     Training(str(tmp_path)).train()
     monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "2")
