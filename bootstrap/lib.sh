@@ -30,7 +30,7 @@ STATE_DIR=$ROOT/var/lib/gpufleet
 NODE_ENV=$ETC_DIR/node.env
 RUNTIME_ENV=$ETC_DIR/runtime.env
 LOG_FILE=$LOG_DIR/node-init.log
-LAUNCH_HOOK=gpufleet-launch # of every group (infra/naming.py)
+LAUNCH_HOOK=gpufleet-launch        # of every group (infra/naming.py)
 DRAIN_FILE=$GPUFLEET_RUN_DIR/drain # format: bootstrap/training/notices.py
 TRAIN_LOG=$LOG_DIR/train.log       # of gpufleet-train.service; the CloudWatch agent sends it
 
