@@ -172,7 +172,7 @@ def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str
 
 def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:
     """When the controller starts nodes again, or gives back those of a gang that is not whole."""
-    since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
+    since = {"starting": state.attempt_started_at, "running": state.incomplete_since}.get(state.phase)
     if state.next_attempt_at is not None or since is None or reading.gang_window is None:
         return state.next_attempt_at
     return since + reading.gang_window

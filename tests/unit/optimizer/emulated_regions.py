@@ -54,6 +54,39 @@ class Launches:
         return {"Instances": [{"InstanceType": kind, "InstanceIds": [key]} for key, kind in came.items()]}
 
 
+class Reclaimed:
+    """Auto Scaling of a region whose nodes EC2 took back: the group's size stays until the controller sets it."""
+
+    def __init__(self, client: Any, size: int) -> None:
+        self._client, self._size = client, size
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._client, operation)
+
+    def update_auto_scaling_group(self, **given: Any) -> None:
+        """Note the size that the controller sets."""
+        self._size = given.get("DesiredCapacity", self._size)
+        self._client.update_auto_scaling_group(**given)
+
+    def set_desired_capacity(self, *, DesiredCapacity: int, **given: Any) -> None:  # noqa: N803
+        """Note the size that the controller sets."""
+        self._size = DesiredCapacity
+        self._client.set_desired_capacity(DesiredCapacity=DesiredCapacity, **given)
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        """The groups, with that size."""
+        answer = self._client.describe_auto_scaling_groups(**given)
+        for group in answer["AutoScalingGroups"]:
+            group["DesiredCapacity"] = self._size
+        return answer
+
+    def get_paginator(self, operation: str) -> Any:
+        """The client's paginator, over the methods of this one."""
+        paginator = self._client.get_paginator(operation)
+        paginator._method = getattr(self, operation)
+        return paginator
+
+
 class Regions:
     """The deployed stacks, each with its controller, and a minute of all of them.
 
@@ -85,7 +118,10 @@ class Regions:
         """Take a stack's nodes back, and refuse every launch from now on."""
         client: Any = self.clients[stack]
         group = self.stacks[stack].group
-        self.clients[stack] = replace(client, launching=Launches(client.autoscaling, is_dry=True))
+        reclaimed = Reclaimed(client.autoscaling, len(group.nodes))
+        self.clients[stack] = replace(
+            client, autoscaling=reclaimed, launching=Launches(client.autoscaling, is_dry=True)
+        )
         if group.nodes:
             self.stacks[stack].lift_protection()
             self.stacks[stack].size(0)
