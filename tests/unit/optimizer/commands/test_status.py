@@ -231,7 +231,8 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     answer = json.loads(out)
     newest = answer["gpus"][first]
-    assert err == "" and list(newest["gpus"]) == ["0", "1"] and newest["efa_rx_mb_per_s"] == 100
+    assert err == "" and list(newest["gpus"]) == ["0", "1"]
+    assert newest["efa_rx_mb_per_s"] == pytest.approx(100, rel=0.1)  # the rows' times follow the clock, 30 s apart
     assert newest["gpus"]["0"] == {
         "busy_percent": 96, "memory_used_gib": 61.2, "memory_total_gib": 79.6, "power_w": 650.0,
         "temperature_celsius": 91, "sm_clock_mhz": 900, "throttled": {"hardware thermal": 0.5}, "ecc_corrected": 0,
