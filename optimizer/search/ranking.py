@@ -65,8 +65,8 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     nodes, stale = column([table.nodes for table in tables]), column([table.stale for table in tables])
 
     def pick(group: Sequence[int]) -> int:
-        same = [i for i in group if score[i] <= (1 + SAME) * score[list(group)].min()]
-        return min(same, key=lambda i: (kinds[i], nodes[i], score[i]))
+        limit = (1 + SAME) * min(score[i] for i in group)
+        return min((i for i in group if score[i] <= limit), key=lambda i: (kinds[i], nodes[i], score[i]))
 
     groups: dict[tuple[int, str, bool], list[int]] = {}
     for i, (position, is_old) in enumerate(zip(positions, stale.tolist(), strict=True)):
