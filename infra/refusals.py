@@ -1,4 +1,4 @@
-"""What is refused before anything is created: of the plan, the configuration, and nodes that would only fail or idle.
+"""Rules that refuse a stack before anything is created: a wrong plan or configuration, nodes that would fail or idle.
 
 A rule is a condition and its sentence: the value, the limit or reason, the next step. RULES says which stacks a group
 of rules is for.
@@ -40,7 +40,7 @@ TRAIN_DIR_LIMIT_MIB = 10
 # An S3 object takes 10 tags, and gpufleet adds its own:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
 TAGS_LIMIT = 6
-# What each node's last checkpoint is planned to be sent with, Mbit/s.
+# Upload rate that the plan assumes for each node's last checkpoint, Mbit/s.
 UPLOAD_MBIT_PER_S = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
 # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
 GANG_WINDOW_MINUTES = range(15, 1440 + 1)
@@ -272,7 +272,7 @@ def _time_refusals(settings: StackSettings) -> Iterator[str]:
 
 
 def _cron_problems(cron: str) -> Iterator[str]:
-    """What is wrong with a cron expression, as Auto Scaling is sure to take it: the fields and names of crontab(5).
+    """Yield the faults of a cron expression: Auto Scaling is sure to take the fields and names of crontab(5) alone.
 
     Some crons, and libraries like croniter, also take 7 for Sunday, a step without a range, ranges that wrap around, ?,
     L and #; Auto Scaling may refuse these:

@@ -44,7 +44,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         state,
         updated_at=now,
         ceiling_usd=settings.ceiling_usd,
-        # As the tick's actions leave it.
+        # The size that the tick's actions leave.
         desired_seen=min(group.desired, tick.staying(state)) if group and state.phase in UP else 0,
         nodes=count_nodes(tick, state),
         launches_off=_are_launches_off(tick, state),

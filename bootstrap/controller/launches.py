@@ -41,7 +41,7 @@ _NO_ROOM = frozenset(
         "VcpuLimitExceeded",
     }
 )
-# Whether nodes come is not decided; the same token asks again (errors of both pages above).
+# AWS has not decided whether nodes come: the same token asks again (errors of both pages above).
 _PASSING = frozenset(
     {
         "IdempotentCallInProgress",

@@ -3,7 +3,7 @@
 # Starts the CloudWatch agent of the Deep Learning AMI, which sends GPU metrics, the training's speed and output; a node
 # without the agent goes on.
 #
-# Which image has it: https://docs.aws.amazon.com/dlami/latest/devguide/tutorial-gpu-monitoring-gpumon.html; 1.300071 in
+# Images that have the agent: https://docs.aws.amazon.com/dlami/latest/devguide/tutorial-gpu-monitoring-gpumon.html; 1.300071 in
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

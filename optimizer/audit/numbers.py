@@ -40,7 +40,7 @@ CENTS = 0.011
 
 _LIMITS = "gpufleet recommend with --budget and --deadline as you want them, or another --plan N"
 
-# What a number follows from, by the beginning of its field.
+# Formulas of the numbers, by the beginning of their field.
 _WHY = {
     "job.tokens": "job.samples x job.seq_len",
     "tokens_per_second": "job.global_batch x job.seq_len in step_time_s",
@@ -149,7 +149,7 @@ def _unequal(field: str, value: float, expected: float) -> Fault:
 
 
 def _bought(plan: FleetPlan) -> Bought | None:
-    """How a plan's nodes are bought, at its prices; None without the price of one."""
+    """Return the purchase of a plan's nodes at the plan's prices, or None where the price of a node is missing."""
     purchase = plan.purchase
     own_type = {node: usd for node, usd in plan.node_prices_usd_per_hour.items() if node[1] == plan.instance_type}
     usd = {node.market: price for node, price in own_type.items()}

@@ -14,7 +14,7 @@ from optimizer.performance.types import Bools, Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bought:
-    """How the nodes of fleets are bought, one an element; ``spot``, ``committed`` and ``fallback`` are 0 or 1.
+    """Purchases of fleets, a fleet an element of each array; ``spot``, ``committed`` and ``fallback`` are 0 or 1.
 
     Attributes:
         base: nodes on demand beside spot ones.
@@ -66,7 +66,7 @@ class HourlyRates:
     def of(cls, bought: Bought, **others: Floats) -> Self:
         """Return the rates of fleets by how their nodes are bought; ``others`` are the other fields."""
         spot, nodes = bought.spot, bought.nodes
-        # Of topped-up fleets all nodes at their mean price.
+        # All nodes of a topped-up fleet count at their mean price.
         mean_usd = bought.usd_per_hour + (bought.on_demand_usd_per_hour - bought.usd_per_hour) * bought.rented / nodes
         return cls(
             base_nodes=np.where(spot > 0, bought.base, nodes * (1 - bought.committed)),

@@ -126,7 +126,7 @@ class Recording:
                 questions(
                     service=signed[3],
                     method=environ["REQUEST_METHOD"],
-                    # As it was sent, with its quoted characters.
+                    # The path as it was sent, with its quoted characters.
                     path=environ["REQUEST_URI"].partition("?")[0],
                     query=environ.get("QUERY_STRING", ""),
                     target=environ.get("HTTP_X_AMZ_TARGET", ""),

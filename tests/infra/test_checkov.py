@@ -130,7 +130,7 @@ def test_every_action_of_a_role_exists_on_its_resources() -> None:
         for action in as_list(statement["Action"])
     }
     assert len(asked) > 40
-    # Of December 2025, younger than checkov's table: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html
+    # LaunchInstances, of December 2025, is younger than checkov's table: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html
     known = [one for one in sorted(asked) if one[1] != "autoscaling:LaunchInstances"]
     assert action_problems([(sid, action, list(resources)) for sid, action, resources in known]) == []
     bucket = "arn:aws:s3:::gpufleet-dev-000000000000-us-east-1"
