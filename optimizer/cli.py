@@ -54,6 +54,7 @@ GONE_OPTIONS = {
         "untagged": "the region's costs without the tag are always read",
         "no-untagged": "the region's costs without the tag are always read",
     },
+    "preview": {"against": "pulumi preview --diff compares with the deployed stack"},
     "move": {"request": "give a plan for the region with --plans"},
     "manifest": {
         "stack": "give PLAN, which recommend wrote, and --checkpoints",

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -20,7 +20,7 @@ from infra.images import DLAMI_NAME
 from infra.offline.resource_types import TYPES
 from optimizer.contract.plan import FleetPlan
 
-PLACEHOLDER_ACCOUNT = "000000000000"
+PLACEHOLDER_ACCOUNT, PLACEHOLDER_IMAGE = "000000000000", "ami-00000000000000000"
 PLACEHOLDERS = (
     f"account {PLACEHOLDER_ACCOUNT}, zone names, the AMI's id and every identifier are placeholders: only "
     "`pulumi preview` with an account knows them"
@@ -36,7 +36,7 @@ class Resource:
     parent: str  # logical name of its component
     inputs: Mapping[str, Any]
     protected: bool
-    physical_id: str = ""  # by AWS or the stand-in
+    physical_id: str = ""
     after: tuple[str, ...] = ()  # type and name of the resources that come before, like "ServiceLinkedRole dev-scaling"
 
     @property
@@ -53,37 +53,26 @@ class Resource:
 _STACK = "pulumi:pulumi:Stack"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """Answers of AWS for a deployed stack; the defaults are a preview's placeholders."""
-
-    account: str = PLACEHOLDER_ACCOUNT
-    zones: Mapping[str, str] = field(default_factory=dict)  # zone id to its name in this account
-    image: str = "ami-00000000000000000"
-    # Zone names that have a VPC endpoint service ("com.amazonaws.us-east-1.ec2"), where not all have it.
-    endpoint_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Attributes of a resource, "id" among them, by its type and name.
-    attributes: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-
-
 class Answers(mocks.Mocks):
-    """Stand-in for AWS: identifiers and look-ups that suit a plan, or are known."""
+    """Stand-in for AWS: identifiers and look-ups that suit a plan.
 
-    def __init__(self, plan: FleetPlan, known: Known | None = None) -> None:
-        self._plan, self._known = plan, known or Known()
+    ``endpoint_zones`` are the zones of a VPC endpoint service ("com.amazonaws.us-east-1.ec2") that is not in all.
+    """
+
+    def __init__(self, plan: FleetPlan, endpoint_zones: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        self._plan, self._endpoint_zones = plan, endpoint_zones or {}
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         """A resource's identifier and attributes: its arguments and AWS's additions."""
         made_up: dict[str, Any] = {
             "arn": f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}",
             "keyId": f"{args.name}-id",
-            "url": f"https://sqs.{self._plan.region}.amazonaws.com/{self._known.account}/{args.name}",
+            "url": f"https://sqs.{self._plan.region}.amazonaws.com/{PLACEHOLDER_ACCOUNT}/{args.name}",
             "latestVersion": 1,
             "prefixListId": "pl-00000000",
             "name": args.name,
         }
-        known = self._known.attributes.get((args.typ, args.name), {})
-        return known.get("id", f"{args.name}-id"), _laid_over(_laid_over(made_up, known), args.inputs)
+        return f"{args.name}-id", made_up | args.inputs
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """The answer to a look-up, and no failures."""
@@ -95,51 +84,42 @@ class Answers(mocks.Mocks):
         zone_ids = plan.zone_ids or tuple(f"{plan.region.replace('-', '')}-az{number}" for number in (1, 2, 3))
         match token.split(":")[-1]:
             case "getCallerIdentity":
-                return {"accountId": self._known.account}
+                return {"accountId": PLACEHOLDER_ACCOUNT}
             case "getPartition":
                 return {"partition": "aws-us-gov" if plan.region.startswith("us-gov-") else "aws"}
             case "getAvailabilityZones":
                 # An alternate or an endpoint may be in a zone that does not offer the plan's type.
                 prefix = zone_ids[0].rpartition("-az")[0] + "-az"
                 alternates = (alternate.zone_id for alternate in plan.alternates)
-                others = [*self._known.zones, *alternates, *(f"{prefix}{number}" for number in (1, 2, 3))]
+                others = [*alternates, *(f"{prefix}{number}" for number in (1, 2, 3))]
                 zone_ids = tuple(dict.fromkeys((*zone_ids, *(zone for zone in others if zone.startswith(prefix)))))
-                names = [self._known.zones.get(zone, f"{plan.region}{chr(97 + n)}") for n, zone in enumerate(zone_ids)]
+                names = [f"{plan.region}{chr(97 + number)}" for number in range(len(zone_ids))]
                 return {"names": names, "zoneIds": zone_ids}
             case "getVpcEndpointService":
                 everywhere = self._answer("getAvailabilityZones", {})["names"]
-                zones = self._known.endpoint_zones.get(given["serviceName"], everywhere)
+                zones = self._endpoint_zones.get(given["serviceName"], everywhere)
                 return {"serviceName": given["serviceName"], "availabilityZones": list(zones)}
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":
                 return {"availabilityZone": f"{plan.region}a", "availabilityZoneId": zone_ids[0]}
             case "getParameter":
-                return {"value": self._known.image}
+                return {"value": PLACEHOLDER_IMAGE}
             case "getAmi":
                 (filter_,) = given["filters"]
                 (wanted,) = filter_["values"]
                 by_id = filter_["name"] == "image-id"
                 return {
-                    "id": wanted if by_id else self._known.image,
+                    "id": wanted if by_id else PLACEHOLDER_IMAGE,
                     "name": DLAMI_NAME + wanted if by_id else wanted,
                     # Without owners it is the user's.
                     "imageOwnerAlias": (given.get("owners") or [""])[0],
-                    "ownerId": self._known.account,
+                    "ownerId": PLACEHOLDER_ACCOUNT,
                     "architecture": plan.node.cpu_architecture,
                     "rootDeviceName": "/dev/sda1",
                     "blockDeviceMappings": [],
                 }
         raise AssertionError(f"infra calls {token}, and the preview has no answer for it")
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``above`` over ``below``, objects inside objects too."""
-    out = {**below, **above}
-    for key in below.keys() & above.keys():
-        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
-            out[key] = _laid_over(below[key], above[key])
-    return out
 
 
 class Recorder(mocks.MockMonitor):
@@ -211,7 +191,7 @@ def stand_in(
 
 
 def resources(
-    plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, known: Known | None = None
+    plan: FleetPlan, *, stack: str, config: Mapping[str, str] | None = None, answers: Answers | None = None
 ) -> list[Resource]:
     """Every resource of ``stack`` for ``plan``: component by component, by name, a component before its children.
 
@@ -220,15 +200,15 @@ def resources(
     """
     from infra.__main__ import main
 
-    recorder = stand_in(plan, stack=stack, config=config, answers=Answers(plan, known))
+    recorder = stand_in(plan, stack=stack, config=config, answers=answers)
     run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
     # Resources register in no fixed order.
-    found = by_outer_component(recorder.seen)
+    found = _by_outer_component(recorder.seen)
     return sorted(found, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))
 
 
-def by_outer_component(found: Sequence[Resource]) -> list[Resource]:
+def _by_outer_component(found: Sequence[Resource]) -> list[Resource]:
     """Give resources of a component within another (a place's of the fleet) to the outer one; the inner goes."""
     components = {resource.name: resource.parent for resource in found if resource.type.startswith("gpufleet:")}
     return [

@@ -44,9 +44,6 @@ class ResourceType:
     encryption: str  # NO_DATA, OWN_RULE, or the argument that names the KMS key or turns encryption on
     free: str = ""  # page that says that AWS does not bill the type; empty for a billed type
     bills: tuple[Bill, ...] = ()  # empty where they depend on the arguments (optimizer/commands/preview/cost.py)
-    # Arguments whose change makes the provider delete the resource and make another ("Forces new resource" in
-    # https://registry.terraform.io/providers/hashicorp/aws/latest/docs).
-    replacing: str = ""
     protected: bool = False  # it guards checkpoints, so `pulumi destroy` must refuse to delete it
     words: Callable[[Inputs], str] = lambda given: ""  # the arguments for a reader
 
@@ -118,13 +115,11 @@ def _route(given: Inputs) -> str:
 # By the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
 TYPES: dict[str, ResourceType] = {
     # Network
-    "Vpc": ResourceType(NO_DATA, _VPC, replacing="cidrBlock instanceTenancy", words=_values("cidrBlock")),
-    "Subnet": ResourceType(
-        NO_DATA, _VPC, replacing="availabilityZone cidrBlock vpcId", words=_values("availabilityZone", "cidrBlock")
-    ),
-    "RouteTable": ResourceType(NO_DATA, _VPC, replacing="vpcId"),
-    "RouteTableAssociation": ResourceType(NO_DATA, _VPC, replacing="subnetId"),
-    "Route": ResourceType(NO_DATA, _VPC, replacing="destinationCidrBlock routeTableId", words=_route),
+    "Vpc": ResourceType(NO_DATA, _VPC, words=_values("cidrBlock")),
+    "Subnet": ResourceType(NO_DATA, _VPC, words=_values("availabilityZone", "cidrBlock")),
+    "RouteTable": ResourceType(NO_DATA, _VPC),
+    "RouteTableAssociation": ResourceType(NO_DATA, _VPC),
+    "Route": ResourceType(NO_DATA, _VPC, words=_route),
     "InternetGateway": ResourceType(NO_DATA, _VPC),
     "NatGateway": ResourceType(
         NO_DATA,
@@ -132,22 +127,18 @@ TYPES: dict[str, ResourceType] = {
             Bill("NAT gateway", "nat-gateway", "hour"),
             Bill("data through it", "nat-gateway-data", "usage", "and the traffic to the internet"),
         ),
-        replacing="allocationId subnetId",
         words=lambda given: "the nodes' way to the internet, billed by the hour and the GB",
     ),
     "Eip": ResourceType(NO_DATA, bills=(Bill("public IPv4 address", "public-ipv4", "hour"),)),
-    "VpcEndpoint": ResourceType(
-        NO_DATA, replacing="serviceName vpcEndpointType vpcId", words=_values("vpcEndpointType", "serviceName")
-    ),
+    "VpcEndpoint": ResourceType(NO_DATA, words=_values("vpcEndpointType", "serviceName")),
     "DefaultSecurityGroup": ResourceType(NO_DATA, _VPC),
-    "SecurityGroup": ResourceType(NO_DATA, _VPC, replacing="description name vpcId", words=_values("description")),
-    "SecurityGroupEgressRule": ResourceType(NO_DATA, _VPC, replacing="securityGroupId", words=_values("description")),
-    "SecurityGroupIngressRule": ResourceType(NO_DATA, _VPC, replacing="securityGroupId", words=_values("description")),
-    "PlacementGroup": ResourceType(NO_DATA, _AUTO_SCALING, replacing="name strategy", words=_values("strategy")),
+    "SecurityGroup": ResourceType(NO_DATA, _VPC, words=_values("description")),
+    "SecurityGroupEgressRule": ResourceType(NO_DATA, _VPC, words=_values("description")),
+    "SecurityGroupIngressRule": ResourceType(NO_DATA, _VPC, words=_values("description")),
+    "PlacementGroup": ResourceType(NO_DATA, _AUTO_SCALING, words=_values("strategy")),
     "FlowLog": ResourceType(
         NO_DATA,
         bills=(Bill("log data of the VPC's flows", "vended-log-ingestion", "usage"),),
-        replacing="vpcId trafficType logDestination logDestinationType maxAggregationInterval iamRoleArn",
         words="{trafficType} traffic, every {maxAggregationInterval:g} s".format_map,
     ),
     # Permissions and keys
@@ -157,17 +148,15 @@ TYPES: dict[str, ResourceType] = {
         protected=True,
         words="rotated yearly, {deletionWindowInDays:g} days before deletion".format_map,
     ),
-    "Alias": ResourceType(NO_DATA, _PART, replacing="name"),
-    "Role": ResourceType(
-        NO_DATA, _IAM, replacing="name path", words=lambda given: given.get("description") or given.get("name", "")
-    ),
-    "RolePolicy": ResourceType(NO_DATA, _IAM, replacing="role name"),
+    "Alias": ResourceType(NO_DATA, _PART),
+    "Role": ResourceType(NO_DATA, _IAM, words=lambda given: given.get("description") or given.get("name", "")),
+    "RolePolicy": ResourceType(NO_DATA, _IAM),
     "InstanceProfile": ResourceType(NO_DATA, _IAM),
-    "ServiceLinkedRole": ResourceType(NO_DATA, _IAM, replacing="awsServiceName customSuffix"),
+    "ServiceLinkedRole": ResourceType(NO_DATA, _IAM),
     "Parameter": ResourceType(OWN_RULE),
     # Checkpoints
-    "Bucket": ResourceType(OWN_RULE, replacing="bucket", protected=True, words=_values("bucket")),
-    "BucketObjectv2": ResourceType("kmsKeyId", _PART, replacing="bucket key", words=_object),
+    "Bucket": ResourceType(OWN_RULE, protected=True, words=_values("bucket")),
+    "BucketObjectv2": ResourceType("kmsKeyId", _PART, words=_object),
     "BucketLifecycleConfiguration": ResourceType(NO_DATA, _PART),
     "BucketOwnershipControls": ResourceType(NO_DATA, _PART),
     "BucketPolicy": ResourceType(NO_DATA, _PART, protected=True),
@@ -177,65 +166,52 @@ TYPES: dict[str, ResourceType] = {
     # Data
     "LustreFileSystem": ResourceType(
         "kmsKeyId",
-        replacing="deploymentType kmsKeyId perUnitStorageThroughput securityGroupIds storageType subnetIds",
         words="{deploymentType} of {storageCapacity:g} GiB, {perUnitStorageThroughput:g} MB/s a TiB".format_map,
     ),
-    "DataRepositoryAssociation": ResourceType(
-        NO_DATA, _PART, replacing="dataRepositoryPath fileSystemId fileSystemPath", words=_values("dataRepositoryPath")
-    ),
+    "DataRepositoryAssociation": ResourceType(NO_DATA, _PART, words=_values("dataRepositoryPath")),
     # Nodes
     "LaunchTemplate": ResourceType(OWN_RULE, _PART, words=_launch_template),
-    "Group": ResourceType(NO_DATA, replacing="name", words=_group),
+    "Group": ResourceType(NO_DATA, words=_group),
     "LifecycleHook": ResourceType(
         NO_DATA,
         _AUTO_SCALING,
-        replacing="autoscalingGroupName name",
         words="{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
     ),
-    "Policy": ResourceType(NO_DATA, _AUTO_SCALING, replacing="autoscalingGroupName name", words=_policy),
-    "Schedule": ResourceType(
-        NO_DATA, _AUTO_SCALING, replacing="autoscalingGroupName scheduledActionName", words=_schedule
-    ),
+    "Policy": ResourceType(NO_DATA, _AUTO_SCALING, words=_policy),
+    "Schedule": ResourceType(NO_DATA, _AUTO_SCALING, words=_schedule),
     "CapacityReservation": ResourceType(
         NO_DATA,
-        replacing="availabilityZone ebsOptimized instancePlatform instanceType outpostArn placementGroupArn tenancy",
         words="{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
     ),
     # Controller
     "Function": ResourceType(
         OWN_RULE,
-        replacing="name",
         words="{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,
     ),
     "FunctionEventInvokeConfig": ResourceType(NO_DATA, _PART),
-    "Permission": ResourceType(NO_DATA, _PART, replacing="action function principal sourceAccount sourceArn"),
-    "EventRule": ResourceType(NO_DATA, _EVENTS, replacing="name", words=_values("eventPattern", "scheduleExpression")),
-    "EventTarget": ResourceType(NO_DATA, _EVENTS, replacing="rule"),
+    "Permission": ResourceType(NO_DATA, _PART),
+    "EventRule": ResourceType(NO_DATA, _EVENTS, words=_values("eventPattern", "scheduleExpression")),
+    "EventTarget": ResourceType(NO_DATA, _EVENTS),
     # Events, logs, alarms
     "Queue": ResourceType(
         "sqsManagedSseEnabled",
         bills=(Bill("requests", "sqs-request", "usage"),),
-        replacing="name",
         words=_values("name"),
     ),
-    "LogGroup": ResourceType("kmsKeyId", replacing="name", words="{name}, kept {retentionInDays:g} days".format_map),
+    "LogGroup": ResourceType("kmsKeyId", words="{name}, kept {retentionInDays:g} days".format_map),
     "Dashboard": ResourceType(
         NO_DATA,
         bills=(Bill("dashboard", "dashboard", "month"),),
-        replacing="dashboardName",
         words=lambda given: f"{given['dashboardName']}, {len(json.loads(given['dashboardBody'])['widgets'])} widgets",
     ),
     "MetricAlarm": ResourceType(
-        NO_DATA, replacing="name", words=lambda given: given.get("alarmDescription", given.get("metricName", ""))
+        NO_DATA, words=lambda given: given.get("alarmDescription", given.get("metricName", ""))
     ),
     "Topic": ResourceType(
         "kmsMasterKeyId",
         bills=(Bill("e-mails of alarms, beyond the first thousand a month", "", "usage"),),
-        replacing="name",
     ),
     "TopicPolicy": ResourceType(NO_DATA, _PART),
-    "TopicSubscription": ResourceType(
-        NO_DATA, _PART, replacing="endpoint protocol topic", words=_values("protocol", "endpoint")
-    ),
-    "Budget": ResourceType(NO_DATA, _BUDGETS, replacing="name", words=_budget),
+    "TopicSubscription": ResourceType(NO_DATA, _PART, words=_values("protocol", "endpoint")),
+    "Budget": ResourceType(NO_DATA, _BUDGETS, words=_budget),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.offline.guardrails import as_list
-from infra.offline.preview import Known, resources
+from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
@@ -69,8 +69,8 @@ def test_the_endpoints_are_those_the_plan_pays_for() -> None:
 
 @pytest.mark.parametrize("changes", [{}, LONE_NODE], ids=["gang", "lone"])
 def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
-    known = Known(endpoint_zones={"com.amazonaws.us-east-1.ssm": ("us-east-1c", "us-east-1d")})
-    stack = Deployed(resources(sample_plan(**changes), stack="dev", known=known))
+    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.ssm": ("us-east-1c", "us-east-1d")}
+    stack = Deployed(resources(plan := sample_plan(**changes), stack="dev", answers=Answers(plan, zones)))
     assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-endpoints-use1-az1-id"]
     assert stack.one("VpcEndpoint", "-ec2")["subnetIds"] == ["gpufleet-dev-use1-az2-id"]
     small = stack.one("Subnet", "-endpoints-use1-az1")
@@ -87,16 +87,16 @@ def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
 
 
 def test_workers_zones_are_tried_in_their_order() -> None:
-    known = Known(endpoint_zones={"com.amazonaws.us-east-1.ssm": ("us-east-1b",)})
-    stack = Deployed(resources(sample_plan(**LONE_NODE), stack="dev", known=known))
+    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.ssm": ("us-east-1b",)}
+    stack = Deployed(resources(plan := sample_plan(**LONE_NODE), stack="dev", answers=Answers(plan, zones)))
     assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-use1-az6-id"]
     assert len(stack.all("Subnet")) == 2
 
 
 def test_a_service_in_no_zone_of_the_account_is_refused_with_its_name() -> None:
-    known = Known(endpoint_zones={"com.amazonaws.us-east-1.logs": ()})
+    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.logs": ()}
     with pytest.raises(ConfigError, match=r"com\.amazonaws\.us-east-1\.logs \(it is in none\)"):
-        resources(sample_plan(), stack="dev", known=known)
+        resources(plan := sample_plan(), stack="dev", answers=Answers(plan, zones))
 
 
 NAT = {"gpufleet:nat": "true"}

@@ -1,25 +1,24 @@
-"""``gpufleet preview``: what a plan would create, change and cost, without an account or the Pulumi CLI."""
+"""``gpufleet preview``: what a plan would create and cost, without an account or the Pulumi CLI."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 from pulumi import RunError
 
+from infra.offline import preview
 from infra.offline.guardrails import violations
-from infra.offline.preview import PLACEHOLDERS, Known, Resource, resources
+from infra.offline.preview import PLACEHOLDERS, Resource
 from optimizer.audit import check_plan
-from optimizer.catalog import Catalog, load
+from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text
 from optimizer.commands.preview.cost import CostLine, Totals, cost_lines, totals
-from optimizer.commands.preview.difference import Before, Change, changes, read_before
-from optimizer.commands.preview.tables import write_brief, write_cost, write_difference, write_lines, write_tree
+from optimizer.commands.preview.tables import write_brief, write_cost, write_lines, write_tree
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import DERIVED_SPOT
@@ -37,15 +36,6 @@ NOTES = (
 RESOURCE_COLUMNS = ("type", "name", "parent", "protected", "detail", "usd_per_hour", "usd_per_month")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """Changes against ``before``, and the costs before them."""
-
-    before: Before
-    changes: Sequence[Change]
-    totals: Totals
-
-
 @click.command(
     epilog="""\b
 Example:
@@ -54,19 +44,11 @@ Example:
   gpufleet preview plans.json --all
   gpufleet preview plans.json --plan 2 --format json
   gpufleet preview plans.json --config nat=true --config alarmEmail=ops@example.com
-  gpufleet preview plans.json --stack dev --against Pulumi.dev.yaml
-  pulumi stack export --stack dev > dev.json && gpufleet preview plans.json --stack dev --against dev.json
 """
 )
 @plan_arguments
 @click.option("--stack", default="dev", show_default=True, metavar="NAME", help="Stack name to preview under.")
 @config_option
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Compare with a plan, recommend's JSON, a Pulumi.NAME.yaml, or the JSON of `pulumi stack export`.",
-)
 @click.option("--all", "show_all", is_flag=True, help="List every resource, every price and the bill by resource.")
 @format_option
 def command(
@@ -74,49 +56,33 @@ def command(
     plan_number: int,
     stack: str,
     config_given: dict[str, str],
-    against: Path | None,
     show_all: bool,
     output_format: str,
 ) -> None:
     """Show what PLAN would create and what each resource costs; nothing is created and nobody is asked.
 
     PLAN is one plan or the output of recommend; - reads standard input. The resources are those that the Pulumi program
-    declares for the plan, with a stack's default configuration, that of --config, or that of --against. --against also
-    shows which resources would be added, changed, replaced and removed, and the dollars an hour and a month before and
-    after.
+    declares for the plan, with a stack's default configuration or that of --config. `pulumi preview --diff` compares
+    with a deployed stack.
     """
     chosen = read_plan_argument(plan, plan_number)
-    with patience("running the Pulumi program offline"):  # to compare, several times
+    with patience("running the Pulumi program offline"):
         catalog = load()
         check_plan(chosen, catalog)
-        before = read_before(against, stack=stack) if against else None
-        if before is not None:
-            _check_same_stack(before, chosen, stack)
-        config = {**((before and before.config) or {}), **config_given}
-        known = before.export.known if before is not None and before.export is not None else None
-        resources = _declare(chosen, stack, config, known)
+        try:
+            resources = preview.resources(chosen, stack=stack, config=config_given)
+        except (ValueError, RunError) as error:  # RunError: a value is no number
+            raise InvalidInputError(str(error)) from error
         lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
         sums = totals(lines)
-        difference = _compare(before, resources, chosen, stack, catalog) if before is not None else None
-        # The rules tell resources apart by the stand-in identifiers.
-        again = resources if known is None else _declare(chosen, stack, config, None)
-        broken = [str(rule) for rule in violations(again)]
-    placeholders = PLACEHOLDERS if known is None else "identifiers of what would be added are placeholders"
+        broken = [str(rule) for rule in violations(resources)]
     decisive = [*(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken), *_warnings(chosen)]
-    notes = [*decisive, *NOTES, f"Offline, so {placeholders}."]
+    notes = [*decisive, *NOTES, f"Offline, so {PLACEHOLDERS}."]
     if output_format == "json":
-        answer = _document(chosen, stack, resources, lines, sums)
-        if difference is not None:
-            answer["difference"] = {
-                "against": difference.before.origin,
-                "changes": [asdict(change) for change in difference.changes],
-                "before": difference.totals.to_dict(),
-                "after": sums.to_dict(),
-            }
-        write_json({**answer, "violations": broken, "notes": notes})
+        write_json({**_document(chosen, stack, resources, lines, sums), "violations": broken, "notes": notes})
         return
     if output_format == "csv":
-        write_csv(*_csv(_rows(resources, lines), difference))
+        write_csv(_rows(resources, lines), RESOURCE_COLUMNS)
         return
     if show_all:
         write_tree(resources, chosen, stack)
@@ -124,45 +90,10 @@ def command(
         write_lines(lines, sums)
     else:
         write_brief(resources, chosen, stack, sums)
-    if difference is not None:
-        write_difference(difference.before.origin, difference.changes, difference.totals, sums)
     for note in notes if show_all else decisive:
         write_text(f"- {note}", indent="  ")
     if not show_all:
         write_text("--all: every resource, every price with its source, the bill by resource, and what it rests on.")
-
-
-def _declare(plan: FleetPlan, stack: str, config: Mapping[str, str] | None, known: Known | None) -> Sequence[Resource]:
-    try:
-        return resources(plan, stack=stack, config=config, known=known)
-    except (ValueError, RunError) as error:  # RunError: a value is no number
-        raise InvalidInputError(str(error)) from error
-
-
-def _check_same_stack(before: Before, plan: FleetPlan, stack: str) -> None:
-    """Refuse another stack or region: resources are compared by name, and names hold the stack."""
-    if before.export is not None and before.export.stack != stack:
-        raise InvalidInputError(
-            f"{before.origin} is an export of stack {before.export.stack}, and --stack is {stack}",
-            next_step=f"gpufleet preview PLAN --stack {before.export.stack} --against {before.origin}",
-        )
-    region = before.plan.region if before.plan else before.export.region if before.export else ""
-    if region and region != plan.region:
-        raise InvalidInputError(
-            f"{before.origin} is in {region}, and the plan is for {plan.region}",
-            why="resources do not move between regions: the stack is destroyed there and created here",
-            next_step="preview the plan without --against",
-        )
-
-
-def _compare(
-    before: Before, resources: Sequence[Resource], plan: FleetPlan, stack: str, catalog: Catalog
-) -> Difference:
-    """Compare with ``before``, at the prices of its own plan, or for an export at those of ``plan``."""
-    old_plan = before.plan or plan
-    old = before.export.resources if before.export else _declare(old_plan, stack, before.config, None)
-    lines = cost_lines(old, catalog, plan.region, prices=old_plan.prices, plan=old_plan)
-    return Difference(before=before, changes=changes(old, resources), totals=totals(lines))
 
 
 def _document(
@@ -193,15 +124,6 @@ def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict
         row["usd_per_month"] = None if usd is None else round(usd * HOURS_PER_MONTH, 2)
         rows.append(row)
     return rows
-
-
-def _csv(rows: list[dict[str, Any]], difference: Difference | None) -> tuple[list[dict[str, Any]], Sequence[str]]:
-    if difference is None:
-        return rows, RESOURCE_COLUMNS
-    kinds = {(change.type, change.name): change.kind for change in difference.changes}
-    changed = [{**row, "change": kinds.get((row["type"], row["name"]), "")} for row in rows]
-    removed = [asdict(change) | {"change": change.kind} for change in difference.changes if change.kind == "removed"]
-    return changed + removed, (*RESOURCE_COLUMNS, "change")
 
 
 def _warnings(plan: FleetPlan) -> list[str]:

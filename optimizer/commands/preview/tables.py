@@ -1,4 +1,4 @@
-"""Tables of ``gpufleet preview``: the tree of resources, the plan's dollars, the bill by resource, the difference."""
+"""Tables of ``gpufleet preview``: the tree of resources, the plan's dollars, the bill by resource."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from bootstrap.contract.words import counted
 from infra.offline.preview import Resource
 from optimizer.commands.output import output_width, write_table, write_text
 from optimizer.commands.preview.cost import CostLine, Totals
-from optimizer.commands.preview.difference import Change
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH, short
 
@@ -122,38 +120,3 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
         f"\nWith all nodes: {sums.with_nodes:,.2f} USD an hour, {sums.with_nodes * HOURS_PER_MONTH:,.2f} a month. "
         f"Without nodes: {sums.without_nodes:,.4f} an hour, {sums.without_nodes * HOURS_PER_MONTH:,.2f} a month.\n"
     )
-
-
-def write_difference(origin: str, difference: Sequence[Change], before: Totals, after: Totals) -> None:
-    """Print the resources that differ, and the dollars before and after."""
-    write_text(
-        f"against {origin}: "
-        f"{counted(len(difference), 'resource differs', 'resources differ') if difference else 'no resource differs'}"
-    )
-    if difference:
-        write_table(
-            [
-                {
-                    "change": change.kind,
-                    "resource": f"{change.type.rpartition(':')[2]} {change.name}",
-                    "arguments": ", ".join(change.arguments),
-                }
-                for change in difference
-            ]
-        )
-    rows = [
-        {
-            "cost": name,
-            "USD/h before": f"{old:,.4f}",
-            "USD/h after": f"{new:,.4f}",
-            # Rounded first: a difference in the last bit is no "-0.0000".
-            "difference USD/h": f"{round(new - old, 6) + 0.0:+,.4f}",
-            "difference USD/month": f"{round(new - old, 6) * HOURS_PER_MONTH + 0.0:+,.2f}",
-        }
-        for name, old, new in (
-            ("with all nodes", before.with_nodes, after.with_nodes),
-            ("without nodes", before.without_nodes, after.without_nodes),
-        )
-    ]
-    write_table(rows)
-    click.echo("")

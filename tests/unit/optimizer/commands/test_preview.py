@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 from infra.offline import guardrails
 from optimizer.cli import cli
-from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import InvalidInputError
-from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -182,82 +181,6 @@ def test_further_places_are_groups_of_the_fleet_and_cost_nothing_beside_the_firs
     assert groups == ["fleet"] * 3
     assert several["totals"]["usd_per_hour"] == pytest.approx(lone["totals"]["usd_per_hour"])
     assert "Group gpufleet-dev-nodes-3" in preview(tmp_path, plan, "--all")
-
-
-def test_against_another_plan_shows_what_changes_and_the_dollars(tmp_path: Path) -> None:
-    other = tmp_path / "before.json"
-    other.write_text(json.dumps({"plans": [SPOT_P4D]}))
-    more = merged(SPOT_P4D, {"node_count": 4, "parallelism": {"data": 32, "grad_accum": 1}})
-    answer = json.loads(preview(tmp_path, more, "--against", str(other), "--format", "json"))
-    difference = answer["difference"]
-    changed = {change["name"]: change for change in difference["changes"]}
-    assert (
-        changed["gpufleet-dev-nodes"]["kind"] == "changed" and "maxSize" in changed["gpufleet-dev-nodes"]["arguments"]
-    )
-    # Two spot nodes more, their volumes and what they publish.
-    more_usd = difference["after"]["usd_per_hour"] - difference["before"]["usd_per_hour"]
-    assert more_usd == pytest.approx(2 * 10 + 2 * (200 * 0.08 + 125 * 0.04) / 730 + 2 * 60 * 1e-5, rel=1e-3)
-
-
-def test_against_the_same_plan_nothing_differs(tmp_path: Path) -> None:
-    other = tmp_path / "before.json"
-    other.write_text(json.dumps(SPOT_P4D))
-    text = preview(tmp_path, SPOT_P4D, "--against", str(other))
-    assert f"against {other}: no resource differs" in text and "+0.0000" in text
-
-
-def test_against_a_stack_file_uses_its_configuration(tmp_path: Path) -> None:
-    stack = tmp_path / "Pulumi.dev.yaml"
-    write_stack_file(stack, sample_plan())
-    stack.write_text(stack.read_text() + "  gpufleet:nat: true\n  gpufleet:alarmEmail: ops@example.com\n")
-    rows = json.loads(preview(tmp_path, SPOT_P4D, "--against", str(stack), "--format", "json"))
-    assert rows["difference"]["changes"] == []
-    assert any(row["type"].endswith("NatGateway") for row in rows["resources"])
-    # A key of the command line over it: the gateway would go.
-    arguments = ("--against", str(stack), "--config", "nat=false")
-    rows = json.loads(preview(tmp_path, SPOT_P4D, *arguments, "--format", "json"))
-    removed = {change["name"] for change in rows["difference"]["changes"] if change["kind"] == "removed"}
-    assert "gpufleet-dev-nat" in removed
-    saved = rows["difference"]["before"]["usd_per_hour"] - rows["difference"]["after"]["usd_per_hour"]
-    assert saved == pytest.approx(0.045 + 0.005)
-    table = list(csv.DictReader(io.StringIO(preview(tmp_path, SPOT_P4D, *arguments, "--format", "csv"))))
-    assert {row["name"] for row in table if row["change"] == "removed"} == removed
-
-
-def test_replacement_is_told_from_change(tmp_path: Path) -> None:
-    other = tmp_path / "before.json"
-    other.write_text(json.dumps(RESERVED))
-    prices = [{**price, "item": price["item"].replace("p4d.24", "p5.48")} for price in RESERVED["prices"]]
-    node = {"gpu": "H100", "gpu_memory_gib": 80}
-    p5 = merged(RESERVED, {"instance_type": "p5.48xlarge", "node": node, "prices": prices})
-    answer = json.loads(preview(tmp_path, p5, "--against", str(other), "--format", "json"))
-    kinds = {(change["type"].split(":")[-1], change["kind"]) for change in answer["difference"]["changes"]}
-    assert ("CapacityReservation", "replaced") in kinds and ("LaunchTemplate", "changed") in kinds
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("{torn", "cannot be used"),
-        ("{}", "cannot be used"),
-        ('{"deployment": {"resources": [{"type": 1}]}}', "not what Pulumi writes"),
-        ('{"deployment": {}}', "nothing is deployed"),
-    ],
-)
-def test_against_what_is_no_stack_ends_with_2(tmp_path: Path, content: str, says: str) -> None:
-    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
-    plan.write_text(json.dumps(SPOT_P4D))
-    other.write_text(content)
-    result = CliRunner().invoke(cli, ["preview", str(plan), "--against", str(other)])
-    assert isinstance(result.exception, InvalidInputError) and says in str(result.exception)
-
-
-def test_another_region_is_another_stack(tmp_path: Path) -> None:
-    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
-    plan.write_text(json.dumps(SPOT_P4D))
-    other.write_text(json.dumps(merged(SPOT_P4D, {"region": "us-west-2", "zone_ids": ["usw2-az1"]})))
-    result = CliRunner().invoke(cli, ["preview", str(plan), "--against", str(other)])
-    assert isinstance(result.exception, InvalidInputError) and "do not move between regions" in str(result.exception)
 
 
 def test_a_config_entry_without_a_value_ends_with_2(tmp_path: Path) -> None:
