@@ -12,36 +12,44 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections import defaultdict
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from optimizer.catalog import invariants
-from optimizer.catalog.gpus import DATA
+from optimizer.catalog.gpus import DATA, read_table
+from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.catalog.snapshot import SHIPPED, Snapshot, build_catalog, list_sources, write_snapshot
-from optimizer.catalog.sources import (
-    Skipped,
-    capacity_blocks,
-    instance_types,
-    offerings,
-    published_prices,
-    spot_advisor,
-    unit_prices,
-    zone_prices,
-)
-from optimizer.catalog.sources.capacity_blocks import BlockRate
-from optimizer.catalog.sources.published_prices import PublishedPrice
-from optimizer.catalog.sources.spot_advisor import SpotAdvice
-from optimizer.catalog.sources.zone_prices import QuotedPrices
-from optimizer.catalog.tables import OfferRow, Tables, Zones
-from optimizer.contract.hardware import InstanceType
+from optimizer.catalog.sources import Skipped, instance_types, offerings
+from optimizer.catalog.tables import InterruptionBand, OfferRow, Tables, Zones
+from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice, InstanceType
 
 INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
 MOTO_VERSION = "5.2.5"
 MOTO_BUILT = date(2026, 10, 27)
 MADE_AT = datetime(2026, 11, 23, tzinfo=UTC)
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
+PRICE_LIST = "AWS public price list"
+# https://aws.amazon.com/ec2/capacityblocks/pricing/: a block costs its rate for each hour, upfront, used or not.
+BLOCKS = "AWS Capacity Blocks pricing page"
+# catalogs/v9/aws/vms.csv of https://github.com/skypilot-org/skypilot-catalog, commit 3e9a175, Apache-2.0.
+QUOTES = "SkyPilot catalog v9"
+# https://aws.amazon.com/ec2/spot/instance-advisor/: share of instances interrupted in the trailing month, and its mean
+# saving over on-demand, which may be negative.
+ADVISOR = "AWS Spot Advisor"
+BANDS: dict[str, tuple[float, float | None]] = {
+    "<5%": (0.0, 0.05),
+    "5-10%": (0.05, 0.10),
+    "10-15%": (0.10, 0.15),
+    "15-20%": (0.15, 0.20),
+    ">20%": (0.20, None),
+}
+
+Row = dict[str, str]
+Place = tuple[str, str]  # instance type and region
 
 
 def main() -> None:
@@ -83,63 +91,96 @@ def build() -> tuple[Tables, list[Skipped]]:
 
     offers: dict[tuple[str, str], OfferRow] = {}
 
-    def update(instance_type: str, region: str, **facts: Any) -> None:
-        row = offers.get((instance_type, region)) or OfferRow(instance_type=instance_type, region=region)
-        offers[instance_type, region] = row._replace(**facts)
+    def update(place: Place, **facts: Any) -> None:
+        offers[place] = (offers.get(place) or OfferRow(*place))._replace(**facts)
 
-    def leave_out(source: str, row: PublishedPrice | SpotAdvice | QuotedPrices | BlockRate, reason: str) -> None:
-        skipped.append(Skipped(source=source, place=f"{row.instance_type} in {row.region}", reason=reason))
+    def leave_out(source: str, place: Place, reason: str) -> None:
+        skipped.append(Skipped(source=source, place=" in ".join(place), reason=reason))
 
     for file in (_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir():
         region = file.name.removesuffix(".json.gz")
         origin = f"{offerings.ORIGIN}, recorded in moto {MOTO_VERSION}"
         for name, zone_ids in offerings.parse(_read_moto(file), region).items():
             if name in types:
-                update(name, region, zones=Zones(ids=zone_ids, source=origin, as_of=MOTO_BUILT))
-    prices, price_skipped = published_prices.parse(_read_input("prices.csv").splitlines())
-    skipped += price_skipped
-    for price in prices:
-        if price.instance_type in types:
-            update(price.instance_type, price.region, on_demand=price.on_demand, reserved_1yr=price.reserved_1yr)
+                update((name, region), zones=Zones(ids=zone_ids, source=origin, as_of=MOTO_BUILT))
+    for place, on_demand, reserved in read_table("inputs/prices.csv", _parse_published):
+        if place[0] in types:
+            update(place, on_demand=on_demand, reserved_1yr=reserved)
         else:
-            leave_out(published_prices.NAME, price, "type without facts")
-    blocks, blocks_skipped = capacity_blocks.parse(_read_input("capacity_blocks.csv").splitlines())
-    skipped += blocks_skipped
-    for block in blocks:
-        if (block.instance_type, block.region) in offers:
-            update(block.instance_type, block.region, capacity_block=block.rate)
+            leave_out(PRICE_LIST, place, "type without facts")
+    for place, rate in read_table("inputs/capacity_blocks.csv", _parse_block):
+        if place in offers:
+            update(place, capacity_block=rate)
         else:
-            leave_out(capacity_blocks.NAME, block, "no offer there")
-    quotes, quotes_skipped = zone_prices.parse(_read_input("zone_prices.csv").splitlines())
-    skipped += quotes_skipped
-    for place, zones in quotes.items():
+            leave_out(BLOCKS, place, "no offer there")
+    quoted: defaultdict[Place, list[HourlyPrice]] = defaultdict(list)
+    for place, on_demand, spot in read_table("inputs/zone_prices.csv", _parse_quote):
         offer = offers[place]
-        for on_demand in (quote.on_demand for quote in zones if quote.on_demand):
-            if offer.on_demand is None or on_demand.as_of > offer.on_demand.as_of:
-                offer = offer._replace(on_demand=on_demand)
-        offered = offer.zones.ids if offer.zones else ()
-        for quote in zones:
-            if quote.zone_id not in offered:
-                leave_out(zone_prices.NAME, quote, f"zone {quote.zone_id} does not offer the type")
-        offers[place] = offer.with_spot(quote.spot for quote in zones if quote.spot and quote.zone_id in offered)
-    advice, advice_skipped = spot_advisor.parse(_read_input("spot_advisor.csv").splitlines())
-    skipped += advice_skipped
-    for advised in advice:
-        row = offers.get((advised.instance_type, advised.region))
-        if row is None or row.on_demand is None:
-            leave_out(spot_advisor.NAME, advised, "no on-demand price to derive a spot price from")
+        if on_demand and (offer.on_demand is None or on_demand.as_of > offer.on_demand.as_of):
+            update(place, on_demand=on_demand)
+        if spot and spot.zone_id in (offer.zones.ids if offer.zones else ()):
+            quoted[place].append(spot)
+        elif spot:
+            leave_out(QUOTES, place, f"zone {spot.zone_id} does not offer the type")
+    for place, prices in quoted.items():
+        offers[place] = offers[place].with_spot(prices)
+    for place, band, saving in read_table("inputs/spot_advisor.csv", _parse_advice):
+        if place not in offers or (price := offers[place].on_demand) is None:
+            leave_out(ADVISOR, place, "no on-demand price to derive a spot price from")
             continue
-        update(advised.instance_type, advised.region, interruptions=advised.interruptions)
-        if row.spot:
+        update(place, interruptions=band)
+        if offers[place].spot:
             continue
-        spot = spot_advisor.spot_price(row.on_demand, advised)
-        update(advised.instance_type, advised.region, spot=spot)
-        if spot is None:
-            reason = f"saving {advised.saving:.0%}: spot above on-demand, no spot price kept"
-            leave_out(spot_advisor.NAME, advised, reason)
-    units, unit_skipped = unit_prices.parse(_read_input("unit_prices.csv").splitlines())
-    skipped += unit_skipped
+        if saving < 0:
+            leave_out(ADVISOR, place, f"saving {saving:.0%}: spot above on-demand, no spot price kept")
+            continue
+        # Four decimals, as AWS quotes.
+        usd = round(price.usd_per_hour * (1 - saving), 4)
+        update(place, spot=HourlyPrice(usd_per_hour=usd, source=DERIVED_SPOT, as_of=band.as_of))
+    units = read_table("inputs/unit_prices.csv", _parse_unit)
     return Tables(instance_types=list(types.values()), offers=list(offers.values()), unit_prices=units), skipped
+
+
+def _place(row: Row) -> Place:
+    return row["instance_type"], row["region"]
+
+
+def _price(usd: str, as_of: str, source: str, zone_id: str = "") -> HourlyPrice | None:
+    if not usd:
+        return None
+    return HourlyPrice(usd_per_hour=float(usd), source=source, as_of=date.fromisoformat(as_of), zone_id=zone_id)
+
+
+def _parse_published(row: Row) -> tuple[Place, HourlyPrice | None, HourlyPrice | None]:
+    reserved = _price(row["reserved_1yr_no_upfront_usd_per_hour"], row["reserved_as_of"], PRICE_LIST)
+    return _place(row), _price(row["on_demand_usd_per_hour"], row["as_of"], PRICE_LIST), reserved
+
+
+def _parse_block(row: Row) -> tuple[Place, HourlyPrice | None]:
+    return _place(row), _price(row["usd_per_hour"], row["as_of"], BLOCKS)
+
+
+def _parse_quote(row: Row) -> tuple[Place, HourlyPrice | None, HourlyPrice | None]:
+    on_demand = _price(row["on_demand_usd_per_hour"], row["as_of"], QUOTES)
+    return _place(row), on_demand, _price(row["spot_usd_per_hour"], row["as_of"], QUOTES, row["zone_id"])
+
+
+def _parse_advice(row: Row) -> tuple[Place, InterruptionBand, float]:
+    low, high = BANDS[row["interruption_frequency_per_month"]]
+    band = InterruptionBand(low=low, high=high, source=ADVISOR, as_of=date.fromisoformat(row["as_of"]))
+    return _place(row), band, float(row["savings_over_on_demand_pct"]) / 100
+
+
+def _parse_unit(row: Row) -> UnitPrice:
+    if row["item"] not in UNIT_ITEMS:
+        raise ValueError(f"item {row['item']!r} is none of {', '.join(UNIT_ITEMS)}")
+    return UnitPrice(
+        item=row["item"],
+        region=row["region"],
+        usd=float(row["usd"]),
+        source=row["source"],
+        as_of=date.fromisoformat(row["as_of"]),
+    )
 
 
 def provenance_table(tables: Tables, manifest: dict[str, Any]) -> str:
@@ -155,10 +196,6 @@ def read_recorded_types() -> dict[str, Any]:
     """Answers of DescribeInstanceTypes that moto records, by type."""
     types: dict[str, Any] = _read_moto(_MOTO / "instance_types.json.gz")
     return types
-
-
-def _read_input(name: str) -> str:
-    return (INPUTS / name).read_text(encoding="utf-8")
 
 
 def _read_moto(path: Path) -> Any:

@@ -17,7 +17,6 @@ from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
-from optimizer.catalog.sources import spot_advisor
 from optimizer.catalog.tables import TABLES
 from optimizer.commands.offers import FIELDS, row
 from optimizer.search.plan_builder import describe_node
@@ -192,7 +191,7 @@ def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: 
     for line in advised:
         offer = catalog.offer(line["instance_type"], line["region"])
         assert offer is not None and offer.on_demand is not None
-        assert offer.interruption_band == spot_advisor.BANDS[line["interruption_frequency_per_month"]]
+        assert offer.interruption_band == build_snapshot.BANDS[line["interruption_frequency_per_month"]]
         assert offer.interruption_as_of == date(2025, 7, 28)
         saving_pct = int(line["savings_over_on_demand_pct"])
         if offer.spot is None:
