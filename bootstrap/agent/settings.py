@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.contract.codec import FormatError
 from bootstrap.contract.launcher import split_command
+from bootstrap.contract.node_plan import NodePlan, read_node_plan
 
 # torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
 # (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
@@ -93,6 +95,7 @@ class Settings:
     node_count: int
     gpus_per_node: int
     gpudirect: bool
+    plan: NodePlan | None
     python: str
     image: str
     nsight: bool
@@ -150,6 +153,7 @@ class Settings:
             node_count=node_count,
             gpus_per_node=gpus_per_node,
             gpudirect=read.text("GPUFLEET_GPUDIRECT", "0") != "0",
+            plan=read.plan(),
             python=python,
             image=read.text("GPUFLEET_IMAGE"),
             nsight=read.text("GPUFLEET_NSIGHT") == "1",
@@ -206,6 +210,13 @@ class _Reader:
             return int(text)
         self.problems.append(f"{name} is '{text}'; expected a count of at least {least} in {self.file}")
         return default
+
+    def plan(self) -> NodePlan | None:
+        try:
+            return read_node_plan(self.environ)
+        except FormatError as error:
+            self.problems.append(f"{error} in {self.file}")
+            return None
 
     def limits(self) -> AgentLimits:
         """AgentLimits with those that the variable replaces."""

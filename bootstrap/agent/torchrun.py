@@ -29,17 +29,9 @@ RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_atte
 TEST_JOIN_S = 120.0
 # Ranks with a SpotTolerantRun end by themselves within a second of their torchrun, and say so; others hold their GPUs.
 ORPHANS_END_S = 2.0
-# The plan's job and layout, which the training command follows.
-PLANNED = (
-    "GPUFLEET_NODE_COUNT", "GPUFLEET_GPUS_PER_NODE",
-    "GPUFLEET_ARCHITECTURE", "GPUFLEET_PRECISION", "GPUFLEET_OPTIMIZER", "GPUFLEET_COMPILED", "GPUFLEET_GLOBAL_BATCH",
-    "GPUFLEET_STEPS", "GPUFLEET_TARGET_LEN", "GPUFLEET_TRAIN_DATA", "GPUFLEET_BASE_WEIGHTS", "GPUFLEET_METHOD",
-    "GPUFLEET_LORA_RANK",
-    "GPUFLEET_LORA_ALPHA", "GPUFLEET_LORA_TARGETS", "GPUFLEET_FROZEN", "GPUFLEET_SHARDING",
-    "GPUFLEET_TENSOR_PARALLEL", "GPUFLEET_PIPELINE_PARALLEL", "GPUFLEET_CONTEXT_PARALLEL", "GPUFLEET_EXPERT_PARALLEL",
-    "GPUFLEET_SEQUENCE_PARALLEL", "GPUFLEET_VIRTUAL_STAGES", "GPUFLEET_MICRO_BATCH",
-    "GPUFLEET_ACTIVATION_CHECKPOINTING", "GPUFLEET_GRADIENT_COMPRESSION",
-    "GPUFLEET_IMAGE",
+# Variables beside the plan's that the training command follows.
+FOLLOWED = (
+    "GPUFLEET_NODE_COUNT", "GPUFLEET_GPUS_PER_NODE", "GPUFLEET_TRAIN_DATA", "GPUFLEET_BASE_WEIGHTS", "GPUFLEET_IMAGE",
 )  # fmt: skip
 
 
@@ -48,8 +40,10 @@ def version(settings: Settings) -> str:
 
     Nodes of two versions never meet at the rendezvous, where they would silently compute different things in one job.
     """
-    layout = "".join(f" {name}={settings.environ[name]}" for name in PLANNED if settings.environ.get(name))
-    text = f"{settings.train_archive} {settings.train_command}{layout}\n"
+    words = [settings.train_archive, settings.train_command]
+    words += [f"{name}={settings.environ[name]}" for name in FOLLOWED if settings.environ.get(name)]
+    words += [settings.plan.layout] if settings.plan else []
+    text = " ".join(words) + "\n"
     return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:12]
 
 

@@ -76,6 +76,8 @@ def _value(kind: Any, data: Any, place: str, lenient: bool) -> Any:
             raise _wrong(place, data, "an object")
         inner = typing.get_args(kind)[1]
         return {key: _value(inner, item, f"{place}.{key}", lenient) for key, item in data.items()}
+    if kind is Any:
+        return data
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, data, place, lenient)
     return _scalar(kind, data, place)

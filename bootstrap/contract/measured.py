@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json, to_json
+from bootstrap.contract.node_plan import Predicted
 
 # Prefix in the checkpoints' store.
 FOLDER = "measured/"
@@ -31,16 +31,6 @@ class Measured:
     data_wait_share: float  # of the step time, 0 to 1
     peak_allocated_gib: float  # fullest rank, torch.cuda.max_memory_allocated
     peak_reserved_gib: float  # fullest rank, torch.cuda.max_memory_reserved
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Predicted:
-    """The plan's estimate of the same."""
-
-    step_time_s: float
-    step_time_p95_s: float
-    tokens_per_second: float  # all GPUs
-    peak_memory_gib: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,24 +128,6 @@ def object_name(run_id: str, writer_id: str) -> str:
 def run_prefix(run_id: str) -> str:
     """Prefix of the names of one run's rows."""
     return f"{FOLDER}{run_id}-"
-
-
-def predicted_from(environment: Mapping[str, str]) -> Predicted | None:
-    """Read the plan's estimate from the node's variables; None where a variable is empty."""
-    names = ("STEP_TIME_S", "STEP_TIME_P95_S", "TOKENS_PER_SECOND", "PEAK_MEMORY_GIB")
-    values = [environment.get(f"GPUFLEET_{name}", "") for name in names]
-    if not all(values):
-        return None
-    try:
-        step_time_s, p95_s, tokens_per_second, memory_gib = map(float, values)
-    except ValueError as error:
-        raise FormatError(f"the plan's estimate in node.env is {values}, and must be numbers: {error}") from error
-    return Predicted(
-        step_time_s=step_time_s,
-        step_time_p95_s=p95_s,
-        tokens_per_second=tokens_per_second,
-        peak_memory_gib=memory_gib,
-    )
 
 
 def parse(text: str, place: str) -> MeasuredRow:

@@ -20,38 +20,9 @@ class PlanEnvironment(TypedDict):
     GPUFLEET_GPUDIRECT: str  # 1 where EFA reads and writes GPU memory, else 0
     GPUFLEET_INSTANCE_TYPE: str  # the plan's; a spot fleet may hold others with the same GPUs
     GPUFLEET_GPU: str  # GPU model (A100)
-    GPUFLEET_ARCHITECTURE: str  # JSON: a Hugging Face config or {"torchvision": NAME}; empty for code of the user's own
-    GPUFLEET_PRECISION: str  # fp32, tf32, fp16, bf16, pure-bf16 or fp8
-    GPUFLEET_OPTIMIZER: str  # adamw, adam, sgd, adafactor or adamw8bit
-    GPUFLEET_METHOD: str  # full, lora or qlora
-    GPUFLEET_LORA_RANK: str  # of the adapters; unused with full, as the next two
-    GPUFLEET_LORA_ALPHA: str
-    GPUFLEET_LORA_TARGETS: str  # projections with adapters: all or attention
-    GPUFLEET_FROZEN: str  # none, embedding, or a number of first layers
-    GPUFLEET_COMPILED: str  # 1 for torch.compile, else 0
-    GPUFLEET_GLOBAL_BATCH: str  # samples of a step; a worker's share in mode workers, like the ranks
-    GPUFLEET_STEPS: str  # optimizer steps of the run
-    GPUFLEET_SHARDING: str  # ddp, zero1, zero2, zero3 over data-parallel and context ranks
-    GPUFLEET_TENSOR_PARALLEL: str  # ranks; the GPUs over the three kinds' product are data-parallel
-    GPUFLEET_PIPELINE_PARALLEL: str
-    GPUFLEET_CONTEXT_PARALLEL: str
-    GPUFLEET_EXPERT_PARALLEL: str  # data-parallel ranks that share the experts; 1 for none
-    GPUFLEET_SEQUENCE_PARALLEL: str  # 1 where tensor parallelism splits norms, dropout and residual, else 0
-    GPUFLEET_VIRTUAL_STAGES: str  # model chunks of a pipeline rank; 1 for the plain schedule
-    GPUFLEET_SEQ_LEN: str  # tokens of a sample (1 where samples count)
-    GPUFLEET_TARGET_LEN: str  # tokens of a decoder beside an encoder; empty for the model's usual ones
-    GPUFLEET_MICRO_BATCH: str  # samples of a data-parallel rank's forward pass
-    GPUFLEET_ACTIVATION_CHECKPOINTING: str  # none, selective or full
-    GPUFLEET_GRADIENT_COMPRESSION: str  # none, bf16, fp16 or powersgd-RANK
-    GPUFLEET_STEP_TIME_S: str  # predicted, s
-    GPUFLEET_STEP_TIME_P95_S: str  # predicted 95th percentile, s
-    GPUFLEET_TOKENS_PER_SECOND: str  # predicted for all ranks; samples per second of a CNN
-    GPUFLEET_EXPECTED: str  # JSON: rates that the smoke tests compare with (expected.py); empty for an older plan
-    GPUFLEET_PEAK_MEMORY_GIB: str  # predicted for the fullest rank, GiB
+    GPUFLEET_PLAN: str  # JSON: job, layout and predictions (node_plan.py)
     GPUFLEET_CHECKPOINT_INTERVAL_S: str  # planned, s
     GPUFLEET_SCALE_IN_LIMIT_S: str  # of the last checkpoint, s
-    GPUFLEET_DEADLINE_HOURS: str  # empty for none
-    GPUFLEET_BUDGET_USD: str  # the run's ceiling; empty for none
     GPUFLEET_PRICE_USD_PER_HOUR: str  # expected compute price of the nodes that train together
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from bootstrap.contract.expected import Band
+from bootstrap.contract.node_plan import Band
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import CheckResult, band_limits, find_low, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank

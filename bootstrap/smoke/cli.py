@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.expected import VARIABLE, read_expected
+from bootstrap.contract.node_plan import VARIABLE, Expected, read_node_plan
 
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_CPU_PROCESSES = 2
@@ -62,7 +62,7 @@ def _run_gang(arguments: Sequence[str]) -> int:
     if lacking:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     try:
-        expected = read_expected(asked.expected)
+        plan = read_node_plan({VARIABLE: asked.plan})
     except FormatError as error:
         parser.error(str(error))
     device = _device(asked.device)
@@ -72,7 +72,11 @@ def _run_gang(arguments: Sequence[str]) -> int:
 
     return gang.run(
         gang.GangOptions(
-            device=device, name=asked.name, expected=expected, time_limit_s=asked.time_limit_s, out=asked.out
+            device=device,
+            name=asked.name,
+            expected=(plan and plan.expected) or Expected(),
+            time_limit_s=asked.time_limit_s,
+            out=asked.out,
         )
     )
 
@@ -142,10 +146,10 @@ def _gang_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--name", default=socket.gethostname(), help="this host in the report (default: its host name)")
     parser.add_argument(
-        "--expected",
+        "--plan",
         default=os.environ.get(VARIABLE, ""),
         metavar="JSON",
-        help=f"rates that the plan expects (default: {VARIABLE} of the environment)",
+        help=f"plan whose expected rates are the limits (default: {VARIABLE} of the environment)",
     )
     parser.add_argument(
         "--time-limit-s",

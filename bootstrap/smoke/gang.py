@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from bootstrap.contract.expected import Expected
+from bootstrap.contract.node_plan import Expected
 from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler, watch
 
 # Shares of the time limit; what is left is for joining, gradients and links inside nodes.

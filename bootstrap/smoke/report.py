@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bootstrap.contract.expected import Band
+from bootstrap.contract.node_plan import Band
 
 SCHEMA_VERSION = 2
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from bootstrap.contract.expected import Band
 from bootstrap.contract.gpus import slowed_by
+from bootstrap.contract.node_plan import Band
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import CheckResult, band_limits, find_low
 from bootstrap.smoke.timing import seconds_each

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from bootstrap.contract.expected import VARIABLE, read_expected
+from bootstrap.contract.node_plan import Expected, read_node_plan
 from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
 
 # Set by the supervisor, which then writes the report: only it knows how a killed rank ended.
@@ -115,7 +115,8 @@ def run(options: SmokeOptions) -> int:
 
 def measurements(place: ranks.Ranks, options: SmokeOptions) -> list[Callable[[], list[report.CheckResult]]]:
     """Measurements in order: correctness before speed."""
-    expected = read_expected(os.environ.get(VARIABLE, ""))
+    plan = read_node_plan(os.environ)
+    expected = (plan and plan.expected) or Expected()
     one_node = place.local_world_size == place.world_size
     return [
         lambda: gradients.check(place, torch.float64),

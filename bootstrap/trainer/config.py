@@ -1,4 +1,4 @@
-"""Settings of the reference trainer: flags, whose defaults are the node's variables (contract/node_env.py)."""
+"""Settings of the reference trainer: flags, whose defaults are the plan's (contract/node_plan.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
-from bootstrap.contract.fine_tuning import FULL_TRAINING, METHODS, TARGETS, FineTuning
+from bootstrap.contract.fine_tuning import METHODS, TARGETS, FineTuning
+from bootstrap.contract.node_plan import VARIABLE, NodePlan
 from bootstrap.contract.trainer import (
     BALANCES,
     CHECKPOINTINGS,
@@ -27,6 +28,7 @@ from bootstrap.contract.trainer import (
     span_lengths,
     unsupported,
 )
+from bootstrap.training.environment import node_plan
 from bootstrap.training.errors import ConfigurationError
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
@@ -35,77 +37,78 @@ LEARNING_RATES = {"adamw": 3e-4, "adamw8bit": 3e-4, "adam": 3e-4, "adafactor": 1
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Help of a flag, the node's variable that gives its default (without ``GPUFLEET_``), and its words."""
+    """Help of a flag, its words, and the node's variable that gives its default where the plan has none."""
 
     help: str
-    variable: str = ""
     words: Sequence[str] | None = None
+    variable: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerConfig:
     """One run: the plan's layout, and the settings of the training code."""
 
-    architecture: Annotated[
-        dict[str, Any], Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it', "ARCHITECTURE")
-    ]
-    steps: Annotated[int, Flag("optimizer steps of the whole run", "STEPS")] = 100
-    seq_len: Annotated[
-        int, Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips", "SEQ_LEN")
-    ] = 1
+    architecture: Annotated[dict[str, Any], Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or its file')]
+    steps: Annotated[int, Flag("optimizer steps of the whole run")] = NodePlan.steps
+    seq_len: Annotated[int, Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips")] = (
+        NodePlan.seq_len
+    )
     target_len: Annotated[
-        int, Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript", "TARGET_LEN")
-    ] = 0
-    global_batch: Annotated[
-        int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation", "GLOBAL_BATCH")
-    ] = 0
-    micro_batch: Annotated[int, Flag("samples of a data rank's forward pass", "MICRO_BATCH")] = 1
+        int, Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript")
+    ] = NodePlan.target_len
+    global_batch: Annotated[int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation")] = (
+        NodePlan.global_batch
+    )
+    micro_batch: Annotated[int, Flag("samples of a data rank's forward pass")] = NodePlan.micro_batch
     grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0")] = 1
-    shares: Annotated[
-        str, Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type", "SHARES")
-    ] = ""
-    balance: Annotated[str, Flag("measured: shares by the speed of each rank in the first steps", "", BALANCES)] = (
-        "none"
+    shares: Annotated[str, Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type")] = (
+        ""
     )
-    precision: Annotated[str, Flag("arithmetic", "PRECISION", PRECISIONS)] = "bf16"
-    compiled: Annotated[bool, Flag("torch.compile", "COMPILED")] = False
+    balance: Annotated[str, Flag("measured: shares by the speed of each rank in the first steps", BALANCES)] = "none"
+    precision: Annotated[str, Flag("arithmetic", PRECISIONS)] = NodePlan.precision
+    compiled: Annotated[bool, Flag("torch.compile")] = NodePlan.compiled
 
-    sharding: Annotated[str, Flag("states that data x context ranks share out", "SHARDING", SHARDINGS)] = "ddp"
-    tensor_parallel: Annotated[int, Flag("ranks that split each layer", "TENSOR_PARALLEL")] = 1
-    sequence_parallel: Annotated[bool, Flag("tensor ranks split norms and residual too", "SEQUENCE_PARALLEL")] = False
-    context_parallel: Annotated[int, Flag("ranks that split each sequence", "CONTEXT_PARALLEL")] = 1
-    pipeline_parallel: Annotated[int, Flag("must be 1", "PIPELINE_PARALLEL")] = 1
-    expert_parallel: Annotated[int, Flag("must be 1", "EXPERT_PARALLEL")] = 1
-    gpus_per_node: Annotated[int, Flag("ranks of one node, by default those of torchrun", "GPUS_PER_NODE")] = 1
+    sharding: Annotated[str, Flag("states that data x context ranks share out", SHARDINGS)] = NodePlan.sharding
+    tensor_parallel: Annotated[int, Flag("ranks that split each layer")] = NodePlan.tensor_parallel
+    sequence_parallel: Annotated[bool, Flag("tensor ranks split norms and residual too")] = NodePlan.sequence_parallel
+    context_parallel: Annotated[int, Flag("ranks that split each sequence")] = NodePlan.context_parallel
+    pipeline_parallel: Annotated[int, Flag("must be 1")] = NodePlan.pipeline_parallel
+    expert_parallel: Annotated[int, Flag("must be 1")] = NodePlan.expert_parallel
+    gpus_per_node: Annotated[
+        int, Flag("ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE")
+    ] = 1
     activation_checkpointing: Annotated[
-        str, Flag("activations computed again in the backward pass", "ACTIVATION_CHECKPOINTING", CHECKPOINTINGS)
-    ] = "none"
+        str, Flag("activations computed again in the backward pass", CHECKPOINTINGS)
+    ] = NodePlan.activation_checkpointing
 
-    method: Annotated[str, Flag("full, or adapters over a frozen base: lora, qlora", "METHOD", METHODS)] = "full"
-    lora_rank: Annotated[int, Flag("rank of the adapters", "LORA_RANK")] = FULL_TRAINING.lora_rank
-    lora_alpha: Annotated[int, Flag("adapters' products are scaled by alpha / rank", "LORA_ALPHA")] = (
-        FULL_TRAINING.lora_alpha
+    method: Annotated[str, Flag("full, or adapters over a frozen base: lora, qlora", METHODS)] = NodePlan.method
+    lora_rank: Annotated[int, Flag("rank of the adapters")] = NodePlan.lora_rank
+    lora_alpha: Annotated[int, Flag("adapters' products are scaled by alpha / rank")] = NodePlan.lora_alpha
+    lora_targets: Annotated[str, Flag("projections with adapters", TARGETS)] = NodePlan.lora_targets
+    frozen: Annotated[str, Flag("none, embedding, or a number of first layers (the embedding too)")] = NodePlan.frozen
+
+    gradient_compression: Annotated[str, Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK")] = (
+        NodePlan.gradient_compression
     )
-    lora_targets: Annotated[str, Flag("projections with adapters", "LORA_TARGETS", TARGETS)] = "all"
-    frozen: Annotated[str, Flag("none, embedding, or a number of first layers (the embedding too)", "FROZEN")] = "none"
 
-    gradient_compression: Annotated[
-        str, Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK", "GRADIENT_COMPRESSION")
-    ] = "none"
-
-    optimizer: Annotated[str, Flag("optimizer", "OPTIMIZER", OPTIMIZERS)] = "adamw"
+    optimizer: Annotated[str, Flag("optimizer", OPTIMIZERS)] = NodePlan.optimizer
     learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
     weight_decay: Annotated[float, Flag("weight decay of matrices")] = 0.1
     clip_norm: Annotated[float, Flag("largest norm of all gradients together; 0: no clipping")] = 1.0
     schedule: Annotated[
-        str, Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", "", SCHEDULES)
+        str, Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", SCHEDULES)
     ] = "cosine"
     warmup_steps: Annotated[int, Flag("steps of linear warm-up")] = 0
 
-    train_data: Annotated[str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", "TRAIN_DATA")] = ""
+    train_data: Annotated[
+        str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", variable="GPUFLEET_TRAIN_DATA")
+    ] = ""
     weights: Annotated[
         str,
-        Flag("folder or s3:// prefix of safetensors to start from; random or empty: none", "BASE_WEIGHTS"),
+        Flag(
+            "folder or s3:// prefix of safetensors to start from; random or empty: none",
+            variable="GPUFLEET_BASE_WEIGHTS",
+        ),
     ] = ""
     out: Annotated[str, Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI")] = "trainer_out"
     evaluate_every: Annotated[int, Flag("steps between evaluations on held-out samples; 0: none")] = 0
@@ -176,7 +179,7 @@ class TrainerConfig:
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> TrainerConfig:
-    """Read flags over variables, and refuse what the trainer does not carry out.
+    """Read flags over the plan and the node's variables, and refuse what the trainer does not carry out.
 
     Raises:
         ConfigurationError: a value that is no number, out of range, a job that ``contract/trainer.py`` refuses, or a
@@ -274,24 +277,25 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m bootstrap.trainer",
         description="Train a Hugging Face model or a torchvision CNN in a plan's layout, under torchrun.",
-        epilog="In brackets: the node's variable that gives the default, and the default without it.",
+        epilog=f"In brackets: plan, where {VARIABLE} gives the default, or its variable; and the default without it.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
-    converters: dict[object, Callable[[str], Any]] = {int: int, float: float, bool: _switch, str: str}
+    converters: dict[object, Callable[[str], Any]] = {int: int, float: float, str: str}
     hints = get_type_hints(TrainerConfig, include_extras=True)
+    planned = vars(node_plan(environment) or NodePlan())
     for item in dataclasses.fields(TrainerConfig):
         kind, flag = get_args(hints[item.name])
         convert: Callable[[str], Any] = converters.get(kind, _architecture)
-        default = item.default
-        if flag.variable and (text := environment.get(f"GPUFLEET_{flag.variable}", "").strip()):
+        default = item.default if planned.get(item.name) in (None, {}) else planned[item.name]
+        if flag.words and default not in flag.words:
+            raise ConfigurationError(f"{VARIABLE}.{item.name} is {default!r}; expected one of {', '.join(flag.words)}")
+        if text := environment.get(flag.variable, "").strip():
             try:
                 default = convert(text)
-                if flag.words and default not in flag.words:
-                    raise ValueError(f"expected one of {', '.join(flag.words)}")
-            except (ValueError, argparse.ArgumentTypeError) as error:
-                raise ConfigurationError(f"GPUFLEET_{flag.variable} is {text[:200]!r}: {error}") from error
+            except ValueError as error:
+                raise ConfigurationError(f"{flag.variable} is {text[:200]!r}: {error}") from error
         own = "" if item.default in (MISSING, "") else str(item.default)
-        source = ", ".join(part for part in (flag.variable and f"GPUFLEET_{flag.variable}", own) if part)
+        source = ", ".join(part for part in ("plan" if item.name in planned else flag.variable, own) if part)
         extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": convert}
         if flag.words:
             extra["choices"] = flag.words
@@ -303,12 +307,6 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
             extra["default"] = default
         parser.add_argument(_flag(item.name), help=f"{flag.help} [{source}]" if source else flag.help, **extra)
     return parser
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("expected 0 or 1")
-    return text == "1"
 
 
 def _architecture(text: str) -> dict[str, Any]:

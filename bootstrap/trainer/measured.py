@@ -24,12 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bootstrap.contract.measured import Measured, MeasuredRow, object_name, predicted_from
+from bootstrap.contract.measured import Measured, MeasuredRow, object_name
+from bootstrap.contract.node_plan import NodePlan
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.report import INPUT_BOUND_SHARE
-from bootstrap.training.environment import positive_number
+from bootstrap.training.environment import node_plan, positive_number
 from bootstrap.training.errors import TrainingError
+from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -71,11 +73,12 @@ class RunMeasurement:
         self._samples_per_step = samples_per_step
         self._total_steps = total_steps
         self._row = row
+        plan = node_plan() or NodePlan()
         # Read here: a variable that is no number must not end a run that trains.
         self._limits = Limits(
-            deadline_hours=positive_number("GPUFLEET_DEADLINE_HOURS", "hours"),
-            price_usd_per_hour=positive_number("GPUFLEET_PRICE_USD_PER_HOUR", "dollars an hour"),
-            budget_usd=positive_number("GPUFLEET_BUDGET_USD", "dollars"),
+            deadline_hours=plan.deadline_hours,
+            price_usd_per_hour=positive_number(PRICE_VARIABLE, "dollars an hour"),
+            budget_usd=plan.budget_usd,
         )
         self._steps = 0
         self._waited_s = 0.0
@@ -177,7 +180,7 @@ def measured_row(
     config: TrainerConfig, model: nn.Module, measured: Measured, environment: Mapping[str, str]
 ) -> MeasuredRow:
     """Row of a run; ``config`` has the micro-batch and accumulation that the run really has."""
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    ranks, plan = dist.get_world_size() if dist.is_initialized() else 1, node_plan(environment)
     is_cnn, has_gpu = config.family == "cnn", torch.cuda.is_available()
     gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     return MeasuredRow(
@@ -189,7 +192,7 @@ def measured_row(
         optimizer=config.optimizer,
         versions=_versions(is_cnn=is_cnn),
         measured=measured,
-        predicted=predicted_from(environment),
+        predicted=plan.predicted if plan else None,
         model=config.kind,
         architecture=config.family,
         parameters=_parameters(model),

@@ -6,24 +6,20 @@ Mesh dimensions have torchtitan's names: ``dp_replicate`` and ``dp_shard`` are d
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from bootstrap.contract.node_plan import VARIABLE
+from bootstrap.training.environment import node_plan
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.optimizer_states import is_zero_redundancy
 
 DATA_DIMENSIONS = ("dp_replicate", "dp_shard")
-SPLIT_VARIABLES = {
-    "tp": "GPUFLEET_TENSOR_PARALLEL",
-    "pp": "GPUFLEET_PIPELINE_PARALLEL",
-    "cp": "GPUFLEET_CONTEXT_PARALLEL",
-    "ep": "GPUFLEET_EXPERT_PARALLEL",
-}
-SHARDING_VARIABLE = "GPUFLEET_SHARDING"
+# Fields of the plan by mesh dimension.
+SPLITS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +39,7 @@ class DataRanks:
         """Place in ``mesh``; without one every rank has samples of its own."""
         if mesh is None:
             return cls(rank=rank, size=world_size)
-        names, known = mesh.mesh_dim_names or (), {*DATA_DIMENSIONS, *SPLIT_VARIABLES}
+        names, known = mesh.mesh_dim_names or (), {*DATA_DIMENSIONS, *SPLITS}
         if not names or not known.issuperset(names):
             raise ConfigurationError(
                 f"the mesh has dimensions {list(names)}; name them {sorted(known)}: the data dimensions tell which "
@@ -69,23 +65,26 @@ class DataRanks:
 
 def refuse_other_layout(model: nn.Module, optimizer: object, mesh: DeviceMesh | None, data_size: int) -> None:
     """Refuse a model laid out other than the plan, which says what fits into the GPUs' memory and what it costs."""
-    for dimension, variable in SPLIT_VARIABLES.items():
-        planned = os.environ.get(variable, "").strip() or "1"
+    plan = node_plan()
+    if plan is None:
+        return
+    for dimension, field in SPLITS.items():
+        planned: int = getattr(plan, field)
         names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
         size = mesh.size(names.index(dimension)) if mesh is not None and dimension in names else 1
-        if planned not in ("1", str(size)):
+        if planned not in (1, size):
             raise ConfigurationError(
-                f"the plan has {variable}={planned}, and the mesh of this run has {size} {dimension} ranks. Give "
+                f"the plan has {field} {planned}, and the mesh of this run has {size} {dimension} ranks. Give "
                 f"SpotTolerantRun the plan's mesh (mesh=, with a dimension {dimension!r}), train with "
                 "python -m bootstrap.trainer, or take a plan without it (gpufleet recommend --parallelism data)"
             )
-    sharding = os.environ.get(SHARDING_VARIABLE, "").strip() or "ddp"
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    is_sharded |= sharding == "zero1" and is_zero_redundancy(optimizer)
-    if sharding != "ddp" and data_size > 1 and not is_sharded:
+    is_sharded |= plan.sharding == "zero1" and is_zero_redundancy(optimizer)
+    if plan.sharding != "ddp" and data_size > 1 and not is_sharded:
         raise ConfigurationError(
-            f"the plan has {SHARDING_VARIABLE}={sharding}, and every rank holds the whole model and optimizer: its "
+            f"the plan has sharding {plan.sharding}, and every rank holds the whole model and optimizer: its "
             "memory would not fit where the plan's does. Shard with fully_shard (FSDP2)"
-            f"{' or ZeroRedundancyOptimizer' if sharding == 'zero1' else ''}, train with python -m bootstrap.trainer, "
-            f"take a plan for replicas (gpufleet recommend --sharding ddp), or unset {SHARDING_VARIABLE}"
+            f"{' or ZeroRedundancyOptimizer' if plan.sharding == 'zero1' else ''}, train with "
+            "python -m bootstrap.trainer, take a plan for replicas (gpufleet recommend --sharding ddp), or unset "
+            f"{VARIABLE}"
         )

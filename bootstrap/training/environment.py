@@ -1,10 +1,13 @@
-"""Numbers from environment variables; a value that is no number is an error, never a silent default."""
+"""Numbers and the plan from environment variables; a wrong value is an error, never a silent default."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 
+from bootstrap.contract.codec import FormatError
+from bootstrap.contract.node_plan import NodePlan, read_node_plan
 from bootstrap.training.errors import ConfigurationError
 
 INTERVAL_VARIABLE = "GPUFLEET_CHECKPOINT_INTERVAL_S"
@@ -30,9 +33,9 @@ def positive_number(variable: str, meaning: str = "seconds") -> float | None:
     return value
 
 
-def positive_count(variable: str) -> int | None:
-    """Whole number above 0 of ``variable``, or None; raises as ``positive_number``."""
-    value = positive_number(variable, "a whole number")
-    if value is not None and value != int(value):
-        raise ConfigurationError(f"{variable} is {os.environ[variable]!r}; expected a whole number above 0")
-    return None if value is None else int(value)
+def node_plan(environment: Mapping[str, str] | None = None) -> NodePlan | None:
+    """The node's plan, None without one; ConfigurationError where its variable cannot be read."""
+    try:
+        return read_node_plan(os.environ if environment is None else environment)
+    except FormatError as error:
+        raise ConfigurationError(str(error)) from error

@@ -13,13 +13,12 @@ import os
 import time
 from pathlib import Path
 
-from bootstrap.training.environment import positive_count
+from bootstrap.training.environment import node_plan
 from bootstrap.training.notices import DRAIN_FILE_VARIABLE
 
 logger = logging.getLogger(__name__)
 
 NAME = "progress.json"
-SEQ_LEN_VARIABLE = "GPUFLEET_SEQ_LEN"
 # Between writes; the agent reads once a minute.
 INTERVAL_S = 1.0
 
@@ -39,7 +38,8 @@ class ProgressFile:
         notices = os.environ.get(DRAIN_FILE_VARIABLE)
         self._path = Path(notices).with_name(NAME) if notices else None
         self._global_batch = global_batch
-        self._tokens_per_sample = tokens_per_sample or positive_count(SEQ_LEN_VARIABLE)
+        plan = node_plan()
+        self._tokens_per_sample = tokens_per_sample or (plan.seq_len if plan else None)
         self._written_at = 0.0
         self._failed = False
 

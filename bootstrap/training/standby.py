@@ -22,7 +22,8 @@ from pathlib import Path
 from subprocess import Popen
 
 from bootstrap.contract.fine_tuning import METHODS
-from bootstrap.training.environment import positive_number
+from bootstrap.training.environment import node_plan, positive_number
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.free_memory import available_bytes
 from bootstrap.training.ledger.writer import STARTED_VARIABLE
 from bootstrap.training.rank_lines import RankLines
@@ -48,8 +49,11 @@ def modules_to_import(*, is_trainer: bool) -> tuple[str, ...]:
     """Modules that a worker imports; peft takes 5.7 s of a processor, and only adapters need it."""
     if not is_trainer:
         return MODULES
-    adapts = os.environ.get("GPUFLEET_METHOD", METHODS[0]) != METHODS[0]
-    return (*MODULES, *TRAINER_MODULES, *(("peft",) if adapts else ()))
+    try:
+        plan = node_plan()
+    except ConfigurationError:  # the worker itself says what is wrong
+        return MODULES
+    return (*MODULES, *TRAINER_MODULES, *(("peft",) if plan and plan.method != METHODS[0] else ()))
 
 
 @dataclass

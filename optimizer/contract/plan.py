@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract import trainer
-from bootstrap.contract.expected import Expected
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
+from bootstrap.contract.node_plan import Expected
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootstrap.contract.expected import Band, Expected
+from bootstrap.contract.node_plan import Band, Expected
 from optimizer.contract.hardware import Precision
 from optimizer.performance import kernels
 from optimizer.performance.calibration import POOLED, Calibration

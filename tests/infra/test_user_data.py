@@ -3,12 +3,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.contract.expected import Band, Expected, read_expected
 from bootstrap.contract.node_env import NodeEnvironment
+from bootstrap.contract.node_plan import Band, Expected, NodePlan, read_node_plan
 from infra.naming import Names
 from infra.settings import StackSettings
 from infra.user_data import LIMIT_BYTES, NodeFacts, environment, environment_file, user_data
@@ -76,15 +76,24 @@ def read_back(path: Path) -> dict[str, str]:
     return {name: value for name, value in pairs if name.startswith("GPUFLEET_")}
 
 
+def node_plan(given: Mapping[str, str]) -> NodePlan:
+    plan = read_node_plan(given)
+    assert plan is not None
+    return plan
+
+
 def test_the_environment_is_the_contract() -> None:
     given = variables(sample_plan())
     assert given.keys() == NodeEnvironment.__annotations__.keys()
     expected = {"NODE_COUNT": "2", "GPUS_PER_NODE": "8", "EFA_CARDS": "4", "CHECKPOINT_INTERVAL_S": "600"}
-    expected |= {"DEADLINE_HOURS": "48", "BUDGET_USD": "3000"}
-    # Predictions: p95 is e^(1.645 x relative error) times the step time.
-    expected |= {"STEP_TIME_S": "7.2", "STEP_TIME_P95_S": "8.487300827", "TOKENS_PER_SECOND": "36408.9"}
-    expected |= {"STEPS": "2000", "GLOBAL_BATCH": "128", "PRECISION": "bf16", "ARCHITECTURE": "", "COMPILED": "0"}
     assert {name: given[f"GPUFLEET_{name}"] for name in expected} == expected
+    plan = node_plan(given)
+    assert (plan.deadline_hours, plan.budget_usd) == (48, 3000)
+    # p95 is e^(1.645 x relative error) times the step time.
+    assert plan.predicted and plan.predicted.step_time_p95_s == 8.487300827
+    assert (plan.predicted.step_time_s, plan.predicted.tokens_per_second) == (7.2, 36408.9)
+    assert (plan.steps, plan.global_batch, plan.precision, plan.compiled) == (2000, 128, "bf16", False)
+    assert plan.architecture == {}
     # 95 USD of compute over 4.5 expected hours.
     assert float(given["GPUFLEET_PRICE_USD_PER_HOUR"]) == pytest.approx(95 / 4.5)
 
@@ -100,13 +109,10 @@ def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None
     }
     split |= {"virtual_stages": 2, "micro_batch": 4, "grad_accum": 16, "sharding": "zero1"}
     plan = sample_plan(parallelism=split)
-    given = variables(plan)
-    names = ("TENSOR", "PIPELINE", "CONTEXT", "EXPERT", "SEQUENCE")
-    assert [given[f"GPUFLEET_{name}_PARALLEL"] for name in names] == ["2", "2", "2", "2", "1"]
-    assert given["GPUFLEET_VIRTUAL_STAGES"] == "2"
-    assert given["GPUFLEET_MICRO_BATCH"] == "4"
-    assert (given["GPUFLEET_SHARDING"], given["GPUFLEET_ACTIVATION_CHECKPOINTING"]) == ("zero1", "full")
-    assert given["GPUFLEET_GRADIENT_COMPRESSION"] == "none"
+    given = node_plan(variables(plan))
+    assert (given.tensor_parallel, given.pipeline_parallel, given.context_parallel, given.expert_parallel) == (2,) * 4
+    assert (given.sequence_parallel, given.virtual_stages, given.micro_batch) == (True, 2, 4)
+    assert (given.sharding, given.activation_checkpointing, given.gradient_compression) == ("zero1", "full", "none")
 
 
 def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:
@@ -126,22 +132,22 @@ def test_a_bad_host_in_reserved_capacity_is_not_held_as_its_replacement_needs_it
     assert variables(sample_plan(**reserved()))["GPUFLEET_AGENT"] == '{"bad_host_hold_s": 0}'
 
 
-def test_absent_limits_are_empty_and_a_fraction_of_a_gpu_is_one_rank() -> None:
+def test_absent_limits_are_null_and_a_fraction_of_a_gpu_is_one_rank() -> None:
     plan = sample_plan(
         job={"budget_usd": None, "deadline_hours": None},
         node={"gpu_count": 0.5},
         parallelism={"data": 2, "grad_accum": 16},
     )
     given = variables(plan)
-    assert (given["GPUFLEET_BUDGET_USD"], given["GPUFLEET_DEADLINE_HOURS"]) == ("", "")
+    assert (node_plan(given).budget_usd, node_plan(given).deadline_hours) == (None, None)
     assert given["GPUFLEET_GPUS_PER_NODE"] == "1"
 
 
 def test_the_rates_that_the_plan_expects_reach_the_node() -> None:
-    assert variables(sample_plan())["GPUFLEET_EXPECTED"] == ""
+    assert node_plan(variables(sample_plan())).expected is None
     rates = {"network_gb_per_s": {"value": 29.5, "warn_below": 22.125, "fail_below": 14.75}}
     band = Band(value=29.5, warn_below=22.125, fail_below=14.75)
-    assert read_expected(variables(sample_plan(expected=rates))["GPUFLEET_EXPECTED"]) == Expected(network_gb_per_s=band)
+    assert node_plan(variables(sample_plan(expected=rates))).expected == Expected(network_gb_per_s=band)
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -316,10 +322,10 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     plan = sample_plan(job={"architecture": LLAMA})
     given = variables(plan)
     assert given["GPUFLEET_TRAIN_COMMAND"] == "-m bootstrap.trainer"
-    assert json.loads(given["GPUFLEET_ARCHITECTURE"]) == LLAMA
+    assert node_plan(given).architecture == LLAMA
     file = tmp_path / "node.env"
     file.write_text(environment_file(given))
-    assert read_back(file) == given and "'" not in given["GPUFLEET_ARCHITECTURE"]
+    assert read_back(file) == given and "'" not in given["GPUFLEET_PLAN"]
     assert given["GPUFLEET_STANDBY"] == ""
     assert variables(plan, standby=True)["GPUFLEET_STANDBY"] == "1"
     assert [variables(plan, nsight=one)["GPUFLEET_NSIGHT"] for one in (False, True)] == ["", "1"]

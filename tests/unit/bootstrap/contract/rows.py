@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bootstrap.contract.measured import Measured, MeasuredRow, Predicted
+from bootstrap.contract.measured import Measured, MeasuredRow
+from bootstrap.contract.node_plan import Predicted
 
 ROW = MeasuredRow(
     run_id="0123456789ab", at=datetime(2026, 11, 22, 12, tzinfo=UTC), stack="dev", instance_type="p5.48xlarge", nodes=1,

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.codec import FormatError, to_json
-from bootstrap.contract.measured import MeasuredRow, object_name, parse, predicted_from
+from bootstrap.contract.measured import MeasuredRow, object_name, parse
 from tests.unit.bootstrap.contract.rows import measured_row
-
-ESTIMATE = {
-    "GPUFLEET_STEP_TIME_S": "2.0",
-    "GPUFLEET_STEP_TIME_P95_S": "2.5",
-    "GPUFLEET_TOKENS_PER_SECOND": "65536",
-    "GPUFLEET_PEAK_MEMORY_GIB": "61.5",
-}
 
 
 def document(**changes: Any) -> str:
@@ -28,8 +21,6 @@ def test_a_row_survives_its_object_and_a_newer_writer() -> None:
     assert parse(row.to_text(), "here") == row
     assert parse(document(a_later_field=1), "here") == row
     assert object_name("0123456789ab", "w1") == "measured/0123456789ab-w1.json"
-    assert predicted_from(ESTIMATE) == row.predicted
-    assert predicted_from({**ESTIMATE, "GPUFLEET_STEP_TIME_S": ""}) is None
 
 
 @pytest.mark.parametrize(

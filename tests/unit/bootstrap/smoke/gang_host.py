@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 import torch
 import torch._dynamo  # DDP imports it at its first use
 
-from bootstrap.contract.expected import Band, Expected
+from bootstrap.contract.node_plan import Band, Expected
 from bootstrap.smoke import bandwidth, gang, gradients, models, straggler, watch
 
 FIRST_PORT = 29500

@@ -207,7 +207,7 @@ class Planted(SimpleNamespace):
 
 def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock falls with its rate; at its power limit alone a GPU is healthy."""
-    from bootstrap.contract.expected import Band
+    from bootstrap.contract.node_plan import Band
     from bootstrap.smoke import straggler
 
     properties = SimpleNamespace(uuid="0a1b")
@@ -255,7 +255,7 @@ def test_what_slows_a_gpu_is_read_from_nvidia_smi() -> None:
     ("arguments", "told"),
     [
         ([], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT unset: start it with torchrun on every node"),
-        (["--expected", '{"link_gb_per_s": 3}'], "GPUFLEET_EXPECTED.link_gb_per_s is '3', and must be an object"),
+        (["--plan", '{"expected": {"link_gb_per_s": 3}}'], "GPUFLEET_PLAN.expected.link_gb_per_s is '3', and must be"),
         (["--time-limit-s", "0"], "not a finite number above 0"),
     ],
 )

@@ -12,62 +12,59 @@ from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.mesh import with_batches
 from bootstrap.training.errors import ConfigurationError
 
-LLAMA = json.dumps({
+LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256,
-})  # fmt: skip
+}  # fmt: skip
 
 
-def parse(*flags: str, **variables: str) -> TrainerConfig:
-    return parse_config(flags, {"GPUFLEET_ARCHITECTURE": LLAMA} | {f"GPUFLEET_{k}": v for k, v in variables.items()})
+def parse(*flags: str, **plan: object) -> TrainerConfig:
+    return parse_config(flags, {"GPUFLEET_PLAN": json.dumps({"architecture": LLAMA} | plan)})
 
 
-def test_variables_are_the_defaults_of_the_flags() -> None:
-    config = parse(
-        "--micro-batch", "4", MICRO_BATCH="2", SHARDING="zero2", COMPILED="1", SEQ_LEN="128", GLOBAL_BATCH=""
-    )
+def test_the_plan_has_the_defaults_of_the_flags() -> None:
+    config = parse("--micro-batch", "4", micro_batch=2, sharding="zero2", compiled=True, seq_len=128, global_batch=0)
     assert (config.micro_batch, config.sharding, config.compiled, config.seq_len) == (4, "zero2", True, 128)
     assert (config.family, config.learning_rate, config.global_batch) == ("decoder", 3e-4, 0)
     # torchrun's, as in a first trial of two tensor ranks.
-    of_torchrun = {"GPUFLEET_ARCHITECTURE": LLAMA, "LOCAL_WORLD_SIZE": "2"}
+    of_torchrun = {"GPUFLEET_PLAN": json.dumps({"architecture": LLAMA}), "LOCAL_WORLD_SIZE": "2"}
     assert parse_config(["--tensor-parallel", "2"], of_torchrun).gpus_per_node == 2
     assert parse_config([], of_torchrun | {"GPUFLEET_GPUS_PER_NODE": "8"}).gpus_per_node == 8
 
 
 @pytest.mark.parametrize(
-    ("variables", "reason"),
+    ("flags", "plan", "reason"),
     [
-        ({"MICRO_BATCH": "two"}, "GPUFLEET_MICRO_BATCH is 'two'"),
-        ({"SHARDING": "zero4"}, "expected one of ddp, zero1"),
-        ({"COMPILED": "yes"}, "expected 0 or 1"),
-        ({"MICRO_BATCH": "0"}, "--micro-batch is 0; expected at least 1"),
-        ({"PIPELINE_PARALLEL": "2"}, "pipeline parallelism is 2.*launch-config"),
-        ({"TENSOR_PARALLEL": "3", "GPUS_PER_NODE": "3"}, "does not divide the attention heads"),
-        ({"ARCHITECTURE": "{"}, "GPUFLEET_ARCHITECTURE is"),
-        ({"METHOD": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
-        ({"ARCHITECTURE": '{"model_type": "vit"}', "SEQ_LEN": "197"}, "--seq-len is 197; expected 1"),
-        ({"SEQ_LEN": "510", "CONTEXT_PARALLEL": "4"}, "--seq-len is 510.* give a multiple of 4"),
+        ("", {"micro_batch": "two"}, "GPUFLEET_PLAN.micro_batch is 'two', and must be a whole number"),
+        ("", {"sharding": "zero4"}, "expected one of ddp, zero1"),
+        ("", {"compiled": "yes"}, "GPUFLEET_PLAN.compiled is 'yes', and must be true or false"),
+        ("", {"micro_batch": 0}, "--micro-batch is 0; expected at least 1"),
+        ("", {"pipeline_parallel": 2}, "pipeline parallelism is 2.*launch-config"),
+        ("--gpus-per-node 3", {"tensor_parallel": 3}, "does not divide the attention heads"),
+        ("", {"architecture": "{"}, "GPUFLEET_PLAN.architecture is"),
+        ("", {"method": "lora"}, "lora of rank 16 on all projections would train over random values.*baseWeights"),
+        ("", {"architecture": {"model_type": "vit"}, "seq_len": 197}, "--seq-len is 197; expected 1"),
+        ("", {"seq_len": 510, "context_parallel": 4}, "--seq-len is 510.* give a multiple of 4"),
         (
-            {"SEQ_LEN": "510", "TENSOR_PARALLEL": "4", "SEQUENCE_PARALLEL": "1", "GPUS_PER_NODE": "4"},
+            "--gpus-per-node 4",
+            {"seq_len": 510, "tensor_parallel": 4, "sequence_parallel": True},
             "--seq-len is 510.* give a multiple of 4",
         ),
         (
-            {"ARCHITECTURE": '{"model_type": "t5"}', "SEQ_LEN": "512", "TRAIN_DATA": "/data", "TARGET_LEN": "64"},
+            "--train-data /data",
+            {"architecture": {"model_type": "t5"}, "seq_len": 512, "target_len": 64},
             "--target-len is 64, and span corruption of --train-data makes 114 targets beside 512",
         ),
-        (
-            {"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "TRAIN_DATA": "/data"},
-            "synthetic samples only for whisper",
-        ),
-        ({"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "METHOD": "lora"}, "adapts .*, not whisper"),
-        ({"TARGET_LEN": "64"}, "--target-len is 64, and llama has no decoder with targets"),
-        ({"ARCHITECTURE": '{"model_type": "whisper"}', "SEQ_LEN": "1", "TARGET_LEN": "449"}, "expected at most 448"),
-        ({"FROZEN": "1"}, "frozen embedding and the first 1 layers would train over random values"),
+        ("--train-data /data", {"architecture": {"model_type": "whisper"}}, "synthetic samples only for whisper"),
+        ("", {"architecture": {"model_type": "whisper"}, "method": "lora"}, "adapts .*, not whisper"),
+        ("", {"target_len": 64}, "--target-len is 64, and llama has no decoder with targets"),
+        ("", {"architecture": {"model_type": "whisper"}, "target_len": 449}, "expected at most 448"),
+        ("", {"frozen": "1"}, "frozen embedding and the first 1 layers would train over random values"),
     ],
 )
-def test_bad_values_are_refused_with_value_and_limit(variables: dict[str, str], reason: str) -> None:
+def test_bad_values_are_refused_with_value_and_limit(flags: str, plan: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        parse(**variables)
+        parse(*flags.split(), **plan)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +113,8 @@ def test_help_names_each_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     text: Any = capsys.readouterr().out
-    assert "GPUFLEET_ARCHITECTURE" in text
-    assert "[GPUFLEET_SHARDING, ddp]" in text
+    assert "GPUFLEET_PLAN" in text
+    assert "[plan, ddp]" in text and "[GPUFLEET_TRAIN_DATA]" in text
 
 
 def test_a_fault_of_one_rank_s_own_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

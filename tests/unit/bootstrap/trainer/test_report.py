@@ -31,19 +31,21 @@ ARCHITECTURE = {
     "num_key_value_heads": 2,
     "vocab_size": 64,
 }
+
+
+def plan_text(step_time_s: float, p95_s: float) -> str:
+    predicted = {"step_time_s": step_time_s, "step_time_p95_s": p95_s}
+    predicted |= {"tokens_per_second": 32_000, "peak_memory_gib": 60.5}
+    plan = {"architecture": ARCHITECTURE, "seq_len": 8, "micro_batch": 2, "steps": 1000, "predicted": predicted}
+    return json.dumps(plan)
+
+
 NODE = {
-    "GPUFLEET_ARCHITECTURE": json.dumps(ARCHITECTURE),
     "GPUFLEET_RUN": "0123456789ab",
     "GPUFLEET_STACK": "dev",
     "GPUFLEET_GPU": "H100",
     "GPUFLEET_INSTANCE_TYPE": "p5.48xlarge",
-    "GPUFLEET_SEQ_LEN": "8",
-    "GPUFLEET_MICRO_BATCH": "2",
-    "GPUFLEET_STEPS": "1000",
-    "GPUFLEET_STEP_TIME_S": "0.001",
-    "GPUFLEET_STEP_TIME_P95_S": "0.0012",
-    "GPUFLEET_TOKENS_PER_SECOND": "32000",
-    "GPUFLEET_PEAK_MEMORY_GIB": "60.5",
+    "GPUFLEET_PLAN": plan_text(0.001, 0.0012),
 }
 
 
@@ -249,7 +251,7 @@ def test_notice_counts_hours_dollars_and_limits_from_the_measured_speed(config: 
             peak_allocated_gib=1,
             peak_reserved_gib=1,
         )
-        environment = {**NODE, "GPUFLEET_STEP_TIME_S": "0.8", "GPUFLEET_STEP_TIME_P95_S": "0.9"}
+        environment = {**NODE, "GPUFLEET_PLAN": plan_text(0.8, 0.9)}
         row = measured_row(config, torch.nn.Linear(1, 1), measured, environment)
         none: dict[str, float | None] = {"deadline_hours": None, "price_usd_per_hour": None, "budget_usd": None}
         return slow_notice(

@@ -70,13 +70,13 @@ def mesh() -> Iterator[DeviceMesh]:
 
 def test_shares_of_an_instance_type(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INSTANCE_TYPE_VARIABLE, "p5.48xlarge")
-    config = parse(SHARES="p4d.24xlarge=1x10,p5.48xlarge=3x8:full", GLOBAL_BATCH="24")
+    config = parse("--shares", "p4d.24xlarge=1x10,p5.48xlarge=3x8:full", global_batch=24)
     batches = rank_batches(config, mesh, micro_batch_limit=None)
     assert batches == (RankBatch(3, 8, "full"),)
     own = with_batch(config, batches, 0)
     assert (own.micro_batch, own.grad_accum, own.activation_checkpointing) == (3, 8, "full")
     # Other nodes than planned: the micro-batch stays, the number follows the global batch.
-    config = parse(SHARES="p4d.24xlarge=1x10,p5.48xlarge=3x8:full", GLOBAL_BATCH="30")
+    config = parse("--shares", "p4d.24xlarge=1x10,p5.48xlarge=3x8:full", global_batch=30)
     assert rank_batches(config, mesh, micro_batch_limit=None) == (RankBatch(3, 10, "full"),)
 
 

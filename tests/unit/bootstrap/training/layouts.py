@@ -243,8 +243,8 @@ def refused(folder: Path, layout: str) -> list[str]:
     model, _, _, mesh = build(layout, 0.0)
     for optimizer, variable, value in (
         (PlainStates(model.parameters()), "", ""),
-        (torch.optim.AdamW(model.parameters()), "GPUFLEET_TENSOR_PARALLEL", "2"),
-        (torch.optim.AdamW(model.parameters()), "GPUFLEET_SHARDING", "zero3"),
+        (torch.optim.AdamW(model.parameters()), "GPUFLEET_PLAN", '{"tensor_parallel": 2}'),
+        (torch.optim.AdamW(model.parameters()), "GPUFLEET_PLAN", '{"sharding": "zero3"}'),
     ):
         os.environ[variable or "UNUSED"] = value
         try:

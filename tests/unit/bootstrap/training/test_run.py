@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import gzip
+import json
 import logging
 import os
 import random
@@ -690,12 +691,12 @@ def test_a_checkpoint_of_other_facts_is_refused_and_one_without_them_is_not(tmp_
         Training(other, facts={"seed": 1}, seed=5).train()
 
 
-@pytest.mark.parametrize("kind", ["TENSOR", "PIPELINE", "CONTEXT", "EXPERT"])
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "context", "expert"])
 def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "1")
+    monkeypatch.setenv("GPUFLEET_PLAN", json.dumps({f"{kind}_parallel": 1}))
     Training(str(tmp_path)).train()
-    monkeypatch.setenv(f"GPUFLEET_{kind}_PARALLEL", "2")
-    with pytest.raises(ConfigurationError, match=f"GPUFLEET_{kind}_PARALLEL=2.*--parallelism data"):
+    monkeypatch.setenv("GPUFLEET_PLAN", json.dumps({f"{kind}_parallel": 2}))
+    with pytest.raises(ConfigurationError, match=f"{kind}_parallel 2.*--parallelism data"):
         Training(str(tmp_path))
 
 

@@ -155,7 +155,7 @@ def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("method", "has_peft"), [("full", False), ("lora", True), ("qlora", True)])
 def test_only_a_standby_of_adapters_imports_peft(method: str, has_peft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_METHOD", method)
+    monkeypatch.setenv("GPUFLEET_PLAN", json.dumps({"method": method}))
     assert ("peft" in standby.modules_to_import(is_trainer=True)) == has_peft
     assert "peft" not in standby.modules_to_import(is_trainer=False)
 

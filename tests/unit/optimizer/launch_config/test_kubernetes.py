@@ -139,7 +139,8 @@ def test_a_program_of_its_own_starts_on_every_pod() -> None:
 def test_the_training_has_the_plans_variables_and_its_store() -> None:
     known = variables(made())
     assert known["GPUFLEET_CHECKPOINT_URI"] == "s3://bucket/run"
-    assert (known["GPUFLEET_MICRO_BATCH"], known["GPUFLEET_SHARDING"]) == ("4", "zero3")
+    plan = json.loads(known["GPUFLEET_PLAN"])
+    assert (plan["micro_batch"], plan["sharding"]) == (4, "zero3")
     assert known["NCCL_NET"] == "AWS Libfabric" and known["GPUFLEET_SCRATCH_DIR"] == "/mnt/nvme"
 
 
