@@ -73,6 +73,7 @@ class Recommendation:
         candidates: columns of search/candidates.py; ``pandas.DataFrame`` takes them.
         searched_plans: ``configurations`` crossed with their purchases.
         configurations: legal configurations of priced types.
+        faster, cheaper: the plans at current prices that beat plan 1 in hours and in dollars, where some do.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
         levers: break-evens of plan 1 between purchase options, and what compiled code or another batch saves.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
@@ -81,6 +82,8 @@ class Recommendation:
     problem: Problem
     plans: tuple[FleetPlan, ...]
     pareto: tuple[FleetPlan, ...]
+    faster: FleetPlan | None
+    cheaper: FleetPlan | None
     nearest: tuple[NearestPlan, ...]
     rejected: tuple[Rejection, ...]
     candidates: Mapping[str, Sequence[Any]]
@@ -168,7 +171,8 @@ def recommend(
             rejected.append(result.reject(limits))
     ranking = rank(feasible, request)
     chosen = list_chosen(ranking, request)
-    positions = list(dict.fromkeys([*ranking.pareto, *chosen]))
+    contrasts = [position for position in (ranking.faster, ranking.cheaper) if position]
+    positions = list(dict.fromkeys([*ranking.pareto, *chosen, *contrasts]))
     candidates = [(feasible[table], row) for table, row in positions]
     built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
     plans = dict(zip(positions, built, strict=True))
@@ -202,6 +206,8 @@ def recommend(
         problem=problem,
         plans=tuple(plans[position] for position in chosen),
         pareto=pareto,
+        faster=plans[ranking.faster] if ranking.faster else None,
+        cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
         nearest=() if chosen else tuple(find_nearest(problem, searched)),
         rejected=tuple(rejected),
         candidates=list_cheapest(searched, limits),

@@ -22,19 +22,12 @@ from optimizer.search.ranking import rank_first
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud
 # in October 2025 (13, SkyNomad, NSDI'27).
 SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
-# GPUs from which an answer names quota and capacity: eight nodes of eight GPUs, a choice of ours.
-LARGE_GPUS = 64
 # A run of a tenth of the break-even hours: ten a year make a reservation pay.
 _LONG_SHARE = 0.1
 # Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
 # Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
 _RATES = np.geomspace(1e-5, 10, 241)
-
-
-def no_run(precision: str) -> str:
-    """Name the measured runs that are missing; a GPU may have others in bf16."""
-    return "no run" if precision == "bf16" else f"no {precision} run"
 
 
 def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
@@ -53,21 +46,15 @@ def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
 
 def describe_capacity(plan: FleetPlan) -> list[str]:
     """Warn of a plan whose nodes may not come together."""
-    notes = []
     nodes = plan.node_count
     together = next((entry for entry in SPOT_TOGETHER if nodes >= entry[0]), None)
     if plan.purchase.option == "spot" and together is not None:
         advice = "" if plan.purchase.fallback == "on-demand" else "; --spot-fallback on-demand shortens the wait"
-        notes.append(
+        return [
             f"{nodes} spot nodes must come together: the median zone of published traces had {together[0]} at once "
             f"{together[1]:.0%} of the time, one 81%; the hours begin with their launch{advice}"
-        )
-    if plan.purchase.option in ("spot", "on-demand") and plan.gpus >= LARGE_GPUS and nodes > 1:
-        notes.append(
-            f"{nodes} x {plan.instance_type} need a quota of {nodes * plan.node.vcpus:,} vCPUs and free nodes in one "
-            "zone: gpufleet preflight checks quotas, a Capacity Block reserves nodes"
-        )
-    return notes
+        ]
+    return []
 
 
 def describe_network(plan: FleetPlan) -> list[str]:

@@ -39,10 +39,16 @@ class Position(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The best candidate of each type and purchase option, best first, and the Pareto front, cheapest first."""
+    """The best candidate of each type and purchase option, best first, and the Pareto front, cheapest first.
+
+    Of the candidates at current prices that beat the first in hours, ``faster`` is the best by the score of objective
+    time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none.
+    """
 
     best: list[Position]
     pareto: list[Position]
+    faster: Position | None = None
+    cheaper: Position | None = None
 
 
 def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
@@ -56,11 +62,9 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         return np.concatenate([value[chosen] for value, chosen in zip(values, rows, strict=True)])
 
     usd, hours = column([table.cost.expected for table in tables]), column([t.outcome.hours_expected for t in tables])
-    score = scores(
-        request,
-        (usd + column([table.cost.p95 for table in tables])) / 2,
-        (hours + column([table.outcome.hours_p95 for table in tables])) / 2,
-    )
+    mean_usd = (usd + column([table.cost.p95 for table in tables])) / 2
+    mean_hours = (hours + column([table.outcome.hours_p95 for table in tables])) / 2
+    score = scores(request, mean_usd, mean_hours)
     kinds = column([np.bitwise_count(t.fastest.layouts.splits[t.configuration]) for t in tables])
     nodes, stale = column([table.nodes for table in tables]), column([table.stale for table in tables])
 
@@ -78,7 +82,18 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     for i in pareto_front(hours, usd).tolist():
         if not front or hours[i] < (1 - _SAME_HOURS) * hours[front[-1]]:
             front.append(i)
-    return Ranking([positions[i] for i in best[:MAX_PLANS]], [positions[i] for i in front])
+
+    def least(values: Floats, beaten: Floats) -> Position | None:
+        beats = np.flatnonzero(~stale & (beaten < (1 - SAME) * beaten[first]))
+        return positions[beats[values[beats].argmin()]] if beats.size else None
+
+    by_time = scores(request.model_copy(update={"objective": "time"}), mean_usd, mean_hours)
+    return Ranking(
+        best=[positions[i] for i in best[:MAX_PLANS]],
+        pareto=[positions[i] for i in front],
+        faster=least(by_time, mean_hours),
+        cheaper=least(mean_usd, mean_usd),
+    )
 
 
 def scores(request: FleetRequest, usd: Floats, hours: Floats) -> Floats:

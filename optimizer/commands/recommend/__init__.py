@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from optimizer.catalog import load
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
-    count_old_data,
     format_number,
     format_option,
     json_text,
@@ -25,17 +25,14 @@ from optimizer.commands.progress import patience
 from optimizer.commands.recommend.tables import (
     CSV_COLUMNS,
     count_rejections,
-    old_price_note,
+    describe_spot,
     plan_rows,
-    print_all,
-    print_brief,
-    print_explanation,
-    refresh_offer,
+    print_answer,
 )
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
-from optimizer.recommend import Recommendation, recommend, trainer_notes
+from optimizer.recommend import Recommendation, recommend
 
 AMOUNTS = ("tokens", "samples", "steps")
 
@@ -112,9 +109,12 @@ Example:
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
 @click.option("--hour-usd", metavar="USD", help="What an hour of waiting is worth to you; the ranking adds it.")
-@click.option("--all", "show_all", is_flag=True, help="List every plan with its caveats, and the grounds of rejection.")
 @click.option(
-    "--explain", is_flag=True, help="Also list why other layouts and types lose, each type with its own reason."
+    "--explain",
+    "--all",
+    "explain",
+    is_flag=True,
+    help="Also list every plan with its layout, sources, and why other layouts and types lose.",
 )
 @click.option("--save", type=OutputFile(), help="Also write the JSON answer to this file.")
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
@@ -141,18 +141,18 @@ def command(
     save: Path | None,
     refresh: bool,
     respect_quotas: bool,
-    show_all: bool,
     **flags: Any,
 ) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
 
     The request comes from REQUEST.yaml, from flags, or from both: a flag overrides the file. Budget and deadline bind
-    the 95th percentile of the estimate. The table shows what decides; --all, --explain and --format json have the rest.
-    Exit status 3: no fleet keeps the limits, and the reasons are listed.
+    the 95th percentile of the estimate. A few lines say what to buy; --explain and --format json have the rest. Faster
+    is the best plan for --objective time and Cheaper the one of the fewest dollars, both at current prices. Exit status
+    3: no fleet keeps the limits, and the reasons are listed.
     """
     request = read_request(request_file, flags)
     catalog = load()
-    brief = output_format == "table" and not show_all
+    brief = output_format == "table" and not explain
     if brief:
         write_notes(catalog.notes)
     else:
@@ -188,12 +188,7 @@ def command(
     elif output_format == "csv":
         write_csv(plan_rows(answer), list(CSV_COLUMNS))
     else:
-        if show_all:
-            print_all(answer)
-        else:
-            print_brief(answer, more=explain, notes=notes)
-        if explain:
-            print_explanation(answer)
+        print_answer(answer, _next_step(request_file, save, flags), explain=explain)
         if others is not None:
             from optimizer.commands.other_clouds import print_comparison
 
@@ -208,18 +203,24 @@ def command(
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
     """Read a request from its file, from flags, or from both; a flag overrides the file."""
     data = _overlay(read_request_file(request_file) if request_file else {}, flags)
-    with_flags = " with the flags" if any(value not in (None, ()) for value in flags.values()) else ""
+    with_flags = " with the flags" if _given(flags) else ""
     return request_from_dict(data, origin=f"{request_file}{with_flags}" if request_file else "the request")
 
 
+def _next_step(request_file: Path | None, save: Path | None, flags: dict[str, Any]) -> str:
+    """The command that stands up plan 1; empty within ``gpufleet up``, which goes on by itself."""
+    parent = click.get_current_context().parent
+    if parent is None or not isinstance(parent.command, click.Group):
+        return ""
+    if save or (request_file and not _given(flags)):
+        return f"gpufleet up {shlex.quote(str(save or request_file))}; --explain says why"
+    return "the same with --save plans.json, then gpufleet up plans.json; --explain says why"
+
+
 def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:
-    plans = answer.plans
-    # The short answer has these in a line of plan 1, and in its last one.
-    notes = [note for note in answer.notes if not (brief and plans and note in trainer_notes(answer.problem))]
-    if old_prices := old_price_note(plans, brief=brief):
-        notes.append(old_prices if brief else f"{old_prices}: {refresh_offer()}")
-    if brief and not plans:
-        notes += count_old_data(answer.problem.catalog)
+    notes = list(answer.notes)
+    if output_format != "table" and answer.plans and (spot := describe_spot(answer.plans)):
+        notes.append(f"spot: {spot}")
     if output_format == "csv" and answer.rejected:
         notes.append(
             f"{counted(len(answer.rejected), 'type has', 'types have')} no plan "
@@ -237,8 +238,12 @@ def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> l
     return notes
 
 
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value not in (None, ())}
+
+
 def _overlay(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v not in (None, ())}
+    given = _given(flags)
     workload, constraints = _section(data, "workload"), _section(data, "constraints")
     if any(name in given for name in AMOUNTS):  # replaces the file's amount, whatever its unit
         workload = {name: value for name, value in workload.items() if name not in AMOUNTS}

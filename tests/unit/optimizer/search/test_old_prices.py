@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import Catalog
-from optimizer.commands.recommend.tables import old_price_note, plan_rows
+from optimizer.commands.recommend.tables import describe_spot, plan_rows
 from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.recommend import Recommendation, recommend
 from tests.unit.optimizer.search.requests import calibration, catalog, request
@@ -42,7 +42,7 @@ def test_a_current_spot_price_heads_the_ranking_as_any_other() -> None:
     plans = answered(1).plans
     assert [plan.cost_usd.expected for plan in plans] == sorted(plan.cost_usd.expected for plan in plans)
     assert plans[0].purchase.option == "spot" and plans[0].spot_range is None
-    assert old_price_note(plans) == ""
+    assert "days old" not in describe_spot(plans)
 
 
 def test_the_best_plan_at_a_list_price_comes_before_an_old_spot_price() -> None:
@@ -75,8 +75,8 @@ def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age()
     if not by_age[2].purchase.on_demand_base:
         dearest = by_age[2].cost_usd.expected + compute * (rise - 1)
         assert prices.cost_usd_dearest == pytest.approx(dearest, abs=0.02)
-    # Without a plan at a current price, spot is first, and the note says so.
-    assert "no plan at a current price" in old_price_note(p4d(136).plans)
+    # Without a plan at a current price, spot is first, and its line says so.
+    assert "136 days old: --refresh settles it" in describe_spot(p4d(136).plans)
 
 
 def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95() -> None:
@@ -87,11 +87,6 @@ def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95()
     for row in plan_rows(spot):
         shown = [float(figure.replace(",", "")) for figure in re.findall(r"[\d.,]+", row["usd"])]
         assert shown == [pytest.approx(row["cost_usd_expected"], rel=1e-3)] and shown[0] <= row["cost_usd_p95"]
-    plan, prices = spot.plans[0], spot.plans[0].spot_range
-    assert prices is not None
-    note = old_price_note(spot.plans)
-    assert f"in {plan.purchase.zone_id} ({plan.cost_usd.p95:,.2f} at the 95th percentile" in note
-    assert f"{prices.cost_usd_dearest:,.2f} expected in the dearest of" in note
 
 
 def test_among_old_prices_alone_the_95th_percentile_ranks() -> None:
@@ -121,11 +116,11 @@ def test_an_alternate_at_an_old_spot_price_is_marked_and_no_other() -> None:
 
 def test_one_line_says_what_a_refresh_settles() -> None:
     plans = answered(136).plans
-    line = old_price_note(plans)
-    assert "136 days old (limit: 1): plan 3 costs" in line and "a refresh settles whether spot is cheaper" in line
-    assert f"plan 1 (on-demand) is first at a current price, {plans[0].cost_usd.expected:,.2f} USD" in line
+    line = describe_spot(plans)
+    old = next(plan for plan in plans if plan.spot_range)
+    assert line.startswith(f"{old.node_count} x {old.instance_type} perhaps ") and "136 days old" in line
     # An old spot price above the current one changes nothing.
-    assert old_price_note([plans[1].model_copy(update={"spot_range": None}), plans[1]]) == ""
+    assert describe_spot([plans[1].model_copy(update={"spot_range": None}), plans[1]]) == ""
 
 
 def test_the_pareto_front_starts_at_a_current_price_too() -> None:
