@@ -125,6 +125,27 @@ version_at_least() {
   printf '%s\n%s\n' "$2" "$1" | sort --version-sort --check=quiet
 }
 
+# efa_fault: read EFA's list of installed packages, and print why a gang cannot train with them (known-bad.csv); nothing
+# where it can, or for a node that trains alone. Lines of the list: "# EFA installer version: 1.50.0", and packages like
+# libnccl-ofi_1.21.1-1_amd64.
+efa_fault() {
+  local list software first fixed harm source version
+  list=$(cat)
+  if ((GPUFLEET_NODE_COUNT < 2)); then return; fi
+  while IFS=, read -r software first fixed harm source _; do
+    case $software in
+      aws-ofi-nccl) version='.*libnccl-ofi[^0-9]*' ;;
+      efa-installer) version='.*EFA installer version: ' ;;
+      *) continue ;;
+    esac
+    version=$(sed --silent "s/$version\([0-9.]*[0-9]\).*/\1/p" <<<"$list" | head -n 1)
+    if [[ -n $version ]] && version_at_least "$version" "$first" && ! version_at_least "$version" "$fixed"; then
+      echo "$software is $version: $harm, and $fixed is the first without that fault ($source)"
+      return
+    fi
+  done <"$BOOTSTRAP_DIR/known-bad.csv"
+}
+
 # gpu_count: print the plan's GPUs of this node; a fraction of a GPU shows as one device.
 gpu_count() {
   local whole=${GPUFLEET_GPUS_PER_NODE%%.*}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pulumi_aws as aws
 
+from infra.bundle import SOURCE
 from infra.places import fitting
 from infra.settings import ConfigError, StackSettings
 from optimizer.contract.plan import FleetPlan
@@ -25,6 +28,7 @@ class Dlami:
     type: str
     architecture: str
     torch: bool
+    ofi_nccl: str  # version of aws-ofi-nccl
     families: frozenset[str] = frozenset()
 
     @property
@@ -37,7 +41,7 @@ class Dlami:
 _PYTORCH, _BASE = "oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04", "base-oss-nvidia-driver-gpu-ubuntu-24.04"
 # With torch 2.11 in /opt/pytorch. The families are "supported_ec2_instances" of the release notes, read 2026-11-23; a
 # family that the notes do not name (G7, G7e, P6-B300) boots the base image.
-# Driver 595.91.07, EFA 1.47.0, aws-ofi-nccl 1.18.0:
+# Driver 595.91.07, EFA 1.47.0, aws-ofi-nccl 1.18.0, as in PyTorch 2.12's image of 2026-08-24:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
 # Driver 595.91.07; P6e-GB200 is named too, but no EFA version, so it boots the base image:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211ossarm64-ul2404-2026-10-09.html
@@ -46,15 +50,18 @@ WITH_TORCH = {
         type=_PYTORCH,
         architecture="x86_64",
         torch=True,
+        ofi_nccl="1.18.0",
         families=frozenset(["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]),
     ),
-    "arm64": Dlami(type=_PYTORCH, architecture="arm64", torch=True, families=frozenset({"g5g"})),
+    "arm64": Dlami(type=_PYTORCH, architecture="arm64", torch=True, ofi_nccl="1.21.1", families=frozenset({"g5g"})),
 }
 # With driver, CUDA and EFA, without torch. Driver 595.91.07, CUDA 12.8 to 13.2, EFA 1.50.0, aws-ofi-nccl 1.21.1, Python
 # 3.12; x86_64's names G7, G7e and P6-B300, arm64's P6e-GB200:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseossarm64-ul2404-2026-10-08.html
-WITHOUT_TORCH = {name: Dlami(type=_BASE, architecture=name, torch=False) for name in ("x86_64", "arm64")}
+WITHOUT_TORCH = {
+    name: Dlami(type=_BASE, architecture=name, torch=False, ofi_nccl="1.21.1") for name in ("x86_64", "arm64")
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +74,19 @@ class Image:
     root_device: str
 
 
-def dlami_of(plan: FleetPlan) -> Dlami:
-    """Deep Learning AMI for ``plan`` when neither amiId nor amiName is set.
+def has_fault(software: str, version: str) -> bool:
+    """True for a version that bootstrap/known-bad.csv names: a gang that talks over EFA cannot train with it."""
+    with (SOURCE / "known-bad.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["software"] == software]
+    return any(_parts(row["first"]) <= _parts(version) < _parts(row["fixed"]) for row in rows)
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def dlami_of(plan: FleetPlan, *, is_parent: bool = False) -> Dlami:
+    """Deep Learning AMI for ``plan`` without amiId and amiName; ``is_parent``: from which the user's own derives.
 
     Raises:
         ConfigError: none drives the plan's GPUs.
@@ -90,7 +108,10 @@ def dlami_of(plan: FleetPlan) -> Dlami:
     with_torch = WITH_TORCH[node.cpu_architecture]
     others = (alternate.instance_type for alternate in fitting(plan))
     types = (plan.instance_type, *plan.purchase.spot_types, *others)
-    if all(name.partition(".")[0] in with_torch.families for name in types):
+    is_supported = all(name.partition(".")[0] in with_torch.families for name in types)
+    # The set-up renews an own image's EFA software (bootstrap/steps/install-efa.sh).
+    talks_over_efa = plan.node_count > 1 and plan.node.efa_cards > 0 and not is_parent
+    if is_supported and not (talks_over_efa and has_fault("aws-ofi-nccl", with_torch.ofi_nccl)):
         return with_torch
     return WITHOUT_TORCH[node.cpu_architecture]
 
@@ -102,7 +123,7 @@ def brings_torch(settings: StackSettings) -> bool:
     if settings.ami_name:
         return "PyTorch" in settings.ami_name
     try:
-        return dlami_of(settings.plan).torch
+        return dlami_of(settings.plan, is_parent=bool(settings.ami_id)).torch
     except ConfigError:
         return False
 

@@ -21,6 +21,7 @@ class Proof:
 
     passed: bool = False
     failure: str = ""
+    hung: bool = False  # a collective hangs though all nodes live: their software is at fault
     bad_hosts: frozenset[str] = frozenset()  # instance ids, to be replaced
 
 
@@ -45,7 +46,7 @@ def prove_gang(node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
         node.tick()
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
-        passed, verdict, error = report["passed"], report["verdict"], report["error"]
+        passed, verdict, error, hung = report["passed"], report["verdict"], report["error"], report["hung"]
         bad_hosts = frozenset(map(str, report["bad_hosts"]))
         missed = [test for test in report["tests"] if test["verdict"] != "pass"]
         lines = [f"{test['verdict']} {test['name']} {test['value']} {test['unit']}: {test['note']}" for test in missed]
@@ -59,9 +60,10 @@ def prove_gang(node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
         return Proof(passed=True)
     failed = ", ".join(test["name"] for test in missed if test["verdict"] == "fail")
     reason = f"the gang test failed: {error or failed}"
-    if error and not bad_hosts:
+    # Training would hang like the test, while it is paid for.
+    if error and not bad_hosts and not hung:
         log(f"{reason}: no host is to blame, and the gang trains without it")
         return Proof()
     if bad_hosts:
         reason += f"; bad: {', '.join(sorted(bad_hosts))}"
-    return Proof(failure=reason, bad_hosts=bad_hosts)
+    return Proof(failure=reason, hung=bool(hung), bad_hosts=bad_hosts)

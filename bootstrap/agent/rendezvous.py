@@ -42,6 +42,9 @@ def meet(node: SupervisedNode, without: Set[str] = frozenset()) -> Rendezvous | 
             log(f"cannot list the nodes of {node.settings.group_name}; trying again")
         else:
             silent, found = 0, _in_group(node, instances, without)
+            if found is None and len(instances) >= node.settings.node_count:
+                # A complete gang waits for the controller, or for the replacement of a bad host, not for nodes to come.
+                deadline = time.monotonic() + node.settings.limits.join_limit_s
         if found is not None or node.leaving() is not None:
             return found
         if time.monotonic() >= deadline:

@@ -23,7 +23,7 @@ from bootstrap.training.progress import read_step
 
 # Attempts to take the training's role: in a stack's first minute its policies are still spreading through AWS.
 ROLE_TRIES = 12
-# Gang tests in a row that fail with other hosts to blame: it is not they, then.
+# Gang tests in a row that fail with other hosts to blame, or hang: it is not they, then, and no passing fault.
 MAX_GANG_FAILURES = 3
 # Between two reports of the steps done, from which the controller knows the work that is left.
 STEPS_REPORT_S = 300.0
@@ -73,9 +73,9 @@ def _train(node: SupervisedNode) -> int:
         if rendezvous is not None and (proof := gang.prove(node, rendezvous)).failure:
             if rendezvous.own_id in proof.bad_hosts:
                 return be_replaced(node, proof.failure, "gang-test")
-            if gang.failures >= MAX_GANG_FAILURES or not proof.bad_hosts:
+            if gang.failures >= MAX_GANG_FAILURES or not (proof.bad_hosts or proof.hung):
                 return give_up(node, 1, proof.failure)
-            log(f"{proof.failure}; waiting for the replacement")
+            log(f"{proof.failure}; {'waiting for the replacement' if proof.bad_hosts else 'testing again'}")
             node.rest(settings.limits.relaunch_delay_s)
             continue
         began, status, fault = time.monotonic(), 0, ""

@@ -16,10 +16,10 @@ from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import CheckResult, band_limits, find_low, progress
 from bootstrap.smoke.timing import seconds_each, slowest_rank
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive"]
 
 SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
-# Buffers per size: buffer, indices, expected values, two temporaries, and reserve.
+# Buffers per size: two buffers, indices, expected values, two temporaries, and reserve.
 GPU_MEMORY_PER_SIZE = 8
 WARM_UP = 5
 ITERATIONS = 20
@@ -60,8 +60,9 @@ def check(
         rows.append(_measure(ranks, collective, size_mib, row_s))
     largest = rows[-1]
     alone = ranks.world_size == 1
+    word = "sums" if "reduce" in collective else "elements"
     wrong_notes = [
-        f"rank {row['wrong_ranks'][0]} has {row['wrong_elements']} wrong {WORDS[collective]} at {row['size_mib']} MiB"
+        f"rank {row['wrong_ranks'][0]} has {row['wrong_elements']} wrong {word} at {row['size_mib']} MiB"
         for row in rows
         if row["wrong_elements"]
     ]
@@ -120,11 +121,10 @@ def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> l
     ]
 
 
-WORDS: dict[Collective, str] = {"all_reduce": "sums", "all_gather": "elements", "reduce_scatter": "sums"}
-
-
 def bus_factor(collective: Collective, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth."""
+    if collective in ("broadcast", "send_receive"):
+        return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
@@ -164,14 +164,17 @@ def _prepare(
 ) -> tuple[Callable[[], object], Callable[[], int], int]:
     """Return the collective to time, a run of it that counts wrong elements, and its bytes as nccl-tests counts them.
 
-    Those are the whole buffer's: sent to an all-reduce and a reduce-scatter, received from an all-gather.
+    Those are the whole buffer's: sent to an all-reduce and a reduce-scatter, received from an all-gather. In
+    send_receive each rank sends to the next one.
     """
     share = size_mib * 2**18 // ranks.world_size
     length = share * ranks.world_size if collective != "all_reduce" else size_mib * 2**18
     index = torch.arange(length, dtype=torch.int32, device=ranks.device) % PERIOD
     whole = torch.empty(length, dtype=torch.float32, device=ranks.device)
     own = slice(ranks.rank * share, (ranks.rank + 1) * share)
-    part = torch.empty(share, dtype=torch.float32, device=ranks.device)
+    is_exchange = collective in ("all_to_all", "send_receive")
+    part = torch.empty(length if is_exchange else share, dtype=torch.float32, device=ranks.device)
+    before = (ranks.rank - 1) % ranks.world_size
 
     def pattern(rank: int) -> torch.Tensor:
         return (index + rank) % PERIOD
@@ -198,9 +201,39 @@ def _prepare(
         dist.reduce_scatter_tensor(part, whole)
         return int((part != total()[own]).sum().item())
 
+    def send_on() -> None:
+        if ranks.world_size == 1:
+            part.copy_(whole)
+            return
+        following = (ranks.rank + 1) % ranks.world_size
+        pair = [dist.P2POp(dist.isend, whole, following), dist.P2POp(dist.irecv, part, before)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+
+    def broadcasted() -> int:
+        whole.copy_(pattern(ranks.rank))
+        dist.broadcast(whole, src=0)
+        return int((whole != pattern(0)).sum().item())
+
+    def exchanged() -> int:
+        whole.copy_(pattern(ranks.rank))
+        dist.all_to_all_single(part, whole)
+        return int((part != torch.cat([pattern(rank)[own] for rank in range(ranks.world_size)])).sum().item())
+
+    def received() -> int:
+        whole.copy_(pattern(ranks.rank))
+        send_on()
+        return int((part != pattern(before)).sum().item())
+
     size_bytes = length * 4
     if collective == "all_reduce":
         return lambda: dist.all_reduce(whole), reduced_everywhere, size_bytes
     if collective == "all_gather":
         return lambda: dist.all_gather_into_tensor(whole, part), gathered, size_bytes
-    return lambda: dist.reduce_scatter_tensor(part, whole), reduced_in_parts, size_bytes
+    if collective == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole), reduced_in_parts, size_bytes
+    if collective == "broadcast":
+        return lambda: dist.broadcast(whole, src=0), broadcasted, size_bytes
+    if collective == "all_to_all":
+        return lambda: dist.all_to_all_single(part, whole), exchanged, size_bytes
+    return send_on, received, size_bytes

@@ -23,10 +23,11 @@ STEP_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Ranks that fell silent, and what others told of their own failure."""
+    """Ranks that fell silent, what others told of their own failure, and the step that hangs on some rank."""
 
     silent: tuple[int, ...]
     faults: dict[int, str]
+    hung: str = ""
 
 
 class Watch:
@@ -56,11 +57,11 @@ class Watch:
         """End the watch: the test is done."""
         self._done.set()
 
-    def fail(self, reason: str, *, own: bool) -> NoReturn:
+    def fail(self, reason: str, *, own: bool, hung: str = "") -> NoReturn:
         """Tell all ranks, find the silent ones, report and exit with 1; ``own`` where the fault is this rank's."""
         if self._failing.acquire(blocking=False):
             progress(f"rank {self._ranks.rank}: {reason}; asking who still answers")
-            self._report(reason, self._roll_call(reason if own else None))
+            self._report(reason, self._roll_call(reason if own else None, hung))
             # The store may live in rank 0: it leaves last.
             time.sleep(LINGER_S if self._ranks.rank else 2 * LINGER_S)
             # Not sys.exit: destructors of a broken NCCL communicator can hang.
@@ -90,22 +91,27 @@ class Watch:
             if now > self._deadline:
                 self.fail(f"the time limit of {self._limit_s:g} s is over, in {self._step!r}", own=False)
             if now > self._step_ends:
-                self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False)
+                self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False, hung=self._step)
 
-    def _roll_call(self, fault: str | None) -> Loss:
+    def _roll_call(self, fault: str | None, hung: str) -> Loss:
         found: list[Loss] = []
 
         def ask() -> None:
             store = _clone(self._ranks.store)
             if fault:
                 store.set(f"fault/{self._ranks.rank}", fault)
+            if hung:
+                # Before the failure, upon which the other ranks look for it.
+                store.set("hung", hung)
             store.add("failures", 1)
             counts = self._counts(store)
             time.sleep(ROLL_CALL_S)
             silent = [rank for rank, count in enumerate(self._counts(store)) if count == counts[rank]]
             told = [rank for rank in range(self._ranks.world_size) if store.check([f"fault/{rank}"])]
             faults = {rank: str(store.get(f"fault/{rank}"), "utf-8") for rank in told}
-            found.append(Loss(silent=tuple(rank for rank in silent if rank != self._ranks.rank), faults=faults))
+            step = str(store.get("hung"), "utf-8") if store.check(["hung"]) else ""
+            others = tuple(rank for rank in silent if rank != self._ranks.rank)
+            found.append(Loss(silent=others, faults=faults, hung=step))
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()

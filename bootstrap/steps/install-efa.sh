@@ -10,8 +10,16 @@ if ((GPUFLEET_EFA_CARDS == 0)); then
   log "no EFA on this instance type"
   exit 0
 fi
-version=$(sed --silent 's/.*EFA installer version: \([0-9.]*\).*/\1/p' "$ROOT/opt/amazon/efa_installed_packages" 2>/dev/null || true)
-if [[ -n $version ]] && version_at_least "$version" "$EFA_INSTALLER_MIN"; then
+list=$ROOT/opt/amazon/efa_installed_packages fault=""
+version=$(sed --silent 's/.*EFA installer version: \([0-9.]*\).*/\1/p' "$list" 2>/dev/null || true)
+# A container brings its own plugin (pull-image.sh).
+if [[ -r $list && -z ${GPUFLEET_IMAGE:-} ]]; then fault=$(efa_fault <"$list"); fi
+if [[ -n $fault && ${GPUFLEET_AMI_KIND:-} != custom ]]; then
+  log "FAIL $fault: choose another Deep Learning AMI (gpufleet:amiName), or one of your own (gpufleet:amiId)"
+  # Every node of the image would fail alike: this status ends the run.
+  exit 78
+fi
+if [[ -n $version && -z $fault ]] && version_at_least "$version" "$EFA_INSTALLER_MIN"; then
   log "EFA installer $version has run (at least $EFA_INSTALLER_MIN)"
   exit 0
 fi

@@ -56,6 +56,10 @@ modules=$(imported_modules)
 if ((${GPUFLEET_GPUDIRECT:-0})) && ! agent run-python "$BOOTSTRAP_DIR/agent" efa-settings | grep ^LD_LIBRARY_PATH= >/dev/null; then
   unfit "has no aws-ofi-nccl below /opt/amazon, so NCCL would not find EFA (AWS's Deep Learning Containers have it)"
 fi
+if ((GPUFLEET_EFA_CARDS)); then
+  fault=$(agent run-python -c 'import os; p = "/opt/amazon/efa_installed_packages"; print(open(p).read() if os.path.exists(p) else "")' | efa_fault)
+  [[ -z $fault ]] || unfit "cannot train: $fault"
+fi
 [[ $gpu == True ]] || die "torch $torch in $image sees no GPU: it is built without CUDA, or for a newer driver, or" \
   "nvidia-ctk has not configured docker"
 log "$image has torch $torch with NCCL $nccl and sees the GPU"

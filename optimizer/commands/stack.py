@@ -157,7 +157,8 @@ def put_plan(
         say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":
             say(f"once: pulumi config set {POLICY_KEY} adaptive")
-    for line in _missing_settings(stack, chosen, {**before, FILE_SYSTEM_KEY: mounted or before.get(FILE_SYSTEM_KEY)}):
+    now = {CONTAINER_KEY: container, FILE_SYSTEM_KEY: mounted}
+    for line in _missing_settings(stack, chosen, {**before, **{key: new for key, new in now.items() if new}}):
         say(f"once: {line}")
 
 

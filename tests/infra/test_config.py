@@ -245,7 +245,7 @@ def load(settings: dict[str, str], **changes: Any) -> StackSettings:
 def test_a_thread_without_an_event_loop_of_its_own_loads_a_configuration() -> None:
     """Python 3.14 makes none for the first thread either."""
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(load, {}).result().plan == sample_plan()
+        assert pool.submit(load, EXISTING_VPC).result().plan == sample_plan()
 
 
 @pytest.mark.parametrize("option", [reserved("cr-0123456789abcdef0"), capacity_block()], ids=["reserved", "block"])
@@ -267,7 +267,7 @@ LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 
 
 
 def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_money(tmp_path: Path) -> None:
-    trained = {"job": {"architecture": LLAMA}}
+    trained = {"job": {"architecture": LLAMA}, "node": {"efa_cards": 0}}
     with pytest.raises(ConfigError, match=r"image lacks the trainer's libraries .* `gpufleet wheels --stack dev`"):
         load({}, **trained)
     torch = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"
@@ -358,14 +358,24 @@ def test_the_image_has_torch_where_aws_supports_the_type_on_it(
     instance_type: str, architecture: str, torch: bool
 ) -> None:
     plan = sample_plan(
-        instance_type=instance_type, node={"cpu_architecture": architecture}, purchase={"spot_types": []}
+        instance_type=instance_type,
+        node={"cpu_architecture": architecture, "efa_cards": 0},
+        purchase={"spot_types": []},
     )
     image = images.dlami_of(plan)
     assert image.torch is torch
     assert image.parameter.startswith(f"/aws/service/deeplearning/ami/{architecture}/")
     assert ("-pytorch-2.11-" in image.parameter) is torch
-    mixed = sample_plan(purchase={"spot_types": ["p6-b300.48xlarge"]})
+    # A gang over EFA needs a plugin that does not hang (bootstrap/known-bad.csv).
+    assert (image.torch, image.ofi_nccl) != (True, "1.18.0") or not (plan.node_count > 1 and plan.node.efa_cards)
+    mixed = sample_plan(node={"efa_cards": 0}, purchase={"spot_types": ["p6-b300.48xlarge"]})
     assert not images.dlami_of(mixed).torch, "every type of the group must be supported"
+
+
+def test_a_gang_over_efa_boots_no_image_with_a_plugin_that_hangs() -> None:
+    versions = ("1.17.1", "1.18.0", "1.19.2", "1.20.0", "1.21.1")
+    assert [images.has_fault("aws-ofi-nccl", version) for version in versions] == [False, True, True, False, False]
+    assert not images.has_fault("aws-ofi-nccl", images.dlami_of(sample_plan()).ofi_nccl)
 
 
 class _Image(Answers):

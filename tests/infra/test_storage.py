@@ -162,10 +162,14 @@ def test_training_code_that_is_absent_empty_or_too_large_is_refused(tmp_path: Pa
         deploy(config={"gpufleet:trainDir": str(tmp_path)})
 
 
+# A gang over EFA boots the image without torch (infra/images.py).
+WITH_TORCH = {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"}
+
+
 @pytest.mark.parametrize("top", ["", "./"], ids=["plain", "dot"])
 def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repository: Path, top: str) -> None:
     path = wheels(tmp_path, TRAINER_LIST, top=top)
-    stack = deploy(config={"gpufleet:wheels": str(path)})
+    stack = deploy(config={**WITH_TORCH, "gpufleet:wheels": str(path)})
     assert stack.one("BucketObjectv2", "-wheels")["key"] == Names.wheels_key
     assert f"WHEELS_KEY:={Names.wheels_key}}}" in (repository / "bootstrap/lib.sh").read_text()
     assert stack.policy("RolePolicy", "-node")["ReadBootstrap"]["Resource"].endswith("/bootstrap/*")
@@ -181,7 +185,7 @@ def test_wheels_are_uploaded_where_the_nodes_look_for_them(tmp_path: Path, repos
 )
 def test_wheels_that_nodes_cannot_use_are_refused(tmp_path: Path, made: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        deploy(config={"gpufleet:wheels": str(wheels(tmp_path, TRAINER_LIST, **made))})
+        deploy(config={**WITH_TORCH, "gpufleet:wheels": str(wheels(tmp_path, TRAINER_LIST, **made))})
 
 
 def test_where_the_image_has_no_torch_the_wheels_have_it() -> None:
@@ -196,7 +200,7 @@ HASHES = f"--hash=sha256:{'0' * 64}"
 def test_own_requirements_travel_in_the_bundle_and_their_wheels_in_the_archive(tmp_path: Path) -> None:
     own = tmp_path / "requirements.txt"
     own.write_text(f"# locked\nMy_Package==1.0 \\\n    {HASHES}\ntorch==2.11.0+cu130 {HASHES}\n")
-    config = {"gpufleet:requirements": str(own)}
+    config = {**WITH_TORCH, "gpufleet:requirements": str(own)}
     content = base64.b64decode(deploy(config=config).one("BucketObjectv2", "-bootstrap")["contentBase64"])
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         packed = archive.extractfile("bootstrap/requirements-own.txt")

@@ -63,6 +63,12 @@ def hurry() -> None:
     watch.STEP_S = 8.0
 
 
+def hang() -> None:
+    """A broadcast that never ends, as with aws-ofi-nccl 1.18.0; the process lives."""
+    hurry()
+    torch.distributed.broadcast = lambda *_, **__: time.sleep(LONG_S)
+
+
 def vanish() -> None:
     """Say that this host may be cut off now, and go on a moment later."""
     hurry()
@@ -74,6 +80,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "miscomputes": miscomputes,
     "slow": slow,
     "hurries": lambda: after_gradients(hurry),
+    "hangs": lambda: after_gradients(hang),
     "vanishes": lambda: after_gradients(vanish),
 }
 REPLACED: list[tuple[Any, str]] = [(models, "build"), (straggler, "product_seconds")]

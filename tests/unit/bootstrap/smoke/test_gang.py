@@ -68,6 +68,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
     found: Reports = {}
     everyone = range(COUNT)
     with hosts(COUNT) as made:
+        # It ends its ranks, as the last scenario does.
+        hanging = Gang(tmp_path_factory.mktemp("hanging"), made, ("hangs",))
+        hanging.run("hangs", *(f"{rank} hangs" for rank in everyone))
+        found["hangs"] = hanging.reports("hangs", everyone)
+        hanging.process.wait(WAIT_S)
         gang = Gang(folder, made, SCENARIOS)
         try:
             for scenario in HEALTHY:
@@ -113,7 +118,8 @@ def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: 
         rates = {f"{name}_bus_bandwidth" for name in ("all_reduce", "all_gather", "reduce_scatter")}
         assert rates <= warned <= rates | {"slowest_pair", "slowest_rank_products"}
         assert "the plan expects 2" in tests["all_gather_bus_bandwidth"]["note"]
-        assert all(tests[f"{name}_values"]["value"] == 0 for name in ("all_gather", "reduce_scatter"))
+        exchanges = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")
+        assert all(tests[f"{name}_values"]["value"] == 0 for name in exchanges)
         pairs = tests["slowest_pair"]["details"]["pairs"]
         assert [pair["hosts"] for pair in pairs] == [["host-0", "host-1"], ["host-0", "host-2"], ["host-1", "host-2"]]
         # The link has 0.025 GB/s; a token bucket lets a burst pass.
@@ -154,6 +160,12 @@ def test_a_host_that_vanishes_is_named_in_time_by_the_others(reports: Reports) -
         assert "host-2 does not answer" in report["error"]
         # Earlier results are not lost.
         assert by_name(report)["gradients_equal_one_process_float32"]["verdict"] == "pass"
+
+
+def test_a_collective_that_hangs_is_named_and_no_host_is(reports: Reports) -> None:
+    for report in reports["hangs"]:
+        assert (report["passed"], report["bad_hosts"], report["hung"]) == (False, [], "broadcast")
+        assert report["error"] == "broadcast hangs, though every rank answers"
 
 
 def test_every_pair_meets_once_and_nobody_twice_a_round() -> None:

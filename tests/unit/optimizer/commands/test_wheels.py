@@ -13,7 +13,11 @@ from optimizer.commands.stack_file import change_stack_file, write_stack_file
 from tests.plans import merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
-LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
+# AWS's image with torch suits a gang without EFA (infra/images.py).
+WITHOUT_EFA: dict[str, Any] = {"node": {"efa_cards": 0}}
+LLAMA = WITHOUT_EFA | {
+    "job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}
+}
 
 
 def stack(folder: Path, plan: dict[str, Any], **config: Any) -> list[str]:
@@ -59,7 +63,7 @@ def test_a_type_without_an_image_with_torch_gets_torch(
 def test_own_code_on_an_image_with_torch_needs_none(
     gpufleet: Gpufleet, downloads: list[list[str]], tmp_path: Path
 ) -> None:
-    code, out, _ = gpufleet(*stack(tmp_path, {}, trainCommand="train.py"))
+    code, out, _ = gpufleet(*stack(tmp_path, WITHOUT_EFA, trainCommand="train.py"))
     assert (code, downloads) == (0, []) and out.startswith("no wheels are needed")
 
 
