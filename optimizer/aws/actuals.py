@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.ending import Member
+from optimizer.aws.paging import filters, instances
 
 if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
@@ -116,15 +117,24 @@ def read_launches(client: EC2Client, groups: Sequence[str]) -> dict[str, tuple[d
     Not by IDs: one that EC2 does not know yet would fail the others' answer
     (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
     """
-    pages = client.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": list(groups)}]
-    )
+    of_groups = filters({"tag:aws:autoscaling:groupName": groups})
     return {
         instance["InstanceId"]: (instance["LaunchTime"], instance.get("InstanceLifecycle", "on-demand"))
-        for page in pages
-        for reservation in page["Reservations"]
-        for instance in reservation["Instances"]
+        for instance in instances(client, Filters=of_groups)
     }
+
+
+def read_ranks(client: EC2Client, group: DeployedGroup) -> list[str]:
+    """Return the ids of the running nodes in service, by rank.
+
+    torchrun's c10d rendezvous sorts the nodes by their addresses, as text (``_mark_rendezvous_complete`` of
+    torch.distributed.elastic.rendezvous.dynamic_rendezvous), and bootstrap/agent gives it the private address.
+    """
+    serving = [node.instance_id for node in group.nodes if node.lifecycle_state == "InService"]
+    if not serving:
+        return []
+    running = (node for node in instances(client, InstanceIds=serving) if node["State"]["Name"] == "running")
+    return [node["InstanceId"] for node in sorted(running, key=lambda node: node["PrivateIpAddress"])]
 
 
 def read_failures(client: AutoScalingClient, names: Sequence[str], *, since: datetime) -> tuple[LaunchFailure, ...]:

@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 
 from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
+from optimizer.aws.paging import filters, pages
 from optimizer.contract.plan import CapacityBlock, FleetPlan
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def _describe(client: EC2Client, search: Search, count: int) -> Iterator[Any]:
         **({"StartDateRange": search.start} if search.start else {}),
         **({"EndDateRange": search.until} if search.until else {}),
     }
-    for page in client.get_paginator("describe_capacity_block_offerings").paginate(**asked):
-        yield from page["CapacityBlockOfferings"]
+    return pages(client, "describe_capacity_block_offerings", "CapacityBlockOfferings", **asked)
 
 
 def _read(offer: Any) -> Offering | None:
@@ -152,12 +152,10 @@ def _read(offer: Any) -> Offering | None:
 
 def bought(client: EC2Client, offering: Offering) -> list[Any]:
     """Return the account's Capacity Blocks of an offering's type, zone, count and times, paid or to be paid."""
-    of_type: Any = [{"Name": "instance-type", "Values": [offering.instance_type]}]
-    pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=of_type)
-    reservations: list[Any] = [reservation for page in pages for reservation in page["CapacityReservations"]]
+    of_type = filters({"instance-type": [offering.instance_type]})
     return [
         reservation
-        for reservation in reservations
+        for reservation in pages(client, "describe_capacity_reservations", "CapacityReservations", Filters=of_type)
         if quotas.is_block(reservation)
         and reservation["State"] in ("active", "scheduled", "pending", "payment-pending")
         and reservation["AvailabilityZone"] == offering.zone

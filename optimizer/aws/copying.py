@@ -21,6 +21,7 @@ from bootstrap.contract.checkpoint import (
     ManifestError,
     read_contents,
 )
+from optimizer.aws.paging import list_objects, read_object
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.units import GIB
 
@@ -62,7 +63,7 @@ def find_carried(client: S3Client, bucket: str, prefix: str) -> Carried:
         if name != MANIFEST_NAME or not _is_checkpoint(key):
             continue
         try:
-            contents = read_contents(folder, client.get_object(Bucket=bucket, Key=f"{prefix}/{key}")["Body"].read())
+            contents = read_contents(folder, read_object(client, bucket, f"{prefix}/{key}"))
             if contents is None:
                 continue
             _check_files(contents, {name: sizes.get(f"{folder}/{name}") for name in contents.files})
@@ -83,8 +84,7 @@ def find_carried(client: S3Client, bucket: str, prefix: str) -> Carried:
 
 
 def _list_sizes(client: S3Client, bucket: str, prefix: str) -> dict[str, int]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-    listed = [item for page in pages for item in page.get("Contents", [])]
+    listed = list_objects(client, bucket, f"{prefix}/")
     return {item["Key"].removeprefix(f"{prefix}/"): item["Size"] for item in listed}
 
 

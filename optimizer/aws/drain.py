@@ -79,18 +79,14 @@ class Drain:
         """Read the groups, None where AWS does not tell, and the controller's state."""
         try:
             groups = read_groups(self.client, self.groups)
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+        except errors.AWS_ERRORS as error:
             if _is_refused(error) or self.now() >= last:
                 raise _cannot("look at the group", error) from error
             self.say(f"the group cannot be read: {errors.reason(error)}; trying again")
             return None, None
         try:
             return groups, self.read_state()
-        except Exception as error:
-            if not isinstance(error, GpufleetError) and not errors.is_aws_error(error):
-                raise
+        except (GpufleetError, *errors.AWS_ERRORS):
             return groups, None
 
     def _is_left_alone(self, wanted: int, state: ControllerState | None, began: datetime) -> bool:
@@ -146,9 +142,7 @@ class Drain:
         # A refusal, like too many calls or a node just gone, is tried again later.
         try:
             getattr(self.client, operation)(**parameters)
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+        except errors.AWS_ERRORS as error:
             if _is_refused(error):
                 raise _cannot(purpose, error) from error
             self.say(f"cannot {purpose}: {errors.reason(error)}; trying again")

@@ -90,8 +90,9 @@ is_misconfigured = _is_a(
 is_unreachable = _is_a(exceptions.ConnectionError, exceptions.HTTPClientError)
 # A proxy or a portal answered in place of AWS. Not a BotoCoreError.
 is_unreadable = _is_a(ResponseParserError)
-# Errors that ``reason`` can explain.
-is_aws_error = _is_a(ClientError, BotoCoreError, ResponseParserError)
+# Errors that ``reason`` can explain: AWS's refusals, and failures to ask it.
+AWS_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
+is_aws_error = _is_a(*AWS_ERRORS)
 
 
 def is_server_fault(error: BaseException) -> bool:
@@ -120,7 +121,11 @@ _REASONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's cause and remedy in one line."""
+    """Return an error's cause and remedy in one line; of an error of ours its own words."""
+    if isinstance(error, GpufleetError):
+        return error.got
+    if isinstance(error, UnusableAnswerError):
+        return str(error)
     text = next((text for applies, text in _REASONS if applies(error)), "{code}: {message}")
     return text.format(error=error, code=code(error), message=_message(error))
 
@@ -136,7 +141,5 @@ def explained(got: str, *, why: str = "", next_step: str = "") -> Iterator[None]
     """Raise an AWS error of the block as a GpufleetError: ``got``, and AWS's reason."""
     try:
         yield
-    except Exception as error:
-        if not is_aws_error(error):
-            raise
+    except AWS_ERRORS as error:
         raise GpufleetError(f"{got}: {reason(error)}", why=why, next_step=next_step) from error

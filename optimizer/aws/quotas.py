@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.aws import errors
+from optimizer.aws.paging import filters, instances, pages
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -149,10 +150,8 @@ def open_request(client: Any, quota: Quota) -> Mapping[str, Any] | None:
 
     https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_ListRequestedServiceQuotaChangeHistoryByQuota.html
     """
-    pages = client.get_paginator("list_requested_service_quota_change_history_by_quota").paginate(
-        ServiceCode=quota.service, QuotaCode=quota.code
-    )
-    requests = (request for page in pages for request in page["RequestedQuotas"])
+    operation = "list_requested_service_quota_change_history_by_quota"
+    requests = pages(client, operation, "RequestedQuotas", ServiceCode=quota.service, QuotaCode=quota.code)
     return next((request for request in requests if request["Status"] in ("PENDING", "CASE_OPENED")), None)
 
 
@@ -185,13 +184,9 @@ class Running:
 
 def running(client: EC2Client) -> list[Running]:
     """Return the account's pending or running instances in the client's region."""
-    alive: Any = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    pages = client.get_paginator("describe_instances").paginate(Filters=alive)
-    instances: list[Any] = [
-        instance for page in pages for group in page["Reservations"] for instance in group["Instances"]
-    ]
+    alive = list(instances(client, Filters=filters({"instance-state-name": ["pending", "running"]})))
     # An instance may have fewer cores than its type; without CpuOptions the type's default counts.
-    by_type = vcpus(client, {instance["InstanceType"] for instance in instances if not _own_vcpus(instance)})
+    by_type = vcpus(client, {instance["InstanceType"] for instance in alive if not _own_vcpus(instance)})
     return [
         Running(
             instance_type=instance["InstanceType"],
@@ -199,7 +194,7 @@ def running(client: EC2Client) -> list[Running]:
             vcpus=_own_vcpus(instance) or by_type[instance["InstanceType"]],
             tags=instance.get("Tags", ()),
         )
-        for instance in instances
+        for instance in alive
     ]
 
 
@@ -212,10 +207,9 @@ def vcpus(client: EC2Client, types: Collection[str]) -> dict[str, int]:
     """Return the default vCPUs of ``types``."""
     if not types:
         return {}
-    of_types: Any = [{"Name": "instance-type", "Values": sorted(types)}]
-    pages = client.get_paginator("describe_instance_types").paginate(Filters=of_types)
-    infos: dict[str, Any] = {info["InstanceType"]: info["VCpuInfo"] for page in pages for info in page["InstanceTypes"]}
-    return {name: infos[name]["DefaultVCpus"] for name in types}
+    infos = pages(client, "describe_instance_types", "InstanceTypes", Filters=filters({"instance-type": types}))
+    by_name = {info["InstanceType"]: int(info["VCpuInfo"]["DefaultVCpus"]) for info in infos}
+    return {name: by_name[name] for name in types}
 
 
 def is_block(reservation: Mapping[str, Any]) -> bool:
@@ -233,9 +227,8 @@ def requested_spot(client: EC2Client) -> list[tuple[str, int]]:
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
     """
-    still_open: Any = [{"Name": "state", "Values": ["open"]}]
-    pages = client.get_paginator("describe_spot_instance_requests").paginate(Filters=still_open)
-    requests = [request for page in pages for request in page["SpotInstanceRequests"]]
+    still_open = filters({"state": ["open"]})
+    requests = pages(client, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=still_open)
     types: list[str] = [request["LaunchSpecification"]["InstanceType"] for request in requests]
     by_type = vcpus(client, set(types))
     return [(name, by_type[name]) for name in types]
@@ -252,12 +245,10 @@ def reserved(client: EC2Client, account_id: str | None) -> list[Reservation]:
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
     """
-    counted: Any = [{"Name": "state", "Values": ["assessing", "scheduled", "pending", "active", "delayed"]}]
-    pages = client.get_paginator("describe_capacity_reservations").paginate(Filters=counted)
-    reservations: list[Any] = [reservation for page in pages for reservation in page["CapacityReservations"]]
+    counted = filters({"state": ["assessing", "scheduled", "pending", "active", "delayed"]})
     own = [
         reservation
-        for reservation in reservations
+        for reservation in pages(client, "describe_capacity_reservations", "CapacityReservations", Filters=counted)
         if account_id is None or reservation.get("OwnerId", account_id) == account_id
     ]
     by_type = vcpus(client, {reservation["InstanceType"] for reservation in own})

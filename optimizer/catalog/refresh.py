@@ -75,9 +75,7 @@ def enabled_regions() -> tuple[str, ...]:
     """Regions the account can use; GpufleetError where AWS could not be asked."""
     try:
         answer = clients.ec2(clients.HOME_REGION).describe_regions()
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         raise _nothing_refreshed([errors.reason(error)]) from error
     return tuple(sorted(region["RegionName"] for region in answer["Regions"]))
 
@@ -125,9 +123,7 @@ def refresh_spot(
             entries = spot_history.fetch(ec2, offered) if offered else []
             zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
             answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+        except errors.AWS_ERRORS as error:
             answer.failures.append(Failure(source=spot_history.NAME, region=region, reason=errors.reason(error)))
         progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
         return answer
@@ -171,9 +167,7 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
             return None
         try:
             result = call()
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+        except errors.AWS_ERRORS as error:
             reason = errors.reason(error)
             fail(source, reason)
             if _concerns_the_service(service, error):

@@ -14,7 +14,7 @@ import pandas as pd
 from bootstrap.contract.measured import FOLDER, MeasuredRow
 from bootstrap.contract.words import counted
 from optimizer.aws import clients, errors
-from optimizer.aws.measured import read_measured
+from optimizer.aws.training import read_measured
 from optimizer.catalog import load as load_catalog
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.options import OutputFile, directory_option

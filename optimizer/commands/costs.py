@@ -93,11 +93,7 @@ def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
         bill.state = control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
         if bill.state is None:
             bill.notes.append("the controller has not written its meter yet")
-    except GpufleetError as error:
-        bill.notes.append(f"the controller's meter cannot be read: {error.got}")
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except (GpufleetError, *errors.AWS_ERRORS) as error:
         bill.notes.append(f"the controller's meter cannot be read: {errors.reason(error)}")
     bill.start = _start(since, bill.state, now.date())
     explorer = billing.CostExplorer(clients.cost_explorer())
@@ -106,9 +102,7 @@ def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
         if bill.tag in ("active", "unknown"):
             bill.billed = explorer.tagged(TAG, names.stack, bill.start, bill.end)
             bill.untagged = explorer.untagged(TAG, names.region, bill.start, bill.end)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         reason = f"Cost Explorer cannot be read: {errors.reason(error)}"
         if bill.state is None:
             raise GpufleetError(

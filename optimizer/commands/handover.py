@@ -16,7 +16,7 @@ from bootstrap.contract.words import counted
 from infra.control_settings import job_id
 from infra.naming import Names
 from infra.s3_uri import read_s3_prefix
-from optimizer.aws import clients, control, copying, errors
+from optimizer.aws import clients, control, copying, errors, paging
 from optimizer.aws.copying import Carried
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.deploying import deploy, run_recommend
@@ -206,16 +206,10 @@ def _name_missing_parameters(source: Names, target: Names) -> None:
     """
     named = []
     for names in (source, target):
-        pages = clients.ssm(names.region).get_paginator("get_parameters_by_path")
+        below = {"Path": names.parameter_path, "Recursive": True}
         try:
-            listed = [
-                item
-                for page in pages.paginate(Path=names.parameter_path, Recursive=True)
-                for item in page["Parameters"]
-            ]
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+            listed = list(paging.pages(clients.ssm(names.region), "get_parameters_by_path", "Parameters", **below))
+        except errors.AWS_ERRORS as error:
             say(f"note: parameters below {names.parameter_path} cannot be listed: {errors.reason(error)}", err=True)
             return
         named.append({item["Name"].removeprefix(names.parameter_path) for item in listed})

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from optimizer.aws import clients, errors
-from optimizer.aws.logs import LogReader
+from optimizer.aws.log_group import LogReader
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
 from optimizer.contract.errors import DataMissingError, GpufleetError
@@ -65,9 +65,7 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         return
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         if errors.is_not_found(error):
             raise DataMissingError(
                 f"stack {names.stack} has no log group {names.log_group} in {names.region}",

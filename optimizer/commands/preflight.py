@@ -133,9 +133,7 @@ def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
         for increase in wanted:
             request = quotas.request_increase(client, increase)
             say(f"requested: {increase.quota.name}, {request['Status']}, request {request['Id']}", err=True)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         reason = explain(error)
         raise GpufleetError(
             f"quotas were not all requested: {reason.reason}",

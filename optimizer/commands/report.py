@@ -9,7 +9,7 @@ import click
 
 from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
 from optimizer.aws import clients
-from optimizer.aws.progress import read_ledger_lines
+from optimizer.aws.training import read_ledger_lines
 from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option, stack_path
 from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience

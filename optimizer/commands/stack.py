@@ -16,7 +16,7 @@ from infra.settings import LUSTRE_FOLDER, WITH_LUSTRE_CLIENT, ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
 from optimizer.aws.file_systems import find_file_system
-from optimizer.aws.registry import find_image
+from optimizer.aws.images import find_image
 from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
@@ -198,9 +198,7 @@ def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: b
         return f"image: {had.get('id')} stays (--new-image takes the newest of {parameter})"
     try:
         pinned = {"id": images.newest(plan.region, parameter), **place}
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         change_stack_file(path, {IMAGE_KEY: None})
         return (
             f"image: the newest of {parameter} at each pulumi up; gpufleet stack set pins it once AWS answers "

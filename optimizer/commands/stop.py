@@ -38,9 +38,7 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
     s3, now = clients.s3(names.region), datetime.now(UTC)
     try:
         control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
-    except Exception as error:
-        if not errors.is_aws_error(error):
-            raise
+    except errors.AWS_ERRORS as error:
         if errors.is_not_found(error):
             say(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
             return

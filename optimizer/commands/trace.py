@@ -12,7 +12,7 @@ import click
 from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
 from infra.naming import Names
-from optimizer.aws import clients, errors, traces
+from optimizer.aws import clients, errors, training
 from optimizer.commands.options import OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -102,13 +102,13 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
         f"stack {names.stack} cannot be asked for a trace",
         next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
     ):
-        traces.ask(s3, names.bucket, names.checkpoint_prefix, request)
+        training.ask_trace(s3, names.bucket, names.checkpoint_prefix, request)
         extent = f"{request.nsight_s} s of its node" if request.nsight_s else counted(request.steps, "step")
         say(f"asked rank {request.rank} of stack {names.stack} for {extent}", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
         try:
             with patience("waiting for the trace"):
-                while (content := traces.read_answer(s3, names.bucket, names.checkpoint_prefix, request)) is None:
+                while (content := training.read_trace(s3, names.bucket, names.checkpoint_prefix, request)) is None:
                     if time.monotonic() >= ends_at:
                         raise GpufleetError(
                             f"stack {names.stack} has sent no trace within {wait.total_seconds() / 60:.0f} minutes",

@@ -10,8 +10,7 @@ from typing import Any
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from optimizer.aws import errors
-from optimizer.aws.images import ancestors, newest
-from optimizer.aws.registry import find_image
+from optimizer.aws.images import ancestors, find_image, newest
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 from optimizer.preflight.model import (
     UNREADABLE,

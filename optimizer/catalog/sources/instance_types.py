@@ -6,10 +6,11 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, get_args
 
+from optimizer.aws.paging import filters, pages
 from optimizer.catalog.gpus import find_gpu, has_gpudirect, interconnects, why_left_out
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.contract.hardware import CpuArchitecture, InstanceType, Interconnect
@@ -21,15 +22,13 @@ NAME = "instance types"
 ORIGIN = "EC2 DescribeInstanceTypes"
 
 # Families with GPUs. The API has no filter on GPUs; the pattern keeps an answer to a tenth of all types.
-FAMILIES = ("p*", "g*")
+FAMILIES = ("p*.*", "g*.*")
 
 
-def fetch(client: EC2Client) -> list[dict[str, Any]]:
-    """Answers of DescribeInstanceTypes in the client's region, for families that may hold a GPU."""
-    pages = client.get_paginator("describe_instance_types").paginate(
-        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in FAMILIES]}]
-    )
-    return [dict(info) for page in pages for info in page["InstanceTypes"]]
+def fetch(client: EC2Client, types: Collection[str] = FAMILIES) -> list[dict[str, Any]]:
+    """Answers of DescribeInstanceTypes in the client's region, by default for families that may hold a GPU."""
+    chosen = filters({"instance-type": types})
+    return list(pages(client, "describe_instance_types", "InstanceTypes", Filters=chosen))
 
 
 def parse(

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from optimizer.aws.paging import filters, pages
+
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
@@ -40,11 +42,8 @@ def zone_prefix(region: str) -> str:
 
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
     """Offerings of ``types`` by zone id in the client's region."""
-    pages = client.get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone-id",
-        Filters=[{"Name": "instance-type", "Values": sorted(types)}],
-    )
-    return [dict(offering) for page in pages for offering in page["InstanceTypeOfferings"]]
+    asked = {"LocationType": "availability-zone-id", "Filters": filters({"instance-type": types})}
+    return list(pages(client, "describe_instance_type_offerings", "InstanceTypeOfferings", **asked))
 
 
 def parse(offerings: Iterable[Mapping[str, Any]], region: str) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from optimizer.aws.paging import pages
 from optimizer.catalog.model import UnitItem
 from optimizer.catalog.sources import Skipped, UnusableRowError
 
@@ -118,12 +119,9 @@ def fetch_unit(client: PricingClient, item: UnitItem, region: str) -> list[str]:
 
 
 def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -> list[str]:
-    pages = client.get_paginator("get_products").paginate(
-        ServiceCode=service,
-        FormatVersion="aws_v1",
-        Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()],
-    )
-    return [document for page in pages for document in page["PriceList"]]
+    terms = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()]
+    asked = {"ServiceCode": service, "FormatVersion": "aws_v1", "Filters": terms}
+    return list(pages(client, "get_products", "PriceList", **asked))
 
 
 def parse_instances(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from optimizer.aws.paging import pages
 from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.catalog.sources.offerings import zone_prefix
 
@@ -42,12 +43,8 @@ class Entry(NamedTuple):
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
     """Prices in force now of ``types``, in every zone of the client's region."""
     # A start of "now" gives, for each zone, the one entry that is in force.
-    pages = client.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=sorted(types),  # type: ignore[arg-type]  # the stubs list the types of their day
-        ProductDescriptions=[PRODUCT],
-        StartTime=datetime.now(UTC),
-    )
-    return [dict(entry) for page in pages for entry in page["SpotPriceHistory"]]
+    asked = {"InstanceTypes": sorted(types), "ProductDescriptions": [PRODUCT], "StartTime": datetime.now(UTC)}
+    return list(pages(client, "describe_spot_price_history", "SpotPriceHistory", **asked))
 
 
 def fetch_zone_ids(client: EC2Client) -> dict[str, str]:

@@ -40,12 +40,9 @@ def read_rooms(answer: Recommendation) -> Rooms:
     def read(region: str) -> Rooms | str:
         try:
             rooms = _read_region(region, types)
-        except Exception as error:
-            if not errors.is_aws_error(error) and not isinstance(error, errors.UnusableAnswerError):
-                raise
-            reason = errors.reason(error) if errors.is_aws_error(error) else str(error)
+        except (errors.UnusableAnswerError, *errors.AWS_ERRORS) as error:
             advance(f"{region}: not read")
-            return f"quotas of {region} could not be read, so no plan is there: {reason}"
+            return f"quotas of {region} could not be read, so no plan is there: {errors.reason(error)}"
         advance(f"{region}: read")
         return rooms
 

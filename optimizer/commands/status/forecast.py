@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.state import UP
 from bootstrap.contract.words import counted
-from optimizer.aws.progress import TrainingProgress
+from optimizer.aws.training import TrainingProgress
 from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
 from optimizer.economics.policy_outlook import forecast_rest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from infra.alarms import IDLE_GPU_PERCENT
-from optimizer.aws.gpus import GpuMinute, NodeMinute
+from optimizer.aws.log_group import GpuMinute, NodeMinute
 from optimizer.commands.status.reading import Reading
 
 # Share of a minute; a short slowdown costs less than looking at it.

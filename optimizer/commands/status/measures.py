@@ -8,7 +8,7 @@ from typing import Any
 from bootstrap.contract.measured import MeasuredRow
 from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.words import counted
-from optimizer.aws.progress import TrainingProgress
+from optimizer.aws.training import TrainingProgress
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
 from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan

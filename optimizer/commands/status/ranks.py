@@ -6,8 +6,7 @@ from pathlib import Path
 
 from infra.naming import Names
 from optimizer.aws import clients, errors
-from optimizer.aws.actuals import read_group
-from optimizer.aws.ranks import read_ranks
+from optimizer.aws.actuals import read_group, read_ranks
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 

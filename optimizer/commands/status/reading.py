@@ -15,11 +15,9 @@ from bootstrap.contract.state import ControllerState
 from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
 from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
-from optimizer.aws.gpus import NodeMinute, read_gpus
 from optimizer.aws.images import ImageAge, read_age
-from optimizer.aws.logs import read_copies
-from optimizer.aws.measured import MeasuredRuns, read_measured
-from optimizer.aws.progress import TrainingProgress, read_progress
+from optimizer.aws.log_group import NodeMinute, read_copies, read_gpus
+from optimizer.aws.training import MeasuredRuns, TrainingProgress, read_measured, read_progress
 from optimizer.commands.stack_file import IMAGE_KEY, StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
@@ -58,11 +56,7 @@ class Reading:
         """Return ``call()``, or ``otherwise`` with an entry in ``unread``."""
         try:
             return call()
-        except GpufleetError as error:
-            self.unread[part] = error.got
-        except Exception as error:
-            if not errors.is_aws_error(error):
-                raise
+        except (GpufleetError, *errors.AWS_ERRORS) as error:
             self.unread[part] = errors.reason(error)
         return otherwise
 

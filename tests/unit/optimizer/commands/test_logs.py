@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from optimizer.aws import clients
-from optimizer.aws.ranks import read_ranks
+from optimizer.aws.actuals import read_ranks
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from bootstrap.contract.measured import object_name
 from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
-from optimizer.aws.logs import read_copies
-from optimizer.aws.progress import TrainingProgress
+from optimizer.aws.log_group import read_copies
+from optimizer.aws.training import TrainingProgress
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack
 from optimizer.commands.status import headline
 from optimizer.commands.status.forecast import forecast

@@ -1,15 +1,21 @@
-"""Read a training's progress and speed from its ledger in the bucket (bootstrap/training/ledger)."""
+"""What a training keeps beside its checkpoints: its ledger, its measured rows (bootstrap/contract), profiler traces."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ledger import SEGMENT_PREFIX, read_loss
+from bootstrap.contract.measured import FOLDER, MeasuredRow, parse, run_prefix
+from bootstrap.contract.trace import REQUEST, TraceRequest
+from optimizer.aws import errors
+from optimizer.aws.paging import list_objects, read_object
+from optimizer.contract.errors import GpufleetError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -45,20 +51,14 @@ def read_ledger_lines(client: S3Client, bucket: str, checkpoint_prefix: str) -> 
 
 def _segments(client: S3Client, bucket: str, checkpoint_prefix: str) -> list[str]:
     """Keys of the ledger's objects, the newest last."""
-    pages = client.get_paginator("list_objects_v2").paginate(
-        Bucket=bucket, Prefix=f"{checkpoint_prefix}/{SEGMENT_PREFIX}"
-    )
-    segments = [item for page in pages for item in page.get("Contents", [])]
+    segments = list_objects(client, bucket, f"{checkpoint_prefix}/{SEGMENT_PREFIX}")
     return [item["Key"] for item in sorted(segments, key=lambda item: item["LastModified"])]
 
 
 def _read_lines(client: S3Client, bucket: str, keys: Iterable[str]) -> Iterator[str]:
-    def read(key: str) -> bytes:
-        return client.get_object(Bucket=bucket, Key=key)["Body"].read()
-
     # A client serves many threads: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
     with ThreadPoolExecutor(DOWNLOADS) as pool:
-        for body in pool.map(read, keys):
+        for body in pool.map(lambda key: read_object(client, bucket, key), keys):
             yield from body.decode(errors="replace").splitlines()
 
 
@@ -112,3 +112,58 @@ def _parse_event(line: str) -> dict[str, Any] | None:
         return None
     assert isinstance(event, dict)
     return event
+
+
+@dataclass(kw_only=True)
+class MeasuredRuns:
+    """Rows, oldest first, and why an object is none, by key."""
+
+    rows: list[MeasuredRow] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> MeasuredRow | None:
+        """The newest row, if any."""
+        return self.rows[-1] if self.rows else None
+
+
+def read_measured(client: S3Client, bucket: str, checkpoint_prefix: str, *, run_id: str | None = None) -> MeasuredRuns:
+    """Read every row of a stack, or those of one run."""
+    prefix = f"{checkpoint_prefix}/{FOLDER if run_id is None else run_prefix(run_id)}"
+    runs = MeasuredRuns()
+    for key in [item["Key"] for item in list_objects(client, bucket, prefix)]:
+        try:
+            body = read_object(client, bucket, key).decode(errors="replace")
+            runs.rows.append(parse(body, f"s3://{bucket}/{key}"))
+        except FormatError as error:
+            runs.unread[key] = str(error)
+    runs.rows.sort(key=lambda row: row.at)
+    return runs
+
+
+def ask_trace(client: S3Client, bucket: str, checkpoint_prefix: str, request: TraceRequest) -> None:
+    """Write a request; it takes the place of an earlier one."""
+    client.put_object(
+        Bucket=bucket,
+        Key=f"{checkpoint_prefix}/{REQUEST}",
+        Body=request.to_text().encode(),
+        ContentType="application/json",
+    )
+
+
+def read_trace(client: S3Client, bucket: str, checkpoint_prefix: str, request: TraceRequest) -> bytes | None:
+    """Return the trace; None where there is no answer yet, a GpufleetError where the rank could not take it."""
+    for name in (request.trace, request.failure):
+        try:
+            content = read_object(client, bucket, f"{checkpoint_prefix}/{name}")
+        except Exception as error:
+            if not errors.is_no_object(error):
+                raise
+            continue
+        if name == request.trace:
+            return content
+        raise GpufleetError(
+            f"rank {request.rank} took no trace: {content.decode(errors='replace').strip()}",
+            why="one profiler at a time can trace a process",
+        )
+    return None

@@ -1,22 +1,120 @@
-"""Read what the nodes' GPUs do now from the stack's log group (bootstrap/contract/gpus.py)."""
+"""Read the stack's log group: the training's output, copies of the data, and what the GPUs do."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import fmean
 from typing import Any, Literal
 
-from bootstrap.contract.gpus import FIELDS, STREAMS, slowed_by
+from bootstrap.contract.gpus import FIELDS, slowed_by
+from bootstrap.contract.gpus import STREAMS as GPU_STREAMS
+from bootstrap.contract.staging import copied_gib
+from optimizer.aws import errors
+from optimizer.aws.paging import pages
 
+# The nodes' CloudWatch agent (bootstrap/cloudwatch-agent.json) writes a stream a node below this.
+STREAMS = "train/"
+# Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
+LATE = timedelta(minutes=1)
+# A node that could not reach CloudWatch sends its lines later: every twelfth reading (each minute with `logs -f`) goes
+# back as far as this.
+VERY_LATE = timedelta(minutes=15)
+READINGS = 12
+# A copy that has no line of progress for so long is over, or hangs.
+COPY_WINDOW = timedelta(minutes=2)
 # An older line says nothing of the present; nodes send four a minute and GPU.
-WINDOW = timedelta(minutes=5)
+GPU_WINDOW = timedelta(minutes=5)
 MINUTE_MS = 60_000
 MIB_PER_GIB = 1024
 BYTES_PER_MB = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    """One line of a node."""
+
+    node: str  # instance id
+    at_ms: int
+    text: str
+
+
+@dataclass(kw_only=True)
+class LogReader:
+    """Reads a log group on and on, each line once.
+
+    FilterLogEvents, not Live Tail, which is billed by the minute, drops lines above 500 a second and ends after three
+    hours: https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_StartLiveTail.html
+    """
+
+    client: Any
+    group: str
+    node: str  # instance id; empty for all
+    since: datetime
+    rank: int | None = None  # of a GPU; None: all lines
+    _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
+    _readings: int = field(default=0, init=False)
+
+    def read(self) -> Iterator[LogLine]:
+        """Read what came since the last time, in order of time.
+
+        https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
+        """
+        start_ms = known_ms = int(self.since.timestamp() * 1000)
+        if self._seen:
+            newest_ms = max(self._seen.values())
+            known_ms = max(start_ms, newest_ms - VERY_LATE // timedelta(milliseconds=1))
+            late = LATE if self._readings % READINGS else VERY_LATE
+            start_ms = max(start_ms, newest_ms - late // timedelta(milliseconds=1))
+        self._readings += 1
+        # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:
+        # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
+        start = "" if self.rank is None else f"[rank {self.rank}] "
+        events = pages(
+            self.client,
+            "filter_log_events",
+            "events",
+            logGroupName=self.group,
+            logStreamNamePrefix=f"{STREAMS}{self.node}",
+            startTime=start_ms,
+            **({"filterPattern": f'"{start.strip()}"'} if start else {}),
+        )
+        self._seen = {event: at for event, at in self._seen.items() if at >= known_ms}
+        for event in events:
+            if event["eventId"] in self._seen or not event["message"].startswith(start):
+                continue
+            self._seen[event["eventId"]] = event["timestamp"]
+            node = event["logStreamName"].removeprefix(STREAMS)
+            yield LogLine(node=node, at_ms=event["timestamp"], text=event["message"])
+
+
+def read_copies(client: Any, group: str, now: datetime) -> Mapping[str, str]:
+    """Read the newest line of progress of each node that copies the data, by instance id."""
+    events = [
+        event
+        for event in _read_events(client, group, STREAMS, now - COPY_WINDOW, filterPattern='"files copied"')
+        if copied_gib(event["message"]) is not None
+    ]
+    events.sort(key=lambda event: event["timestamp"])
+    return {event["logStreamName"].removeprefix(STREAMS): event["message"] for event in events}
+
+
+def _read_events(client: Any, group: str, streams: str, since: datetime, **more: str) -> list[Any]:
+    """Read the events of streams since a time; none before the log group is there.
+
+    https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
+    """
+    start_ms = int(since.timestamp() * 1000)
+    asked = {"logGroupName": group, "logStreamNamePrefix": streams, "startTime": start_ms, **more}
+    try:
+        return list(pages(client, "filter_log_events", "events", **asked))
+    except errors.AWS_ERRORS as error:
+        if not errors.is_not_found(error):
+            raise
+        return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,21 +148,12 @@ Line = tuple[int, list[str]]  # time in ms, fields
 
 
 def read_gpus(client: Any, log_group: str, now: datetime) -> Mapping[str, tuple[NodeMinute, ...]]:
-    """Return the last five minutes of each node, the newest last; empty before any node ran.
-
-    https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
-    """
-    pages = client.get_paginator("filter_log_events").paginate(
-        logGroupName=log_group, logStreamNamePrefix=STREAMS, startTime=int((now - WINDOW).timestamp() * 1000)
-    )
+    """Return the last five minutes of each node, the newest last; empty before any node ran."""
     lines: dict[str, list[Line]] = {}
-    try:
-        for event in (event for page in pages for event in page["events"]):
-            node = event["logStreamName"].removeprefix(STREAMS)
-            fields = [text.strip() for text in event["message"].split(",")]
-            lines.setdefault(node, []).append((event["timestamp"], fields))
-    except client.exceptions.ResourceNotFoundException:
-        return {}
+    for event in _read_events(client, log_group, GPU_STREAMS, now - GPU_WINDOW):
+        node = event["logStreamName"].removeprefix(GPU_STREAMS)
+        fields = [text.strip() for text in event["message"].split(",")]
+        lines.setdefault(node, []).append((event["timestamp"], fields))
     return {node: minutes for node, own in lines.items() if (minutes := fold_minutes(own))}
 
 

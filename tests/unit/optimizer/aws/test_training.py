@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from bootstrap.training.ledger.writer import Ledger
-from optimizer.aws.progress import parse_progress
+from optimizer.aws.training import parse_progress
 
 T = 1_760_000_000.0
 
