@@ -15,7 +15,7 @@ from optimizer.commands.options import OutputFolder, directory_option, stack_pat
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
-from optimizer.preflight.policy import preflight_policy
+from optimizer.preflight.model import preflight_policy
 
 
 @click.command(

@@ -30,7 +30,17 @@ from optimizer.commands.progress import steps
 from optimizer.commands.stack_file import StackFile, check_name, read_stack
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.preflight.model import Deployment, Finding, StackIdentity, StackNames, explain, failure, passed, warning
+from optimizer.preflight.model import (
+    Deployment,
+    Finding,
+    StackIdentity,
+    StackNames,
+    explain,
+    failure,
+    named,
+    passed,
+    warning,
+)
 from optimizer.preflight.run import CHECKS, PreflightReport, preflight
 from optimizer.training_code import describe_demands, other_code
 
@@ -204,16 +214,20 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
 
 
 def _check_offline(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
-    return [*_check_numbers(plan), *_check_configuration(plan, stack, file), _check_training_code(plan, file)]
+    return [
+        *named("plan", _check_numbers(plan)),
+        *named("configuration", _check_configuration(plan, stack, file)),
+        *named("training code", [_check_training_code(plan, file)]),
+    ]
 
 
 def _check_numbers(plan: FleetPlan) -> list[Finding]:
     """Compare the plan's numbers with each other and with the catalog."""
     faults = [
-        failure("plan", f"{fault.field} is {fault.value}", limit=fault.limit, why=fault.why, next_step=fault.next_step)
+        failure(f"{fault.field} is {fault.value}", limit=fault.limit, why=fault.why, next_step=fault.next_step)
         for fault in audit(plan, load())
     ]
-    return faults or [passed("plan", "its numbers agree with each other, its nodes and prices with the catalog")]
+    return faults or [passed("its numbers agree with each other, its nodes and prices with the catalog")]
 
 
 def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
@@ -224,15 +238,13 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
         how = _STARTED[start_of(words)]
         if loses_sigterm(words):
             return warning(
-                "training code",
                 "gpufleet:trainCommand begins with `conda run`, which ends on SIGTERM and does not pass it on",
                 why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
                 next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/engines.md)",
             )
         text = f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan)
-        return passed("training code", text)
+        return passed(text)
     return warning(
-        "training code",
         f"the reference trainer does not carry out this plan: {'; '.join(plan.beyond_trainer)}",
         why="without gpufleet:trainCommand the nodes join and wait, and are paid",
         next_step=other_code(plan),
@@ -242,14 +254,13 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
 def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
     """Let the Pulumi program itself judge plan and configuration."""
     stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
-    finding = passed("configuration", "the Pulumi program takes plan and configuration")
+    finding = passed("the Pulumi program takes plan and configuration")
     try:
         # Files that keys name are searched from Pulumi.yaml's folder.
         with chdir(file.path.parent if file else Path()):
             configuration.load(starts_nodes=file is not None)
     except (ConfigError, RunError) as error:  # RunError: a value is no number
         finding = failure(
-            "configuration",
             str(error),
             why="pulumi up refuses it before anything is created",
             next_step=f"change Pulumi.{stack}.yaml, or choose another plan" if file else "choose another --plan N",
@@ -257,7 +268,6 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
     if file is None or file.plan == plan:
         return [finding]
     other_plan = warning(
-        "configuration",
         f"stack {stack} has another plan than the one that is checked",
         why="pulumi up carries out the stack's",
         next_step=f"gpufleet stack set PLAN --stack {stack}",

@@ -10,6 +10,7 @@ from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws import clients, quotas
+from optimizer.aws.paging import filters, pages
 from optimizer.aws.quotas import Increase, Quota, Reservation, Running
 from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown
 
@@ -52,7 +53,7 @@ def check_network_quotas(context: Context) -> Iterator[Finding]:
         return
 
     def describe(operation: Any, key: str) -> list[Any] | Unknown:
-        return ask(lambda: [item for page in ec2.get_paginator(operation).paginate() for item in page[key]])
+        return ask(lambda: list(pages(ec2, operation, key)))
 
     def own(resources: list[Any] | Unknown) -> list[Any]:
         return [] if isinstance(resources, Unknown) else [item for item in resources if context.owns(item)]
@@ -60,7 +61,7 @@ def check_network_quotas(context: Context) -> Iterator[Finding]:
     vpcs, endpoints = describe("describe_vpcs", "Vpcs"), describe("describe_vpc_endpoints", "VpcEndpoints")
     own_vpcs = own(vpcs)
     if own_vpcs:
-        yield passed(f"quota {quotas.VPCS.name}", "the stack's network is there already")
+        yield passed("the stack's network is there already", check=f"quota {quotas.VPCS.name}")
     gateways = _of_type(endpoints, "Gateway")
     # Counted per VPC, so a VPC that is yet to be made uses none.
     interfaces = _of_type(endpoints, "Interface", in_vpc=own_vpcs[0]["VpcId"]) if own_vpcs else []
@@ -94,10 +95,7 @@ def check_storage_quota(context: Context) -> Iterator[Finding]:
     plan = context.plan
 
     def used_tib() -> float:
-        pages = context.ec2.get_paginator("describe_volumes").paginate(
-            Filters=[{"Name": "volume-type", "Values": ["gp3"]}]
-        )
-        volumes = (volume for page in pages for volume in page["Volumes"])
+        volumes = pages(context.ec2, "describe_volumes", "Volumes", Filters=filters({"volume-type": ["gp3"]}))
         return sum(int(volume["Size"]) for volume in volumes if not context.owns(volume)) / 1024
 
     need = Need(
@@ -115,10 +113,12 @@ def check_file_system_quotas(context: Context) -> Iterator[Finding]:
         return
 
     def others() -> list[Any]:
-        pages = clients.fsx(context.region).get_paginator("describe_file_systems").paginate()
-        systems = (system for page in pages for system in page["FileSystems"] if not context.owns(system))
-        kind = "PERSISTENT_2"
-        return [system for system in systems if system.get("LustreConfiguration", {}).get("DeploymentType") == kind]
+        return [
+            system
+            for system in pages(clients.fsx(context.region), "describe_file_systems", "FileSystems")
+            if system.get("LustreConfiguration", {}).get("DeploymentType") == "PERSISTENT_2"
+            and not context.owns(system)
+        ]
 
     used = ask(others)
     for quota, amount, field in (
@@ -137,7 +137,6 @@ def check_lambda_concurrency(context: Context) -> Iterator[Finding]:
     limits: Any = clients.lambda_(context.region).get_account_settings()["AccountLimit"]
     free, total = limits["UnreservedConcurrentExecutions"], limits["ConcurrentExecutions"]
     yield judge(
-        "Lambda concurrency",
         "ok" if free >= 1 else "error",
         f"{free} of {total} executions at once are not reserved, and the controller needs one",
         value=free,
@@ -149,7 +148,7 @@ def check_lambda_concurrency(context: Context) -> Iterator[Finding]:
 
 def compare(context: Context, need: Need, used: float | Unknown) -> Finding:
     """Compare ``need`` with what is free of its quota. A need above the whole quota is an error whatever is in use."""
-    finding = _compare(context, need, used)
+    finding = replace(_compare(context, need, used), check=f"quota {need.quota.name}")
     if finding.level not in ("error", "warning"):
         return finding
     total = need.amount + (0 if isinstance(used, Unknown) else used)
@@ -159,20 +158,18 @@ def compare(context: Context, need: Need, used: float | Unknown) -> Finding:
 def _compare(context: Context, need: Need, used: float | Unknown) -> Finding:
     quota = need.quota
     limit = ask(partial(quotas.limit, context.service_quotas, quota))
-    check = f"quota {quota.name}"
     why = _WHY.get(quota.unit, "pulumi up fails above it")
     wanted = f"{_number(need.amount)} {quota.unit} needed for {need.purpose}"
     next_step = quota.increase(need.amount + (0 if isinstance(used, Unknown) else used), context.region)
     if isinstance(limit, Unknown):
-        return limit.finding(check, about=wanted, why=why)
+        return limit.finding(about=wanted, why=why)
     if isinstance(used, Unknown):
         if need.amount <= limit:
-            return used.finding(check, about=f"{wanted}, of a quota of {_number(limit)}, in use unknown", why=why)
+            return used.finding(about=f"{wanted}, of a quota of {_number(limit)}, in use unknown", why=why)
         text = f"{wanted}, and the quota is {_number(limit)} ({quota.code})"
-        return Finding(check, text, level=need.short, value=need.amount, limit=limit, why=why, next_step=next_step)
+        return Finding(text, level=need.short, value=need.amount, limit=limit, why=why, next_step=next_step)
     free = max(limit - used, 0)
     return judge(
-        check,
         "ok" if need.amount <= limit - used else need.short,
         f"{wanted}, {_number(free)} free: quota {_number(limit)} ({quota.code}), {_number(used)} in use",
         value=round(need.amount, 2),
@@ -254,8 +251,8 @@ def _used(
 def _no_quota_known(context: Context, market: str) -> Finding:
     plan = context.plan
     return unknown(
-        f"quota of {market} {plan.instance_type}",
-        f"AWS's page of quotas names none of {market} for {quotas.family(plan.instance_type)}",
+        check=f"quota of {market} {plan.instance_type}",
+        text=f"AWS's page of quotas names none of {market} for {quotas.family(plan.instance_type)}",
         why=f"where there is one, it may be 0, and the plan needs {plan.node_count * plan.node.vcpus} vCPUs",
         next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",
     )

@@ -30,8 +30,7 @@ _OTHER_IMAGE = (
 )
 # Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 CANONICAL = "099720109477"
-_failure = partial(failure, "image", next_step=_OTHER_IMAGE)
-_warning = partial(warning, "image")
+_failure = partial(failure, next_step=_OTHER_IMAGE)
 
 
 def check_image(context: Context) -> Iterator[Finding]:
@@ -57,7 +56,7 @@ def check_image(context: Context) -> Iterator[Finding]:
     yield from problems_or(
         _problems(context, image),
         lambda: passed(
-            "image", f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
+            f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
         ),
     )
 
@@ -77,7 +76,7 @@ def _wanted(context: Context) -> str | Finding:
                 value=parameter,
                 why="AWS has no Deep Learning AMI for the plan's nodes in this region",
             )
-        return explain(error).finding("image", about=f"the newest image of {parameter} is not known")
+        return explain(error).finding(about=f"the newest image of {parameter} is not known")
 
 
 def _describe_images(context: Context, wanted: str) -> list[Any]:
@@ -102,7 +101,7 @@ def _origin_problems(context: Context, image: Any) -> Iterator[Finding]:
     if first.get("ImageOwnerAlias") == "amazon" or first.get("OwnerId") == CANONICAL:
         yield _failure(text if first is not image else f"{image['Name']!r} is no Deep Learning AMI", why=why)
     else:
-        yield _warning(
+        yield warning(
             f"AWS does not show that {image['Name']!r} is derived from a Deep Learning AMI",
             value=image["ImageId"],
             why=why,
@@ -148,7 +147,7 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
         )
     deprecated = image.get("DeprecationTime")
     if deprecated and datetime.fromisoformat(deprecated) <= context.now:
-        yield _warning(
+        yield warning(
             f"{name!r} is deprecated since {deprecated[:10]}",
             value=deprecated,
             why="it still launches and gets no fixes, and its owner may withdraw it: a node replaced then has no image "
@@ -156,7 +155,7 @@ def _problems(context: Context, image: Any) -> Iterator[Finding]:
             next_step=_OTHER_IMAGE,
         )
     if context.target.own_image and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
-        yield _warning(
+        yield warning(
             f"the snapshots of {name!r} are encrypted",
             value="encrypted",
             why="Auto Scaling must be allowed to use their key, and it is not this stack's: where it may not, every "
@@ -175,7 +174,6 @@ def check_container_image(context: Context) -> Iterator[Finding]:
     found = find_image(image, context.plan.node.cpu_architecture)
     if isinstance(found, str):
         yield failure(
-            "container image",
             found,
             value=uri,
             why="no node could pull it: the run would end in its set-up",
@@ -186,7 +184,6 @@ def check_container_image(context: Context) -> Iterator[Finding]:
     room_gib = root_gib - IMAGE_GIB
     if size_gib > room_gib:
         yield failure(
-            "container image",
             f"{uri} has {size_gib:.1f} GiB of compressed layers, and a root volume of {root_gib} GiB leaves {room_gib} "
             f"beside the machine image",
             value=round(size_gib, 1),
@@ -197,7 +194,6 @@ def check_container_image(context: Context) -> Iterator[Finding]:
         return
     pull_s = least_pull_s(context.plan.node, context.plan.volumes, compressed_gib=size_gib)
     yield passed(
-        "container image",
         f"{uri} is there; {size_gib:.1f} GiB of compressed layers for {room_gib} GiB of root volume beside the machine "
         f"image; each new node takes at least {pull_s / 60:.1f} min to pull it, and then checks its Python and torch",
         value=uri,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
 from optimizer.aws import errors
 from optimizer.aws.quotas import Increase
@@ -28,15 +27,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer of one check; ``value`` and ``limit`` are numbers or names of ``text``, in its unit.
+    """One answer of ``check``; ``value`` and ``limit`` are numbers or names of ``text``, in its unit.
 
     Level "error" stops the plan; "warning" may cost money, time or capacity; "unknown" could not be checked.
     """
 
-    check: str
     text: str
     _: KW_ONLY
     level: Level
+    check: str = ""
     value: Value = None
     limit: Value = None
     why: str = ""
@@ -50,11 +49,17 @@ unknown = partial(Finding, level="unknown")
 passed = partial(Finding, level="ok")
 
 
-def judge(check: str, level: Level, text: str, *, value: Value, limit: Value, why: str, next_step: str) -> Finding:
+def judge(level: Level, text: str, *, value: Value, limit: Value, why: str, next_step: str) -> Finding:
     """Return a finding; at level "ok" without ``why`` and ``next_step``."""
     if level == "ok":
-        return passed(check, text, value=value, limit=limit)
-    return Finding(check, text, level=level, value=value, limit=limit, why=why, next_step=next_step)
+        return passed(text, value=value, limit=limit)
+    return Finding(text, level=level, value=value, limit=limit, why=why, next_step=next_step)
+
+
+def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield ``findings``; those without a check's name get this one."""
+    for finding in findings:
+        yield finding if finding.check else replace(finding, check=check)
 
 
 def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Iterator[Finding]:
@@ -150,28 +155,32 @@ class Account:
 
 
 # Errors of a call to AWS, or of an answer that lacks a field.
-UNREADABLE = (
-    *(ClientError, BotoCoreError, ResponseParserError),
-    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError),
-)
+UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
-# IAM action of each call, where it is not the call's name in EC2:
+# Calls of all checks by service. Most take no resource, and the stack's own resources may not exist yet.
+_READS = {
+    "budgets": "ViewBudget",
+    "ec2": "DescribeAddresses DescribeAvailabilityZones DescribeCapacityBlockOfferings "
+    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes "
+    "DescribeInstances DescribeInternetGateways DescribeNetworkInterfaces DescribePlacementGroups DescribeRegions "
+    "DescribeRouteTables DescribeSpotInstanceRequests DescribeSpotPriceHistory DescribeSubnets "
+    "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "
+    "GetEbsEncryptionByDefault GetSpotPlacementScores",
+    "ecr": "BatchGetImage",
+    "fsx": "DescribeFileSystems",
+    "iam": "GetPolicy",
+    "kms": "DescribeKey GetKeyPolicy GetKeyRotationStatus",
+    "lambda": "GetAccountSettings",
+    "pricing": "GetProducts",
+    "s3": "ListAllMyBuckets",
+    "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
+    "ssm": "GetDocument GetParameter",
+    "sts": "GetCallerIdentity",
+}
+# Calls whose IAM action has another name, and those of --request-quotas:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
-ACTIONS = {
-    "BatchGetImage": "ecr:BatchGetImage",
+_OTHER_ACTIONS = {
     "DescribeBudgets": "budgets:ViewBudget",
-    "DescribeFileSystems": "fsx:DescribeFileSystems",
-    "DescribeKey": "kms:DescribeKey",
-    "GetAWSDefaultServiceQuota": "servicequotas:GetAWSDefaultServiceQuota",
-    "GetAccountSettings": "lambda:GetAccountSettings",
-    "GetCallerIdentity": "sts:GetCallerIdentity",
-    "GetDocument": "ssm:GetDocument",
-    "GetKeyPolicy": "kms:GetKeyPolicy",
-    "GetKeyRotationStatus": "kms:GetKeyRotationStatus",
-    "GetParameter": "ssm:GetParameter",
-    "GetPolicy": "iam:GetPolicy",
-    "GetProducts": "pricing:GetProducts",
-    "GetServiceQuota": "servicequotas:GetServiceQuota",
     "HeadBucket": "s3:ListBucket",
     "ListBuckets": "s3:ListAllMyBuckets",
     "ListRequestedServiceQuotaChangeHistoryByQuota": "servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota",
@@ -181,7 +190,21 @@ ACTIONS = {
 
 def iam_action(operation: str) -> str:
     """Return the IAM action that a call needs."""
-    return ACTIONS.get(operation, f"ec2:{operation}")
+    services = (service for service, operations in _READS.items() if operation in operations.split())
+    return _OTHER_ACTIONS.get(operation) or f"{next(services, 'ec2')}:{operation}"
+
+
+def preflight_policy(partition: str = "aws") -> dict[str, Any]:
+    """Return the IAM policy that allows the calls of all checks and nothing else."""
+    reads = [f"{service}:{action}" for service, actions in _READS.items() for action in actions.split()]
+    bucket = f"arn:{partition}:s3:::gpufleet-*"
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Sid": "GpufleetPreflight", "Effect": "Allow", "Action": reads, "Resource": "*"},
+            {"Sid": "GpufleetPreflightBucket", "Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket},
+        ],
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,12 +214,12 @@ class Unknown:
     reason: str
     action: str = ""
 
-    def finding(self, check: str, *, about: str = "", why: str = "", next_step: str = "") -> Finding:
+    def finding(self, *, about: str = "", why: str = "", next_step: str = "") -> Finding:
         """Return the finding of a check that got no answer but ``about``; the default next step removes the reason."""
         if not next_step:
             next_step = f"allow {self.action} (docs/preflight.md)" if self.action else "run gpufleet preflight again"
         text = f"{about}; {self.reason}" if about else self.reason
-        return unknown(check, text, why=why, next_step=next_step)
+        return unknown(text, why=why, next_step=next_step)
 
 
 def explain(error: BaseException) -> Unknown:
@@ -266,3 +289,18 @@ class Context:
         """Return whether a resource, as AWS describes it, belongs to the stack."""
         stack = self.target.stack
         return stack is not None and {"Key": stack.tag, "Value": stack.name} in resource.get("Tags", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check; its findings have its ``name`` or one of their own, and the last may be why AWS failed it."""
+
+    name: str
+    call: Callable[[Context], Iterable[Finding]]
+
+    def __call__(self, context: Context) -> Iterator[Finding]:
+        """Yield the findings."""
+        try:
+            yield from named(self.name, self.call(context))
+        except UNREADABLE as error:
+            yield from named(self.name, [explain(error).finding()])

@@ -11,7 +11,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.contract.plan import FleetPlan, NodeItem, PlanPrice
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, passed, unknown, warning
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, named, passed, unknown, warning
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -41,17 +41,17 @@ def check_prices(context: Context) -> Iterator[Finding]:
         if node.region != context.region or node.market not in QUOTED_MARKETS:
             continue
         answer = ask(partial(_quote, context, node, price))
-        yield _judge_price(context, node, answer)
+        yield from named(f"price of {node}", [_judge_price(context, answer)])
         if isinstance(answer, NodeQuote):
             quotes[node] = answer
     if context.plan.alternates:
-        yield _judge_alternates(context)
-    yield _judge_budget(context, quotes)
+        yield from named("prices of alternates", [_judge_alternates(context)])
+    yield from named("budget", [_judge_budget(context, quotes)])
 
 
 def _judge_alternates(context: Context) -> Finding:
     """Compare today's price of each alternate with the plan's: the meter counts with that once the nodes are there."""
-    plan, check = context.plan, "prices of alternates"
+    plan = context.plan
     quotes: dict[str, NodeQuote] = {}
     again = f"gpufleet catalog refresh --region {context.region}, then recommend again"
     for alternate in plan.alternates:
@@ -59,12 +59,11 @@ def _judge_alternates(context: Context) -> Finding:
         node = NodeItem(alternate.purchase, alternate.instance_type, plan.region)
         answer = ask(partial(_quote, replace(context, target=target), node, alternate.price))
         if isinstance(answer, Unknown):
-            return answer.finding(check, about=f"{node} in {alternate.zone_id}", next_step=again)
+            return answer.finding(about=f"{node} in {alternate.zone_id}", next_step=again)
         quotes[f"{node} in {alternate.zone_id}"] = answer
     dearer = {place: quote for place, quote in quotes.items() if quote.change > DEARER}
     shown = [f"{place} {quote.usd:,.4f} USD an hour ({quote.change:+.1%})" for place, quote in dearer.items()]
     return judge(
-        check,
         "warning" if dearer else "ok",
         "; ".join(shown) or f"none of {len(quotes)} is more than {DEARER:.0%} above the plan's",
         value=len(dearer),
@@ -99,13 +98,12 @@ def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> NodeQuote:
     return NodeQuote(planned=planned, usd=usd_or_none, source="the price list")
 
 
-def _judge_price(context: Context, node: NodeItem, quote: NodeQuote | Unknown) -> Finding:
-    check, again = f"price of {node}", f"gpufleet catalog refresh --region {context.region}, then recommend again"
+def _judge_price(context: Context, quote: NodeQuote | Unknown) -> Finding:
+    again = f"gpufleet catalog refresh --region {context.region}, then recommend again"
     if isinstance(quote, Unknown):
-        return quote.finding(check, why="the plan's dollars are of the day it was made", next_step=again)
+        return quote.finding(why="the plan's dollars are of the day it was made", next_step=again)
     planned = quote.planned
     return judge(
-        check,
         "warning" if quote.change > DEARER else "ok",
         f"{quote.usd:,.4f} USD an hour ({quote.source}), and the plan has {planned.usd:,.4f} ({planned.source}, "
         f"{planned.as_of.isoformat()}): {quote.change:+.1%}",
@@ -147,7 +145,6 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
     name, limit = min(((n, usd) for n, usd in limits.items() if usd), key=lambda pair: pair[1], default=("", None))
     if limit is None:
         return warning(
-            "budget",
             f"{about}; there is neither a budget nor a ceiling",
             value=round(p95, 2),
             why="nothing ends the spending of a run that never gets done",
@@ -155,7 +152,6 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
         )
     level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit else "ok"
     return judge(
-        "budget",
         level,
         f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
         value=round(p95 + reserve, 2),
@@ -169,10 +165,10 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
     """Check cost budgets against the run's 95th percentile; their scope (services, tags) is not evaluated."""
     if context.account is None:
         text = "the account's id is not known"
-        yield unknown("AWS budgets", text, next_step="aws budgets describe-budgets")
+        yield unknown(text, next_step="aws budgets describe-budgets")
         return
-    pages = clients.budgets().get_paginator("describe_budgets").paginate(AccountId=context.account.id)
-    budgets: list[Any] = [budget for page in pages for budget in page.get("Budgets", ())]
+    answers = clients.budgets().get_paginator("describe_budgets").paginate(AccountId=context.account.id)
+    budgets: list[Any] = [budget for answer in answers for budget in answer.get("Budgets", ())]
     p95, exceeded, counted = context.plan.cost_usd.p95, 0, 0
     for budget in budgets:
         limit = budget.get("BudgetLimit", {})
@@ -185,8 +181,8 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
             continue
         exceeded += 1
         yield warning(
-            f"AWS budget {budget['BudgetName']}",
-            f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
+            check=f"AWS budget {budget['BudgetName']}",
+            text=f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
             f"run costs {p95:,.2f} at the 95th percentile",
             value=p95,
             limit=round(left, 2),
@@ -196,4 +192,4 @@ def check_aws_budgets(context: Context) -> Iterator[Finding]:
         )
     if not exceeded:
         some = f"none of the account's {counted} cost budgets is too small for the run"
-        yield passed("AWS budgets", some if counted else "the account has none", value=counted)
+        yield passed(some if counted else "the account has none", value=counted)

@@ -9,7 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, find, judge, passed, warning
+from optimizer.aws.paging import filters, pages
+from optimizer.preflight.model import (
+    Context,
+    Finding,
+    Level,
+    Unknown,
+    ask,
+    failure,
+    find,
+    judge,
+    named,
+    passed,
+    warning,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -33,7 +46,6 @@ def check_placement_groups(context: Context) -> Iterator[Finding]:
         return
     groups = context.ec2.describe_placement_groups()["PlacementGroups"]
     yield judge(
-        "placement groups",
         "error" if len(groups) >= PLACEMENT_GROUPS else "ok",
         f"{len(groups)} of {PLACEMENT_GROUPS} are in use, and the fleet needs one",
         value=len(groups),
@@ -50,22 +62,20 @@ def check_range(context: Context) -> Iterator[Finding]:
     own = ipaddress.ip_network(context.target.vpc_cidr)
     overlapping = [
         f"{vpc['VpcId']} ({block['CidrBlock']})"
-        for page in context.ec2.get_paginator("describe_vpcs").paginate()
-        for vpc in page["Vpcs"]
+        for vpc in pages(context.ec2, "describe_vpcs", "Vpcs")
         if not context.owns(vpc)
         for block in vpc.get("CidrBlockAssociationSet", ())
         if own.overlaps(ipaddress.ip_network(block["CidrBlock"]))
     ]
     if overlapping:
         yield warning(
-            "VPC range",
             f"{own} overlaps {', '.join(overlapping)}",
             value=str(own),
             why="AWS allows it, and the two can never be peered or share a transit gateway",
             next_step="pulumi config set gpufleet:vpcCidr RANGE",
         )
     else:
-        yield passed("VPC range", f"{own} overlaps no other VPC of the region", value=str(own))
+        yield passed(f"{own} overlaps no other VPC of the region", value=str(own))
 
 
 def check_vpc(context: Context) -> Iterator[Finding]:
@@ -79,15 +89,14 @@ def check_vpc(context: Context) -> Iterator[Finding]:
     describe = partial(ec2.describe_vpc_attribute, VpcId=vpc_id)
     answers = find(lambda: (describe(Attribute="enableDnsSupport"), describe(Attribute="enableDnsHostnames")))
     if isinstance(answers, Unknown):
-        yield _missing("VPC", answers, f"aws ec2 describe-vpcs --region {context.region}")
+        yield _missing(answers, f"aws ec2 describe-vpcs --region {context.region}")
         return
     support, names = answers[0]["EnableDnsSupport"], answers[1]["EnableDnsHostnames"]
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
     if not off:
-        yield passed("VPC", f"{vpc_id} resolves names", value=vpc_id)
+        yield passed(f"{vpc_id} resolves names", value=vpc_id)
         return
     yield Finding(
-        "VPC",
         f"{vpc_id} has {' and '.join(off)} off",
         level="warning" if support["Value"] else "error",
         value=vpc_id,
@@ -107,22 +116,20 @@ def check_subnets(context: Context) -> Iterator[Finding]:
         return
     subnets = find(lambda: context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"])
     if isinstance(subnets, Unknown):
-        yield _missing("subnets", subnets, f"aws ec2 describe-subnets --region {context.region}")
+        yield _missing(subnets, f"aws ec2 describe-subnets --region {context.region}")
         return
     for subnet in subnets:
-        yield from _check_subnet(context, subnet)
+        yield from named(f"subnet {subnet['SubnetId']}", _check_subnet(context, subnet))
 
 
-def _missing(check: str, answer: Unknown, next_step: str) -> Finding:
-    return failure(check, answer.reason, why="the nodes start in it", next_step=next_step)
+def _missing(answer: Unknown, next_step: str) -> Finding:
+    return failure(answer.reason, why="the nodes start in it", next_step=next_step)
 
 
 def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
     target, id_ = context.target, subnet["SubnetId"]
-    check = f"subnet {id_}"
     if subnet["VpcId"] != target.vpc_id:
         yield failure(
-            check,
             f"{id_} is in {subnet['VpcId']}, and gpufleet:vpcId is {target.vpc_id}",
             value=subnet["VpcId"],
             limit=target.vpc_id,
@@ -130,14 +137,13 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
             next_step=f"pulumi config set gpufleet:vpcId {subnet['VpcId']}",
         )
     if subnet["State"] != "available":
-        yield failure(check, f"{id_} is {subnet['State']}", value=subnet["State"])
+        yield failure(f"{id_} is {subnet['State']}", value=subnet["State"])
     # A node has an address on its first card only; a replacement may start while its predecessor stops.
     free, needed = subnet["AvailableIpAddressCount"], context.plan.node_count
     level: Level = "ok" if free >= 2 * needed else "warning"
     if free < needed and len(target.subnet_ids) == 1:
         level = "error"
     yield judge(
-        check,
         level,
         f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {counted(needed, 'node')}",
         value=free,
@@ -147,7 +153,6 @@ def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
     )
     if subnet.get("MapPublicIpOnLaunch"):
         yield warning(
-            check,
             f"{id_} gives public addresses",
             why="a lone node gets none all the same; other machines in the subnet may face the internet",
             next_step="give a private subnet in gpufleet:subnetIds",
@@ -167,27 +172,25 @@ def check_reach(context: Context) -> Iterator[Finding]:
     target, region = context.target, context.region
     if not target.vpc_id:
         return
-    check = "way to AWS"
     why = "a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price"
     tables = ask(lambda: _route_tables(context.ec2, target.vpc_id, target.subnet_ids))
     if isinstance(tables, Unknown):
-        yield tables.finding(check, why=why)
+        yield tables.finding(why=why)
         return
     closed = {subnet_id: table for subnet_id, table in tables.items() if not (table and table.leads_out)}
     if not closed:
-        yield passed(check, "the subnets have a way out (NAT or the like)")
+        yield passed("the subnets have a way out (NAT or the like)")
         return
     no_way_out = f"there is no way out of {', '.join(closed)}"
     services = ask(lambda: _endpoint_services(context, {table.id for table in closed.values() if table}))
     if isinstance(services, Unknown):
-        yield services.finding(check, about=no_way_out, why=why)
+        yield services.finding(about=no_way_out, why=why)
         return
     missing = [service for service in ("s3", *target.endpoints) if service not in services]
     if not missing:
-        yield passed(check, f"{target.vpc_id} has an endpoint for each service used")
+        yield passed(f"{target.vpc_id} has an endpoint for each service used")
         return
     yield failure(
-        check,
         f"{no_way_out}, and no endpoint for {', '.join(missing)}",
         value=", ".join(missing),
         why=why,
@@ -197,16 +200,14 @@ def check_reach(context: Context) -> Iterator[Finding]:
 
 
 def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, RouteTable | None]:
-    pages = ec2.get_paginator("describe_route_tables").paginate(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])
     main, own = None, {}
-    for page in pages:
-        for answer in page["RouteTables"]:
-            table = RouteTable(id=answer["RouteTableId"], leads_out=any(map(_leads_out, answer["Routes"])))
-            for association in answer["Associations"]:
-                if association.get("Main"):
-                    main = table
-                elif "SubnetId" in association:
-                    own[association["SubnetId"]] = table
+    for answer in pages(ec2, "describe_route_tables", "RouteTables", Filters=filters({"vpc-id": [vpc_id]})):
+        table = RouteTable(id=answer["RouteTableId"], leads_out=any(map(_leads_out, answer["Routes"])))
+        for association in answer["Associations"]:
+            if association.get("Main"):
+                main = table
+            elif "SubnetId" in association:
+                own[association["SubnetId"]] = table
     return {subnet_id: own.get(subnet_id, main) for subnet_id in subnet_ids}
 
 
@@ -222,16 +223,10 @@ def _endpoint_services(context: Context, table_ids: set[str]) -> set[str]:
 
     A gateway endpoint is reached by route: it counts if all of ``table_ids`` have it.
     """
-    pages = context.ec2.get_paginator("describe_vpc_endpoints").paginate(
-        Filters=[
-            {"Name": "vpc-id", "Values": [context.target.vpc_id]},
-            {"Name": "vpc-endpoint-state", "Values": ["available"]},
-        ]
-    )
+    available = filters({"vpc-id": [context.target.vpc_id], "vpc-endpoint-state": ["available"]})
     return {
         endpoint["ServiceName"].removeprefix(f"com.amazonaws.{context.region}.")
-        for page in pages
-        for endpoint in page["VpcEndpoints"]
+        for endpoint in pages(context.ec2, "describe_vpc_endpoints", "VpcEndpoints", Filters=available)
         if (
             table_ids <= set(endpoint.get("RouteTableIds", ()))
             if endpoint["VpcEndpointType"] == "Gateway"

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, quotas
-from optimizer.preflight.model import Context, Finding, Unknown, failure, find, passed, problems_or, unknown, warning
+from optimizer.preflight.model import (
+    Context,
+    Finding,
+    Unknown,
+    failure,
+    find,
+    named,
+    passed,
+    problems_or,
+    unknown,
+    warning,
+)
 
 _TIME = "%Y-%m-%d %H:%M UTC"
 
@@ -24,12 +34,12 @@ def check_reservation(context: Context) -> Iterator[Finding]:
     if purchase.option not in ("reserved", "capacity-block"):
         return
     if purchase.capacity_reservation_id:
-        yield from _check_existing(context, purchase.capacity_reservation_id)
+        id_ = purchase.capacity_reservation_id
+        yield from named(f"reservation {id_}", _check_existing(context, id_))
     elif purchase.option == "capacity-block":
-        yield _check_offerings(context)
+        yield from named("capacity block", [_check_offerings(context)])
     else:
         yield unknown(
-            "reservation",
             f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
             "them shows when it is made",
             why="no call tells: CreateCapacityReservation has a dry run for permission only",
@@ -38,11 +48,9 @@ def check_reservation(context: Context) -> Iterator[Finding]:
 
 
 def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
-    check = f"reservation {reservation_id}"
     answer = find(lambda: context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id]))
     if isinstance(answer, Unknown):
         yield failure(
-            check,
             f"there is none of that id in {context.region}: {answer.reason}",
             value=reservation_id,
             why="every launch into it is refused",
@@ -51,15 +59,14 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
         return
     (reservation,) = answer["CapacityReservations"]
     yield from problems_or(
-        (problem for find in (_kind, _room, _dates) for problem in find(context, check, reservation)),
-        lambda: _ok(context, check, reservation),
+        (problem for find in (_kind, _room, _dates) for problem in find(context, reservation)),
+        lambda: _ok(context, reservation),
     )
 
 
-def _ok(context: Context, check: str, reservation: Any) -> Finding:
+def _ok(context: Context, reservation: Any) -> Finding:
     end = reservation.get("EndDate")
     return passed(
-        check,
         f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
         f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
         + (f"until {end.strftime(_TIME)}" if end else "without an end"),
@@ -68,11 +75,11 @@ def _ok(context: Context, check: str, reservation: Any) -> Finding:
     )
 
 
-def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
-    plan, block, error = context.plan, quotas.is_block(reservation), partial(failure, check)
+def _kind(context: Context, reservation: Any) -> Iterator[Finding]:
+    plan, block = context.plan, quotas.is_block(reservation)
     if block != (plan.purchase.option == "capacity-block"):
         is_ = "a Capacity Block" if block else "an On-Demand Capacity Reservation"
-        yield error(
+        yield failure(
             f"it is {is_}, and the plan's option is {plan.purchase.option}",
             value="capacity-block" if block else "reserved",
             limit=plan.purchase.option,
@@ -80,7 +87,7 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
             next_step="give the reservation of the plan's kind to gpufleet recommend",
         )
     if reservation["InstanceType"] != plan.instance_type:
-        yield error(
+        yield failure(
             f"it holds {reservation['InstanceType']}, and the plan runs on {plan.instance_type}",
             value=reservation["InstanceType"],
             limit=plan.instance_type,
@@ -88,7 +95,7 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
             next_step="gpufleet recommend with the reservation's own type",
         )
     if reservation["InstancePlatform"] != "Linux/UNIX" or reservation.get("Tenancy", "default") != "default":
-        yield error(
+        yield failure(
             f"it is for {reservation['InstancePlatform']}, tenancy {reservation.get('Tenancy')}",
             value=reservation["InstancePlatform"],
             limit="Linux/UNIX",
@@ -97,7 +104,7 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         )
     zone, zones = reservation["AvailabilityZoneId"], context.zone_ids
     if zones and zone not in zones:
-        yield error(
+        yield failure(
             f"it is in {zone}, and the nodes would go to {zones[0]}",
             value=zone,
             limit=zones[0],
@@ -106,7 +113,6 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         )
     if not block and reservation.get("InstanceMatchCriteria") == "open":
         yield warning(
-            check,
             "it is open: any instance of its type and zone in the account takes from it",
             value="open",
             limit="targeted",
@@ -115,12 +121,11 @@ def _kind(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         )
 
 
-def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
+def _room(context: Context, reservation: Any) -> Iterator[Finding]:
     plan, state = context.plan, reservation["State"]
     states = ("active", "scheduled") if quotas.is_block(reservation) else ("active",)
     if state not in states:
         yield failure(
-            check,
             f"its state is {state}",
             value=state,
             limit=" or ".join(states),
@@ -134,7 +139,6 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     if free < owned <= total:
         stack = context.target.stack
         yield Finding(
-            check,
             f"{free} of its {total} instances are free, and the plan runs {owned} in it",
             level="warning" if stack else "error",
             value=free,
@@ -145,7 +149,6 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         )
     elif free < owned:
         yield failure(
-            check,
             f"it is for {counted(total, 'instance')}, and the plan runs {owned} in it",
             value=total,
             limit=owned,
@@ -156,7 +159,7 @@ def _room(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
         )
 
 
-def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
+def _dates(context: Context, reservation: Any) -> Iterator[Finding]:
     plan, end = context.plan, reservation.get("EndDate")
     if end is None:
         return
@@ -166,7 +169,6 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     block = plan.purchase.capacity_block
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
         yield failure(
-            check,
             f"it runs from {reservation['StartDate'].strftime(_TIME)} to {end.strftime(_TIME)}, and the plan has "
             f"{block.start.strftime(_TIME)} to {block.end.strftime(_TIME)}",
             value=end.isoformat(),
@@ -177,7 +179,6 @@ def _dates(context: Context, check: str, reservation: Any) -> Iterator[Finding]:
     if hours < plan.hours.p95:
         below_expected = hours < plan.hours.expected
         yield Finding(
-            check,
             f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
             f"{plan.hours.expected:.1f} h expected, {plan.hours.p95:.1f} h at the 95th percentile",
             level="error" if below_expected else "warning",
@@ -199,11 +200,11 @@ def _minute(time: datetime) -> datetime:
 
 
 def _check_offerings(context: Context) -> Finding:
-    plan, error = context.plan, partial(failure, "capacity block")
+    plan = context.plan
     why = "a plan of option capacity-block runs in a block bought beforehand"
     hours = blocks.block_hours(plan.hours.p95 + blocks.early_hours(plan))
     if plan.node_count > blocks.MOST_NODES:
-        return error(
+        return failure(
             f"the plan has {counted(plan.node_count, 'node')}, and a Capacity Block up to {blocks.MOST_NODES}",
             value=plan.node_count,
             limit=blocks.MOST_NODES,
@@ -211,7 +212,7 @@ def _check_offerings(context: Context) -> Finding:
             next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
         )
     if hours is None:
-        return error(
+        return failure(
             f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
             value=plan.hours.p95,
             limit=round(blocks.LONGEST_H - blocks.early_hours(plan), 1),
@@ -223,7 +224,7 @@ def _check_offerings(context: Context) -> Finding:
     # AWS offers blocks a little shorter than asked, too.
     fitting = [offering for offering in offered if blocks.fits(plan, offering.times, context.now)]
     if not fitting:
-        return error(
+        return failure(
             f"none is bought, and AWS offers none of {search} in {context.region}"
             + (f" that the run fits into ({len(offered)} are too short)" if offered else ""),
             value=0,
@@ -233,7 +234,7 @@ def _check_offerings(context: Context) -> Finding:
         )
     cheapest = fitting[0]
     surplus = cheapest.nodes - plan.node_count
-    return error(
+    return failure(
         f"none is bought; the cheapest of {len(fitting)} that the run fits into, {cheapest.nodes} x "
         f"{plan.instance_type} for {cheapest.hours:.1f} h, costs {cheapest.price} USD upfront"
         + (

@@ -2,71 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from optimizer.aws import clients
-from optimizer.preflight import (
-    access,
-    bucket,
-    capacity,
-    file_system,
-    hardware,
-    identity,
-    image,
-    key,
-    money,
-    network,
-    reservation,
-    spot,
-    zones,
-)
-from optimizer.preflight.model import (
-    LEVELS,
-    UNREADABLE,
-    Account,
-    Context,
-    Deployment,
-    Finding,
-    Unknown,
-    ask,
-    explain,
-    passed,
-)
+from optimizer.preflight import account, capacity, image, money, network, place, reservation, storage
+from optimizer.preflight.model import LEVELS, Account, Check, Context, Deployment, Finding, Unknown, ask, named, passed
 
-Check = Callable[[Context], Iterator[Finding]]
-
-# In the order of printing within a level. The name is used where a check cannot name its own finding.
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("region", identity.check_region),
-    ("hardware", hardware.check_hardware),
-    ("zones", zones.check_zones),
-    ("instance quotas", capacity.check_instance_quotas),
-    ("storage quota", capacity.check_storage_quota),
-    ("file system quotas", capacity.check_file_system_quotas),
-    ("network quotas", capacity.check_network_quotas),
-    ("Lambda concurrency", capacity.check_lambda_concurrency),
-    ("spot placement score", spot.check_spot_score),
-    ("reservation", reservation.check_reservation),
-    ("image", image.check_image),
-    ("container image", image.check_container_image),
-    ("KMS key", key.check_key),
-    ("volume encryption", key.check_volume_encryption),
-    ("permissions boundary", access.check_boundary),
-    ("session logs", access.check_session_logs),
-    ("bucket", bucket.check_bucket),
-    ("data bucket", bucket.check_data_bucket),
-    ("file system", file_system.check_file_system),
-    ("VPC range", network.check_range),
-    ("VPC", network.check_vpc),
-    ("subnets", network.check_subnets),
-    ("way to AWS", network.check_reach),
-    ("placement groups", network.check_placement_groups),
-    ("prices", money.check_prices),
-    ("AWS budgets", money.check_aws_budgets),
+# In the order of printing within a level.
+CHECKS = (
+    Check("region", account.check_region),
+    Check("hardware", place.check_hardware),
+    Check("zones", place.check_zones),
+    Check("instance quotas", capacity.check_instance_quotas),
+    Check("storage quota", capacity.check_storage_quota),
+    Check("file system quotas", capacity.check_file_system_quotas),
+    Check("network quotas", capacity.check_network_quotas),
+    Check("Lambda concurrency", capacity.check_lambda_concurrency),
+    Check("spot placement score", place.check_spot_score),
+    Check("reservation", reservation.check_reservation),
+    Check("image", image.check_image),
+    Check("container image", image.check_container_image),
+    Check("KMS key", account.check_key),
+    Check("volume encryption", account.check_volume_encryption),
+    Check("permissions boundary", account.check_boundary),
+    Check("session logs", account.check_session_logs),
+    Check("bucket", storage.check_bucket),
+    Check("data bucket", storage.check_data_bucket),
+    Check("file system", storage.check_file_system),
+    Check("VPC range", network.check_range),
+    Check("VPC", network.check_vpc),
+    Check("subnets", network.check_subnets),
+    Check("way to AWS", network.check_reach),
+    Check("placement groups", network.check_placement_groups),
+    Check("prices", money.check_prices),
+    Check("AWS budgets", money.check_aws_budgets),
 )
 # EC2 throttles describe calls far above this, by account and region:
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
@@ -101,38 +74,30 @@ def preflight(
         optimizer.contract.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     now, region = at or datetime.now(UTC), target.plan.region
-    account = identity.identify(region)
-    if isinstance(account, Unknown):
-        first, known_account = account.finding("identity", why="names of buckets and keys hold the account"), None
+    caller = account.identify(region)
+    if isinstance(caller, Unknown):
+        first = caller.finding(why="names of buckets and keys hold the account")
     else:
-        text = f"account {account.id} as {account.arn}"
-        first, known_account = passed("identity", text, value=account.id), account
+        first = passed(f"account {caller.id} as {caller.arn}", value=caller.id)
     ec2 = clients.ec2(region)
+    known_account = None if isinstance(caller, Unknown) else caller
     context = Context(
         target=target,
         account=known_account,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
-        open_zones=ask(partial(zones.open_zones, ec2)),
+        open_zones=ask(partial(place.open_zones, ec2)),
         subnet_zones=ask(partial(network.subnet_zones, ec2, target.subnet_ids)),
         now=now,
     )
+
+    def run(check: Check) -> list[Finding]:
+        found = list(check(context))
+        told(check.name)
+        return found
+
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = pool.map(lambda check: run_check(check[0], check[1], context, told), CHECKS)
-        findings = [*offline, first, *(finding for answer in answers for finding in answer)]
+        answers = list(pool.map(run, CHECKS))
+    findings = [*offline, *named("identity", [first]), *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return PreflightReport(account=known_account, at=now, findings=tuple(findings))
-
-
-def run_check(
-    name: str, check: Check, context: Context, told: Callable[[str], None] = lambda check: None
-) -> list[Finding]:
-    """Return the findings of one check, the last one why AWS failed it."""
-    findings: list[Finding] = []
-    try:
-        for finding in check(context):
-            findings.append(finding)
-    except UNREADABLE as error:
-        findings.append(explain(error).finding(name))
-    told(name)
-    return findings

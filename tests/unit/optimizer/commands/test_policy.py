@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.preflight.policy import preflight_policy
+from optimizer.preflight.model import preflight_policy
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 

@@ -19,8 +19,7 @@ from botocore.compat import HTTPHeaders
 from optimizer.aws import clients
 from optimizer.contract.plan import plan_from_dict
 from optimizer.preflight import run as running
-from optimizer.preflight.model import iam_action
-from optimizer.preflight.policy import preflight_policy
+from optimizer.preflight.model import iam_action, preflight_policy
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import (

@@ -23,6 +23,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from optimizer.aws import clients
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from optimizer.preflight.model import Account, Context, Deployment, Finding, StackIdentity, StackNames, Unknown
+from optimizer.preflight.run import CHECKS
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
@@ -384,6 +385,9 @@ def context(
         subnet_zones=subnet_zones,
         now=NOW,
     )
+
+
+CHECK = {check.name: check for check in CHECKS}
 
 
 def levels(rows: Any) -> list[tuple[str, str]]:

@@ -16,10 +16,9 @@ from optimizer.preflight.capacity import (
     check_network_quotas,
     check_storage_quota,
 )
-from optimizer.preflight.model import Finding
+from optimizer.preflight.model import Check, Finding
+from optimizer.preflight.place import check_spot_score
 from optimizer.preflight.reservation import check_reservation
-from optimizer.preflight.run import run_check
-from optimizer.preflight.spot import check_spot_score
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
@@ -475,7 +474,7 @@ def test_what_cannot_be_read_hides_nothing_that_was(aws: FakeAws) -> None:
     del answer["AvailableInstanceCount"]
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [answer]}
     given = context(bought("reserved", capacity_reservation_id=ID))
-    rows = run_check("reservation", check_reservation, given)
+    rows = list(Check("reservation", check_reservation)(given))
     assert levels(rows) == [(f"reservation {ID}", "error"), ("reservation", "unknown")]
     assert "KeyError('AvailableInstanceCount')" in rows[1].text
 

@@ -12,14 +12,14 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from optimizer.aws import clients
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.contract.errors import GpufleetError
-from optimizer.preflight.hardware import check_hardware
-from optimizer.preflight.identity import check_region, identify
+from optimizer.preflight.account import identify
 from optimizer.preflight.model import Account, Unknown
-from optimizer.preflight.zones import check_zones, open_zones
+from optimizer.preflight.place import check_hardware, open_zones
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, merged, sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     ARN,
+    CHECK,
     THROTTLED,
     FakeAws,
     Refusal,
@@ -30,6 +30,8 @@ from tests.unit.optimizer.preflight.account import (
 )
 
 __all__ = ["aws"]
+
+check_region, check_zones = CHECK["region"], CHECK["zones"]
 
 
 def test_who_asks_is_known(aws: FakeAws) -> None:

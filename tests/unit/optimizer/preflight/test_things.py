@@ -9,24 +9,20 @@ from typing import Any
 import pytest
 
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from optimizer.preflight.access import check_boundary, check_session_logs
-from optimizer.preflight.bucket import check_bucket, check_data_bucket
-from optimizer.preflight.file_system import check_file_system
+from optimizer.preflight.account import check_boundary, check_session_logs, check_volume_encryption
 from optimizer.preflight.image import check_container_image, check_image
-from optimizer.preflight.key import check_key, check_volume_encryption
 from optimizer.preflight.network import (
     PLACEMENT_GROUPS,
     check_placement_groups,
-    check_range,
-    check_reach,
     check_subnets,
-    check_vpc,
     subnet_zones,
 )
+from optimizer.preflight.storage import check_bucket, check_data_bucket, check_file_system
 from tests.plans import sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     ADDRESS,
+    CHECK,
     DENIED,
     DENIED_EC2,
     DIGEST,
@@ -48,6 +44,9 @@ from tests.unit.optimizer.preflight.account import (
 )
 
 __all__ = ["aws"]
+
+check_key, check_range = CHECK["KMS key"], CHECK["VPC range"]
+check_reach, check_vpc = CHECK["way to AWS"], CHECK["VPC"]
 
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
 

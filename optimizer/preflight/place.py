@@ -1,0 +1,300 @@
+"""Check that the instance types have the planned hardware, where they are offered, and how likely spot nodes come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bootstrap.contract.words import counted
+from optimizer.aws.errors import UnusableAnswerError
+from optimizer.aws.paging import filters, pages
+from optimizer.catalog.sources import instance_types, offerings
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import NodeSpec
+from optimizer.preflight.model import (
+    Context,
+    Finding,
+    Level,
+    Unknown,
+    failure,
+    named,
+    passed,
+    problems_or,
+    unknown,
+    warning,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+# Words for the plan's fields.
+_FIELDS = {
+    "gpu_count": "GPUs",
+    "gpu_memory_gib": "GiB of memory of one GPU",
+    "vcpus": "vCPUs",
+    "network_cards": "network cards",
+    "efa_cards": "EFA interfaces",
+    "cpu_architecture": "CPU architecture",
+}
+# A plan's figures have at least six significant digits.
+_ROUNDING = 1e-5
+_WHY_DIFFERENT = "memory, speed and launch template follow the plan's figures; a node that differs fails or is slower"
+
+
+def check_hardware(context: Context) -> Iterator[Finding]:
+    """Compare DescribeInstanceTypes with the plan: GPUs, EFA interfaces, cards, how it is sold, cluster placement."""
+    plan = context.plan
+    for name in (plan.instance_type, *plan.purchase.spot_types):
+        yield from named(f"hardware of {name}", _check_hardware(context, name))
+    other_types = {alternate.instance_type: plan.at(alternate) for alternate in plan.alternates if alternate.node}
+    for name, there in other_types.items():
+        elsewhere = replace(context, target=replace(context.target, plan=there))
+        for finding in named(f"hardware of {name}", _check_hardware(elsewhere, name)):
+            yield replace(finding, level="warning" if finding.level == "error" else finding.level)
+
+
+def _check_hardware(context: Context, name: str) -> Iterator[Finding]:
+    node, infos = context.plan.node, instance_types.fetch(context.ec2, [name])
+    if not infos:
+        yield failure(
+            f"{context.region} has no {name}",
+            value=name,
+            why="no node could start",
+            next_step="gpufleet catalog refresh, then recommend again",
+        )
+        return
+    types, skipped = instance_types.parse(infos, source=instance_types.ORIGIN, as_of=context.now.date())
+    if name not in types:
+        yield unknown(
+            skipped[0].reason if skipped else f"{name} has no NVIDIA GPU that gpufleet knows",
+            why=_WHY_DIFFERENT,
+            next_step=f"aws ec2 describe-instance-types --region {context.region} --instance-types {name}",
+        )
+        return
+    (info,) = infos
+    yield from problems_or(
+        _hardware_problems(context, info, types[name]),
+        lambda: passed(
+            f"{name} has {node.gpu_count:g} {node.gpu} of {node.gpu_memory_gib:g} GiB and {node.efa_cards} EFA "
+            f"interfaces on {counted(node.network_cards, 'card')}, as planned",
+        ),
+    )
+
+
+def _hardware_problems(context: Context, info: Any, actual: InstanceType) -> Iterator[Finding]:
+    name = actual.name
+    for words, is_, planned in _differences(context, actual):
+        yield failure(
+            f"{name} has {is_} {words}, the plan {planned}",
+            value=is_,
+            limit=planned,
+            why=_WHY_DIFFERENT,
+            next_step="gpufleet catalog refresh, then recommend again",
+        )
+    for card, text, value, limit in _unfit_interfaces(context.plan.node, info["NetworkInfo"]["NetworkCards"]):
+        yield failure(
+            f"{name}'s network card {card} {text}",
+            value=value,
+            limit=limit,
+            why="AWS refuses the launch template's interfaces "
+            "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html)",
+            next_step="gpufleet catalog refresh, then recommend again",
+        )
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html
+    option = context.plan.purchase.option
+    wanted = "on-demand" if option == "reserved" else option
+    sold = ", ".join(info["SupportedUsageClasses"])
+    if wanted not in info["SupportedUsageClasses"]:
+        yield failure(
+            f"{name} is sold as {sold}, and the plan buys {option}",
+            value=sold,
+            limit=wanted,
+            why="AWS refuses the launch",
+            next_step="gpufleet recommend --purchase OPTION",
+        )
+    if context.target.gang and "cluster" not in info["PlacementGroupInfo"]["SupportedStrategies"]:
+        yield failure(
+            f"{name} cannot be in a cluster placement group",
+            why="the stack puts a gang's nodes into one, and AWS refuses the launch",
+            next_step="gpufleet recommend --instance-type TYPE",
+        )
+
+
+def _unfit_interfaces(node: NodeSpec, cards: Iterable[Any]) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield each card that cannot have the plan's interfaces: its index, the reason, value and limit.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_NetworkCardInfo.html
+    """
+    by_index = {card["NetworkCardIndex"]: card for card in cards}
+    if len(by_index) != node.network_cards:
+        return  # a difference of its own
+    declared = Counter(interface.card for interface in node.interfaces)
+    for index, count in declared.items():
+        most = by_index[index]["MaximumNetworkInterfaces"]
+        if count > most:
+            yield index, f"takes {most} interfaces, the plan attaches {count}", count, most
+    for card, _, kind in node.interfaces:
+        # Older answers lack the types.
+        kinds = by_index[card].get("InterfaceTypes")
+        if kinds and kind not in kinds:
+            yield card, f"takes no {kind} interface", kind, ", ".join(kinds)
+
+
+def _differences(context: Context, actual: InstanceType) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the words, actual and planned value of each difference. A further spot type may have more vCPUs."""
+    node = context.plan.node
+    if actual.gpu.name != node.gpu:
+        yield "GPUs", actual.gpu.name, node.gpu
+    for field, words in _FIELDS.items():
+        is_, planned = getattr(actual, field), getattr(node, field)
+        if field == "vcpus" and actual.name != context.plan.instance_type and is_ > planned:
+            continue
+        same = is_ == planned if isinstance(planned, str) else abs(is_ - planned) <= _ROUNDING * planned
+        if not same:
+            yield words, is_, planned
+
+
+_WHY_ONE = (
+    "nodes that train together run in one zone: traffic between zones is slow and billed, and EFA does not cross them "
+    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits)"
+)
+
+
+def open_zones(ec2: EC2Client) -> frozenset[str]:
+    """Return ids of the zones the account may use, without Local and Wavelength Zones (no placement groups there)."""
+    usable: Any = filters({"state": ["available"], "opt-in-status": ["opt-in-not-required"]})
+    answer = ec2.describe_availability_zones(Filters=usable)
+    return frozenset(zone["ZoneId"] for zone in answer["AvailabilityZones"])
+
+
+def check_zones(context: Context) -> Iterator[Finding]:
+    """Check offerings by zone id, as a name ("us-east-1a") is another zone in every account."""
+    plan, zones = context.plan, context.open_zones
+    alternates: dict[str, list[str]] = {}
+    for alternate in plan.alternates:
+        alternates.setdefault(alternate.instance_type, []).append(alternate.zone_id)
+    own = (plan.instance_type, *plan.purchase.spot_types)
+    types = tuple(dict.fromkeys((*own, *alternates)))
+    offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
+    if isinstance(zones, Unknown):
+        yield zones.finding(why="which zones are open to this account")
+    for name in types:
+        usable = set(offered.get(name, ()))
+        if not isinstance(zones, Unknown):
+            usable &= zones
+        if name in own:
+            finding = _check_zones(context, name, sorted(usable), further=name != plan.instance_type)
+            yield from named(f"zones of {name}", [finding])
+        if name in alternates:
+            finding = _check_alternates(name, sorted(set(alternates[name])), usable)
+            yield from named(f"alternate zones of {name}", [finding])
+
+
+def _check_alternates(name: str, wanted: list[str], usable: set[str]) -> Finding:
+    missing = [zone for zone in wanted if zone not in usable]
+    if not missing:
+        return passed(f"{', '.join(wanted)} offers {name}", value=", ".join(wanted))
+    return warning(
+        f"{', '.join(missing)} does not offer {name} to this account",
+        value=", ".join(missing),
+        limit=", ".join(sorted(usable)),
+        why="the plan cannot go there when its own place has no capacity",
+        next_step="gpufleet catalog refresh, then recommend again",
+    )
+
+
+def _check_zones(context: Context, name: str, usable: list[str], *, further: bool) -> Finding:
+    wanted = context.zone_ids
+    missing = [zone for zone in wanted if zone not in usable]
+    offering = ", ".join(usable) or "no zone"
+    if not usable or (wanted and len(missing) == len(wanted)):
+        other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
+        # A spot fleet starts without a further type, in fewer pools.
+        return Finding(
+            f"{', '.join(wanted) or 'the region'} does not offer {name} to this account; {offering} does",
+            level="warning" if further else "error",
+            value=", ".join(wanted),
+            limit=", ".join(usable),
+            why=_WHY_ONE if context.target.one_zone else "no node could start there",
+            next_step="choose a plan without it in purchase.spot_types" if further else other,
+        )
+    if missing:
+        return warning(
+            f"{', '.join(missing)} does not offer {name} to this account; {offering} does",
+            value=", ".join(missing),
+            limit=", ".join(usable),
+            why="fewer zones are fewer pools of capacity",
+            next_step="gpufleet catalog refresh, then recommend again",
+        )
+    where = f"{', '.join(wanted)} offers {name}" if wanted else f"{offering} offers {name}"
+    one = "; all nodes go there" if context.target.one_zone and wanted else ""
+    return passed(f"{where}{one}", value=", ".join(wanted or usable))
+
+
+# AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
+# likely here, the lower third as unlikely.
+LIKELY = 7
+UNLIKELY = 3
+# With fewer types AWS answers with a low score whatever the capacity is:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html
+TYPES_FOR_A_FAIR_SCORE = 3
+
+
+def check_spot_score(context: Context) -> Iterator[Finding]:
+    """Check AWS's placement score of as many spot nodes as the plan buys, in one zone for a gang.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
+    """
+    plan, target = context.plan, context.target
+    nodes = target.spot_nodes
+    if nodes == 0:
+        return
+    types = [plan.instance_type, *plan.purchase.spot_types]
+    answers = pages(
+        context.ec2,
+        "get_spot_placement_scores",
+        "SpotPlacementScores",
+        InstanceTypes=types,
+        TargetCapacity=nodes,
+        TargetCapacityUnitType="units",
+        SingleAvailabilityZone=target.one_zone,
+        RegionNames=[context.region],
+    )
+    scores: dict[str, int] = {}
+    for answer in answers:
+        score = int(answer["Score"])
+        if not 1 <= score <= 10:
+            raise UnusableAnswerError(f"a spot placement score of {score}, and the scale is 1 to 10")
+        scores[answer["AvailabilityZoneId"] if target.one_zone else answer["Region"]] = score
+    best = max(scores, key=lambda place: scores[place], default="")
+    # Without a chosen zone the Pulumi program takes any zone that offers the type.
+    zone = context.zone_ids[0] if context.zone_ids else best
+    place = zone if target.one_zone else context.region
+    wanted = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
+    if place not in scores:
+        yield unknown(
+            f"AWS gave no score for {wanted}" + (f"; {best} has {scores[best]} of 10" if best else ""),
+            why="a zone AWS leaves out is none of its ten best",
+            next_step=f"pulumi config set gpufleet:zoneId {best}" if best else "gpufleet preflight another --plan N",
+        )
+        return
+    score = scores[place]
+    likely, fair = score >= LIKELY, len(types) >= TYPES_FOR_A_FAIR_SCORE
+    level: Level = "ok" if likely else "warning"
+    if score <= UNLIKELY and fair and plan.purchase.fallback == "none":
+        level = "error"
+    text, next_step = f"{score} of 10 for {wanted}", "gpufleet recommend --purchase on-demand"
+    if target.one_zone and scores[best] > score:
+        text += f"; {best} has {scores[best]}"
+        next_step = f"pulumi config set gpufleet:zoneId {best}"
+    why = (
+        "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
+        "lasts (docs/preflight.md)"
+    )
+    if not fair:
+        why += (
+            f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
+        )
+    yield Finding(text, level=level, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)
