@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 import time
 
@@ -12,6 +13,8 @@ STANDARD_ERROR = 2
 LINE_END = re.compile(rb"\r?\n|\r")
 # Longer lines are split: an event of CloudWatch Logs holds 256 KB.
 LINE_BYTES = 48 * 2**10
+# A line without an end is passed on after this time: a bar's last state, dots, a prompt.
+QUIET_S = 5.0
 # For the last lines of workers that have ended; what they left behind may hold the pipe for ever.
 LAST_LINES_S = 2.0
 _threads: list[threading.Thread] = []
@@ -40,10 +43,18 @@ class RankLines:
         self.end.close()
 
     def _copy(self, read_end: int) -> None:
-        rest = b""
-        with os.fdopen(read_end, "rb") as pipe:
-            while data := pipe.read1(LINE_BYTES):
+        rest, is_begun = b"", False
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            while True:
+                if rest and not select.select([pipe], [], [], QUIET_S)[0]:
+                    self._write([rest])
+                    rest, is_begun = b"", True
+                if not (data := pipe.read(LINE_BYTES)):
+                    break
                 *lines, rest = LINE_END.split(rest + data)
+                if is_begun and lines and not lines[0]:  # the end of what was passed on
+                    del lines[0]
+                is_begun = False
                 if len(rest) >= LINE_BYTES:
                     lines.append(rest[:LINE_BYTES])
                     rest = rest[LINE_BYTES:]

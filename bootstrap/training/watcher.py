@@ -47,6 +47,8 @@ LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
 # States in which Auto Scaling ends the machine. Detached and Standby leave it running; Warmed:Stopped is the target of
 # a new warm-pool node during its set-up.
 LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated"})
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_mask = threading.local()  # signals that a thread blocked before its fork
 
 
 @dataclass(eq=False)
@@ -74,6 +76,7 @@ class Watcher:
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _previous_handlers: dict[int, Any] = field(default_factory=dict, init=False)
+    _pid: int = field(default_factory=os.getpid, init=False)
 
     @classmethod
     def from_environment(cls) -> Watcher:
@@ -86,7 +89,7 @@ class Watcher:
     def start(self) -> None:
         """Install the signal handlers and start polling."""
         if self.signals and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in _SIGNALS:
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)
         self._read_files()
         if self.files is not None and self.answers:
@@ -105,7 +108,7 @@ class Watcher:
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
         self._previous_handlers.clear()
 
     def save_done(self) -> None:
@@ -156,6 +159,10 @@ class Watcher:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if os.getpid() != self._pid:  # called by a handler that a forked child has kept
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if number == signal.SIGINT and self.stop_notice is not None and self.stop_notice.source == "SIGINT":
             raise KeyboardInterrupt
         # No logging here: a handler may run inside the logger's own lock.
@@ -208,6 +215,31 @@ class Watcher:
             self.stop_notice = stop
         if save is not None and save != self._last_save_notice:
             self.save_notice = self._last_save_notice = save
+
+
+def _hold_signals() -> None:
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _give_handlers_back() -> None:
+    """Give a forked child the signal handlers from before the watcher's.
+
+    ``Process.terminate`` and a leaving ``multiprocessing.Pool`` send their children SIGTERM and wait for their end.
+    """
+    for number in _SIGNALS:
+        handler: Any = signal.getsignal(number)
+        while isinstance(watcher := getattr(handler, "__self__", None), Watcher):
+            handler = watcher._previous_handlers.get(number)
+            signal.signal(number, handler or signal.SIG_DFL)
+    _release_signals()
+
+
+# Blocked meanwhile, so that a signal to a child of some microseconds finds the right handler too.
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_give_handlers_back)
 
 
 def own_imds() -> Imds | None:

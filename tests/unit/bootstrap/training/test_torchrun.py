@@ -91,7 +91,7 @@ os.write(1, b"\\r\\n" + b"x" * 100_000 + b"\\nthe last line has no end")
 
 
 def test_every_line_has_its_rank_and_comes_at_once(tmp_path: Path) -> None:
-    """Two workers and, after a failure, the standby processes in their places; a progress bar has no line feed."""
+    """Two workers and, after a failure, the standby processes in their places; a bar's last state has no end at all."""
     (tmp_path / "work.py").write_text(SPEAKER)
     root = Path(torchrun.__file__).parents[2]
     environment = {
@@ -108,7 +108,10 @@ def test_every_line_has_its_rank_and_comes_at_once(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     # Imports of a standby process are most of a minute of a processor.
-    program = "from bootstrap.training import standby, torchrun; standby.MODULES = ('json',); torchrun.main()"
+    program = (
+        "from bootstrap.training import rank_lines, standby, torchrun; standby.MODULES = ('json',); "
+        "rank_lines.QUIET_S = 0.2; torchrun.main()"
+    )
     command = [sys.executable, "-c", program, *arguments]
     lines: list[str] = []
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -118,7 +121,7 @@ def test_every_line_has_its_rank_and_comes_at_once(tmp_path: Path) -> None:
             if sum(standby.READY in line for line in lines) == 2:
                 (tmp_path / "go").touch()
             for rank in "01":
-                if line == f"[rank {rank}]  10%\n":
+                if line == f"[rank {rank}]  20%\n":
                     (tmp_path / f"seen-{rank}").touch()
     assert process.returncode == 0, lines
     assert sum(standby.TAKES in line for line in lines) == 2, lines

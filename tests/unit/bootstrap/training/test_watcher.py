@@ -366,6 +366,13 @@ def test_second_interrupt_key_ends_at_once() -> None:
         watcher.close()
 
 
+@pytest.mark.parametrize("way", ["fork", "spawn", "forkserver", "loader", "other"])
+def test_processes_that_a_training_starts_end_as_without_us(way: str) -> None:
+    """Each had our SIGTERM handler: a training with a Pool in its steps hung in the fourth Pool's __exit__."""
+    command = [sys.executable, "-m", "tests.unit.bootstrap.training.user_processes", way]
+    subprocess.run(command, check=True, timeout=300)
+
+
 def test_other_threads_may_start_a_watcher() -> None:
     problems: list[BaseException] = []
 
