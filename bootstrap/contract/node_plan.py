@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from bootstrap.contract.codec import from_json, parse_json, to_json
-from bootstrap.contract.fine_tuning import FULL_TRAINING
+from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 
 VARIABLE = "GPUFLEET_PLAN"
 
@@ -79,6 +79,11 @@ class NodePlan:
     expected: Expected | None = None  # None in an older plan
     deadline_hours: float | None = None
     budget_usd: float | None = None
+
+    @property
+    def tuning(self) -> FineTuning:
+        """Part of the model that trains."""
+        return FineTuning(**{item.name: getattr(self, item.name) for item in fields(FineTuning)})
 
     @property
     def layout(self) -> str:

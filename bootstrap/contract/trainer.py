@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, PURE, FineTuning, fine_tuning_problems
+from bootstrap.contract.node_plan import NodePlan
 from bootstrap.contract.shares import IN_STEP, parse_shares, shares_problem
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
@@ -55,131 +55,100 @@ TENSOR_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
 CONTEXT_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerJob:
-    """A job as far as the trainer's reach depends on it.
-
-    Attributes:
-        architecture: ``model_type`` and the other fields of a Hugging Face config, or {"torchvision": name}; None where
-            nothing says how the model is built.
-        framework: profile of the training code that the plan's estimate is of.
-        gpus_per_node: ranks of one node.
-        shares: samples of unequal ranks (``shares.py``); empty where all take as many.
-    """
-
-    architecture: Mapping[str, Any] | None
-    seq_len: int
-    precision: str
-    optimizer: str
-    sharding: str
-    gpus_per_node: int
-    framework: str = "torch"
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    activation_checkpointing: str = "none"
-    gradient_compression: str = "none"
-    shares: str = ""
-    balance: str = "none"
-    tuning: FineTuning = FULL_TRAINING
-
-
 def loader_workers(cores: int, ranks: int) -> int:
     """Processes that decode images for one rank: its part of the node's cores, one left for the training process."""
     return max(1, min(MAX_LOADER_WORKERS, cores // ranks - 1))
 
 
-def unsupported(job: TrainerJob) -> list[str]:
-    """List the parts of a job that the trainer does not carry out, each with value and limit; empty for none."""
-    model = _model_problem(job.architecture)
-    if model:
+def unsupported(
+    plan: NodePlan, *, gpus_per_node: int, framework: str = FRAMEWORKS[0], shares: str = "", balance: str = BALANCES[0]
+) -> list[str]:
+    """List the parts of a plan that the trainer does not carry out, each with value and limit; empty for none.
+
+    Args:
+        framework: profile of the training code that the plan's estimate is of.
+        gpus_per_node: ranks of one node.
+        shares: samples of unequal ranks (``shares.py``); empty where all take as many.
+    """
+    if model := _model_problem(plan.architecture):
         return [model]
-    assert job.architecture is not None  # _model_problem names it
     reasons = [
         f"{name} {value} is not one of {', '.join(known)}"
         for name, value, known in (
-            ("framework", job.framework, FRAMEWORKS),
-            ("precision", job.precision, PRECISIONS),
-            ("optimizer", job.optimizer, OPTIMIZERS),
-            ("sharding", job.sharding, SHARDINGS),
-            ("activation checkpointing", job.activation_checkpointing, CHECKPOINTINGS),
-            ("balance", job.balance, BALANCES),
+            ("framework", framework, FRAMEWORKS),
+            ("precision", plan.precision, PRECISIONS),
+            ("optimizer", plan.optimizer, OPTIMIZERS),
+            ("sharding", plan.sharding, SHARDINGS),
+            ("activation checkpointing", plan.activation_checkpointing, CHECKPOINTINGS),
+            ("balance", balance, BALANCES),
         )
         if value not in known
     ]
-    compression = compression_problem(
-        job.gradient_compression,
-        sharding=job.sharding,
-        tensor=job.tensor,
-        pipeline=job.pipeline,
-        expert=job.expert,
-    )
-    if compression:
-        reasons.append(compression)
-    if problem := _balance_problem(job):
-        reasons.append(problem)
-    if job.sharding != "ddp" and job.optimizer in UNSHARDED_OPTIMIZERS:
-        reasons.append(f"optimizer {job.optimizer} has no sharded form, and sharding is {job.sharding}")
-    if job.precision == PURE and model_kind(job.architecture) in CNNS:
+    reasons += filter(None, (compression_problem(plan), _balance_problem(plan.sharding, shares, balance)))
+    if plan.sharding != "ddp" and plan.optimizer in UNSHARDED_OPTIMIZERS:
+        reasons.append(f"optimizer {plan.optimizer} has no sharded form, and sharding is {plan.sharding}")
+    kind = model_kind(plan.architecture)
+    if plan.precision == PURE and kind in CNNS:
         reasons.append(f"precision is {PURE}, and batch norms keep 32-bit statistics")
+    tensor, context = plan.tensor_parallel, plan.context_parallel
     reasons += fine_tuning_problems(
-        job.tuning,
-        architecture=job.architecture,
-        precision=job.precision,
-        sharding=job.sharding,
-        tensor=job.tensor,
-        context=job.context,
+        plan.tuning,
+        architecture=plan.architecture,
+        precision=plan.precision,
+        sharding=plan.sharding,
+        tensor=tensor,
+        context=context,
     )
-    for name, ranks in (("pipeline", job.pipeline), ("expert", job.expert)):
+    for name, ranks in (("pipeline", plan.pipeline_parallel), ("expert", plan.expert_parallel)):
         if ranks > 1:
             reasons.append(f"{name} parallelism is {ranks}, and the trainer has none")
-    if job.tensor > 1:
-        reasons += _tensor_problems(job, job.architecture)
-    if job.context > 1 and "context" not in splits(job.architecture, job.seq_len, job.optimizer):
+    if tensor > 1:
+        reasons += _tensor_problems(plan, gpus_per_node)
+    if context > 1 and "context" not in splits(plan.architecture, plan.seq_len, plan.optimizer):
         reasons.append(
-            f"context parallelism is {job.context}: {model_kind(job.architecture)} over {job.seq_len} tokens has no "
-            f"full causal attention that the trainer splits (it does {', '.join(CONTEXT_PARALLEL)})"
+            f"context parallelism is {context}: {kind} over {plan.seq_len} tokens has no full causal attention that "
+            f"the trainer splits (it does {', '.join(CONTEXT_PARALLEL)})"
         )
-    heads = job.architecture.get("num_attention_heads")
-    if job.context > 1 and isinstance(heads, int) and heads % (job.tensor * job.context):
-        reasons.append(
-            f"context parallelism is {job.context}, which does not divide a tensor rank's part of {heads} heads"
-        )
+    heads = plan.architecture.get("num_attention_heads")
+    if context > 1 and isinstance(heads, int) and heads % (tensor * context):
+        reasons.append(f"context parallelism is {context}, which does not divide a tensor rank's part of {heads} heads")
     return reasons
 
 
-def compression_problem(compression: str, *, sharding: str, tensor: int, pipeline: int, expert: int) -> str:
+def compression_problem(plan: NodePlan) -> str:
     """Reason why a layout cannot compress its gradients; empty where it can, or compresses none."""
+    compression = plan.gradient_compression
     if compression == "none":
         return ""
     if not re.match(GRADIENT_COMPRESSION, compression):
         return f"gradient_compression {compression} is not none, bf16, fp16 or powersgd-RANK"
-    if sharding != "ddp":
-        return f"gradient_compression is {compression}, and sharding {sharding} does not reduce through DDP's hooks"
-    for name, ranks in (("tensor", tensor), ("pipeline", pipeline), ("expert", expert)):
-        if ranks > 1:
+    if plan.sharding != "ddp":
+        return (
+            f"gradient_compression is {compression}, and sharding {plan.sharding} does not reduce through DDP's hooks"
+        )
+    for name in ("tensor", "pipeline", "expert"):
+        if (ranks := getattr(plan, f"{name}_parallel")) > 1:
             return f"gradient_compression is {compression}, and DDP takes no model with {name} parallelism {ranks}"
     return ""
 
 
-def _balance_problem(job: TrainerJob) -> str:
-    if job.balance == "measured" and job.sharding in IN_STEP:
+def _balance_problem(sharding: str, text: str, balance: str) -> str:
+    if balance == "measured" and sharding in IN_STEP:
         return (
-            f"balance is measured, and sharding {job.sharding} exchanges states in every micro-batch, so all ranks run "
+            f"balance is measured, and sharding {sharding} exchanges states in every micro-batch, so all ranks run "
             "as many: take ddp or zero1, or give --shares with micro-batches of other sizes"
         )
-    if not job.shares:
+    if not text:
         return ""
     try:
-        shares = parse_shares(job.shares)
+        shares = parse_shares(text)
     except ValueError as error:
         return f"shares: {error}"
     batches = list(shares.values()) if isinstance(shares, dict) else shares
     for batch in batches:
         if batch.checkpointing not in ("", *CHECKPOINTINGS):
             return f"shares: activation checkpointing {batch.checkpointing} is not one of {', '.join(CHECKPOINTINGS)}"
-    return shares_problem(batches, job.sharding)
+    return shares_problem(batches, sharding)
 
 
 def powersgd_rank(compression: str) -> int:
@@ -262,8 +231,8 @@ def is_mixture(architecture: Mapping[str, Any]) -> bool:
     return any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
-def _model_problem(architecture: Mapping[str, Any] | None) -> str:
-    if architecture is None:
+def _model_problem(architecture: Mapping[str, Any]) -> str:
+    if not architecture:
         return "the trainer builds a model from a config.json, architecture fields or a preset, and the plan has none"
     kind = model_kind(architecture)
     if TORCHVISION in architecture:
@@ -275,15 +244,15 @@ def _model_problem(architecture: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def _tensor_problems(job: TrainerJob, architecture: Mapping[str, Any]) -> list[str]:
-    kind = model_kind(architecture)
+def _tensor_problems(plan: NodePlan, gpus_per_node: int) -> list[str]:
+    architecture, tensor, kind = plan.architecture, plan.tensor_parallel, model_kind(plan.architecture)
     if kind not in TENSOR_PARALLEL:
-        return [f"tensor parallelism is {job.tensor}, and the trainer does {', '.join(TENSOR_PARALLEL)}, not {kind}"]
+        return [f"tensor parallelism is {tensor}, and the trainer does {', '.join(TENSOR_PARALLEL)}, not {kind}"]
     reasons = []
-    if job.optimizer in UNSHARDED_OPTIMIZERS:
-        reasons.append(f"optimizer {job.optimizer} has no sharded form, and tensor parallelism is {job.tensor}")
-    if job.gpus_per_node % job.tensor:
-        reasons.append(f"tensor parallelism is {job.tensor}, and a node's {job.gpus_per_node} GPUs are no multiple")
+    if plan.optimizer in UNSHARDED_OPTIMIZERS:
+        reasons.append(f"optimizer {plan.optimizer} has no sharded form, and tensor parallelism is {tensor}")
+    if gpus_per_node % tensor:
+        reasons.append(f"tensor parallelism is {tensor}, and a node's {gpus_per_node} GPUs are no multiple")
     heads = architecture.get("num_attention_heads")
     counts = {
         "attention heads": heads,
@@ -291,8 +260,8 @@ def _tensor_problems(job: TrainerJob, architecture: Mapping[str, Any]) -> list[s
         "feed-forward width": architecture.get("intermediate_size"),
     }
     for name, count in counts.items():
-        if not isinstance(count, int) or count % job.tensor:
-            reasons.append(f"tensor parallelism is {job.tensor}, which does not divide the {name}, {count}")
+        if not isinstance(count, int) or count % tensor:
+            reasons.append(f"tensor parallelism is {tensor}, which does not divide the {name}, {count}")
     return reasons
 
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
-from bootstrap.contract.fine_tuning import METHODS, TARGETS, FineTuning
+from bootstrap.contract.fine_tuning import METHODS, TARGETS
 from bootstrap.contract.node_plan import VARIABLE, NodePlan
 from bootstrap.contract.trainer import (
     BALANCES,
@@ -21,7 +21,6 @@ from bootstrap.contract.trainer import (
     PRECISIONS,
     SHARDINGS,
     Family,
-    TrainerJob,
     data_problem,
     family_of,
     model_kind,
@@ -44,78 +43,70 @@ class Flag:
     variable: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerConfig:
-    """One run: the plan's layout, and the settings of the training code."""
+FLAGS = {
+    "architecture": Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it'),
+    "steps": Flag("optimizer steps of the whole run"),
+    "seq_len": Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips"),
+    "target_len": Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript"),
+    "global_batch": Flag("samples of one step; 0: data ranks x micro-batch x accumulation"),
+    "micro_batch": Flag("samples of a data rank's forward pass"),
+    "grad_accum": Flag("forward passes of one step, where --global-batch is 0"),
+    "shares": Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type"),
+    "balance": Flag("measured: shares by the speed of each rank in the first steps", BALANCES),
+    "precision": Flag("arithmetic", PRECISIONS),
+    "compiled": Flag("torch.compile"),
+    "sharding": Flag("states that data x context ranks share out", SHARDINGS),
+    "tensor_parallel": Flag("ranks that split each layer"),
+    "sequence_parallel": Flag("tensor ranks split norms and residual too"),
+    "context_parallel": Flag("ranks that split each sequence"),
+    "pipeline_parallel": Flag("must be 1"),
+    "expert_parallel": Flag("must be 1"),
+    "gpus_per_node": Flag("ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE"),
+    "activation_checkpointing": Flag("activations computed again in the backward pass", CHECKPOINTINGS),
+    "method": Flag("full, or adapters over a frozen base: lora, qlora", METHODS),
+    "lora_rank": Flag("rank of the adapters"),
+    "lora_alpha": Flag("adapters' products are scaled by alpha / rank"),
+    "lora_targets": Flag("projections with adapters", TARGETS),
+    "frozen": Flag("none, embedding, or a number of first layers (the embedding too)"),
+    "gradient_compression": Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK"),
+    "optimizer": Flag("optimizer", OPTIMIZERS),
+    "learning_rate": Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1"),
+    "weight_decay": Flag("weight decay of matrices"),
+    "clip_norm": Flag("largest norm of all gradients together; 0: no clipping"),
+    "schedule": Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", SCHEDULES),
+    "warmup_steps": Flag("steps of linear warm-up"),
+    "train_data": Flag("folder, file or s3:// prefix of samples; empty: synthetic", variable="GPUFLEET_TRAIN_DATA"),
+    "weights": Flag("folder or s3:// prefix of safetensors to start from, or random", variable="GPUFLEET_BASE_WEIGHTS"),
+    "out": Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI"),
+    "evaluate_every": Flag("steps between evaluations on held-out samples; 0: none"),
+    "evaluation_steps": Flag("global batches of one evaluation"),
+    "log_every": Flag("steps between log lines"),
+    "seed": Flag("seed of weights, sample order and dropout"),
+    "deterministic": Flag("kernels that sum in one order; slower on GPUs"),
+}
 
-    architecture: Annotated[dict[str, Any], Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or its file')]
-    steps: Annotated[int, Flag("optimizer steps of the whole run")] = NodePlan.steps
-    seq_len: Annotated[int, Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips")] = (
-        NodePlan.seq_len
-    )
-    target_len: Annotated[
-        int, Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript")
-    ] = NodePlan.target_len
-    global_batch: Annotated[int, Flag("samples of one step; 0: data ranks x micro-batch x accumulation")] = (
-        NodePlan.global_batch
-    )
-    micro_batch: Annotated[int, Flag("samples of a data rank's forward pass")] = NodePlan.micro_batch
-    grad_accum: Annotated[int, Flag("forward passes of one step, where --global-batch is 0")] = 1
-    shares: Annotated[str, Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type")] = (
-        ""
-    )
-    balance: Annotated[str, Flag("measured: shares by the speed of each rank in the first steps", BALANCES)] = "none"
-    precision: Annotated[str, Flag("arithmetic", PRECISIONS)] = NodePlan.precision
-    compiled: Annotated[bool, Flag("torch.compile")] = NodePlan.compiled
 
-    sharding: Annotated[str, Flag("states that data x context ranks share out", SHARDINGS)] = NodePlan.sharding
-    tensor_parallel: Annotated[int, Flag("ranks that split each layer")] = NodePlan.tensor_parallel
-    sequence_parallel: Annotated[bool, Flag("tensor ranks split norms and residual too")] = NodePlan.sequence_parallel
-    context_parallel: Annotated[int, Flag("ranks that split each sequence")] = NodePlan.context_parallel
-    pipeline_parallel: Annotated[int, Flag("must be 1")] = NodePlan.pipeline_parallel
-    expert_parallel: Annotated[int, Flag("must be 1")] = NodePlan.expert_parallel
-    gpus_per_node: Annotated[
-        int, Flag("ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE")
-    ] = 1
-    activation_checkpointing: Annotated[
-        str, Flag("activations computed again in the backward pass", CHECKPOINTINGS)
-    ] = NodePlan.activation_checkpointing
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(NodePlan):
+    """One run: the plan's job and layout, and the settings of the training code (FLAGS)."""
 
-    method: Annotated[str, Flag("full, or adapters over a frozen base: lora, qlora", METHODS)] = NodePlan.method
-    lora_rank: Annotated[int, Flag("rank of the adapters")] = NodePlan.lora_rank
-    lora_alpha: Annotated[int, Flag("adapters' products are scaled by alpha / rank")] = NodePlan.lora_alpha
-    lora_targets: Annotated[str, Flag("projections with adapters", TARGETS)] = NodePlan.lora_targets
-    frozen: Annotated[str, Flag("none, embedding, or a number of first layers (the embedding too)")] = NodePlan.frozen
-
-    gradient_compression: Annotated[str, Flag("of DDP's gradients on slow links: none, bf16, fp16, powersgd-RANK")] = (
-        NodePlan.gradient_compression
-    )
-
-    optimizer: Annotated[str, Flag("optimizer", OPTIMIZERS)] = NodePlan.optimizer
-    learning_rate: Annotated[float, Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1")] = 0.0
-    weight_decay: Annotated[float, Flag("weight decay of matrices")] = 0.1
-    clip_norm: Annotated[float, Flag("largest norm of all gradients together; 0: no clipping")] = 1.0
-    schedule: Annotated[
-        str, Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", SCHEDULES)
-    ] = "cosine"
-    warmup_steps: Annotated[int, Flag("steps of linear warm-up")] = 0
-
-    train_data: Annotated[
-        str, Flag("folder, file or s3:// prefix of samples; empty: synthetic", variable="GPUFLEET_TRAIN_DATA")
-    ] = ""
-    weights: Annotated[
-        str,
-        Flag(
-            "folder or s3:// prefix of safetensors to start from; random or empty: none",
-            variable="GPUFLEET_BASE_WEIGHTS",
-        ),
-    ] = ""
-    out: Annotated[str, Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI")] = "trainer_out"
-    evaluate_every: Annotated[int, Flag("steps between evaluations on held-out samples; 0: none")] = 0
-    evaluation_steps: Annotated[int, Flag("global batches of one evaluation")] = 8
-    log_every: Annotated[int, Flag("steps between log lines")] = 10
-    seed: Annotated[int, Flag("seed of weights, sample order and dropout")] = 0
-    deterministic: Annotated[bool, Flag("kernels that sum in one order; slower on GPUs")] = False
+    grad_accum: int = 1
+    shares: str = ""
+    balance: str = "none"
+    gpus_per_node: int = 1
+    learning_rate: float = 0.0
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    train_data: str = ""
+    weights: str = ""
+    out: str = "trainer_out"
+    evaluate_every: int = 0
+    evaluation_steps: int = 8
+    log_every: int = 10
+    seed: int = 0
+    deterministic: bool = False
 
     @property
     def kind(self) -> str:
@@ -146,37 +137,6 @@ class TrainerConfig:
         """Positions of a speech model's decoder."""
         return int(self.architecture.get("max_target_positions", DEFAULT_TARGET_POSITIONS))
 
-    @property
-    def tuning(self) -> FineTuning:
-        """Part of the model that trains."""
-        return FineTuning(
-            method=self.method,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-            lora_targets=self.lora_targets,
-            frozen=self.frozen,
-        )
-
-    def job(self) -> TrainerJob:
-        """Job that the contract judges."""
-        return TrainerJob(
-            architecture=self.architecture or None,
-            seq_len=self.seq_len,
-            precision=self.precision,
-            optimizer=self.optimizer,
-            sharding=self.sharding,
-            gpus_per_node=self.gpus_per_node,
-            tensor=self.tensor_parallel,
-            pipeline=self.pipeline_parallel,
-            context=self.context_parallel,
-            expert=self.expert_parallel,
-            activation_checkpointing=self.activation_checkpointing,
-            gradient_compression=self.gradient_compression,
-            tuning=self.tuning,
-            shares=self.shares,
-            balance=self.balance,
-        )
-
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> TrainerConfig:
     """Read flags over the plan and the node's variables, and refuse what the trainer does not carry out.
@@ -187,7 +147,8 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
     """
     # torchrun says how many ranks it started on this node.
     environment = {"GPUFLEET_GPUS_PER_NODE": environment.get("LOCAL_WORLD_SIZE", ""), **environment}
-    config = TrainerConfig(**vars(_parser(environment).parse_args(arguments)))
+    plan = node_plan(environment) or NodePlan()
+    config = TrainerConfig(**vars(plan) | vars(_parser(plan, environment).parse_args(arguments)))
     for name in (
         "steps",
         "seq_len",
@@ -212,7 +173,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         _check_least(config, name, 0)
     if not 0 <= config.seed < 2**32:  # the order of the samples takes 32 bits of it
         raise ConfigurationError(f"--seed is {config.seed}; expected 0 to {2**32 - 1}")
-    if reasons := unsupported(config.job()):
+    if reasons := unsupported(config, gpus_per_node=config.gpus_per_node, shares=config.shares, balance=config.balance):
         raise ConfigurationError(
             f"the trainer does not carry this out: {'; '.join(reasons)}. Take a plan of gpufleet recommend without "
             "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "
@@ -273,7 +234,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}; {self.prog} --help lists the flags")
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(plan: NodePlan, environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m bootstrap.trainer",
         description="Train a Hugging Face model or a torchvision CNN in a plan's layout, under torchrun.",
@@ -281,31 +242,28 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
     converters: dict[object, Callable[[str], Any]] = {int: int, float: float, str: str}
-    hints = get_type_hints(TrainerConfig, include_extras=True)
-    planned = vars(node_plan(environment) or NodePlan())
-    for item in dataclasses.fields(TrainerConfig):
-        kind, flag = get_args(hints[item.name])
+    kinds = get_type_hints(TrainerConfig)
+    own_defaults = {item.name: item.default for item in dataclasses.fields(TrainerConfig)}
+    for name, flag in FLAGS.items():
+        kind = kinds[name]
         convert: Callable[[str], Any] = converters.get(kind, _architecture)
-        default = item.default if planned.get(item.name) in (None, {}) else planned[item.name]
+        default = getattr(plan, name, own_defaults[name])
         if flag.words and default not in flag.words:
-            raise ConfigurationError(f"{VARIABLE}.{item.name} is {default!r}; expected one of {', '.join(flag.words)}")
+            raise ConfigurationError(f"{VARIABLE}.{name} is {default!r}; expected one of {', '.join(flag.words)}")
         if text := environment.get(flag.variable, "").strip():
             try:
                 default = convert(text)
             except ValueError as error:
                 raise ConfigurationError(f"{flag.variable} is {text[:200]!r}: {error}") from error
-        own = "" if item.default in (MISSING, "") else str(item.default)
-        source = ", ".join(part for part in ("plan" if item.name in planned else flag.variable, own) if part)
+        own = "" if own_defaults[name] in (MISSING, "") else str(own_defaults[name])
+        source = ", ".join(part for part in ("plan" if hasattr(plan, name) else flag.variable, own) if part)
         extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": convert}
         if flag.words:
             extra["choices"] = flag.words
         elif kind is not bool:
             extra["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
-        if default is MISSING:
-            extra["required"] = True
-        else:
-            extra["default"] = default
-        parser.add_argument(_flag(item.name), help=f"{flag.help} [{source}]" if source else flag.help, **extra)
+        extra |= {"required": True} if default == {} else {"default": default}
+        parser.add_argument(_flag(name), help=f"{flag.help} [{source}]" if source else flag.help, **extra)
     return parser
 
 

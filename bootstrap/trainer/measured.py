@@ -15,7 +15,6 @@ import statistics
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -25,11 +24,10 @@ import torch.distributed as dist
 from torch import nn
 
 from bootstrap.contract.measured import Measured, MeasuredRow, object_name
-from bootstrap.contract.node_plan import NodePlan
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.report import INPUT_BOUND_SHARE
-from bootstrap.training.environment import node_plan, positive_number
+from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import TrainingError
 from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import Store
@@ -41,15 +39,6 @@ WARMUP_STEPS = 10
 MEASURED_STEPS = 50
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Plan's price and limits, None where it has none."""
-
-    deadline_hours: float | None
-    price_usd_per_hour: float | None
-    budget_usd: float | None
-
-
 class RunMeasurement:
     """Writes the row after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process, and says so if the run is slow.
 
@@ -59,27 +48,20 @@ class RunMeasurement:
 
     def __init__(
         self,
+        config: TrainerConfig,
         *,
         clock: StepClock,
         device: torch.device,
         store: Store,
-        samples_per_step: int,
-        total_steps: int,
         row: Callable[[Measured], MeasuredRow],
     ) -> None:
         self._clock = clock
         self._device = device
         self._store = store
-        self._samples_per_step = samples_per_step
-        self._total_steps = total_steps
         self._row = row
-        plan = node_plan() or NodePlan()
+        self._config = config
         # Read here: a variable that is no number must not end a run that trains.
-        self._limits = Limits(
-            deadline_hours=plan.deadline_hours,
-            price_usd_per_hour=positive_number(PRICE_VARIABLE, "dollars an hour"),
-            budget_usd=plan.budget_usd,
-        )
+        self._usd_per_hour = positive_number(PRICE_VARIABLE, "dollars an hour")
         self._steps = 0
         self._waited_s = 0.0
         self._writer: threading.Thread | None = None
@@ -95,7 +77,7 @@ class RunMeasurement:
         if measured is None or os.environ.get("RANK", "0") != "0":
             return
         row = self._row(measured)
-        notice = slow_notice(row, done=done, total_steps=self._total_steps, limits=self._limits, now=datetime.now(UTC))
+        notice = slow_notice(row, self._config, done=done, usd_per_hour=self._usd_per_hour, now=datetime.now(UTC))
         if notice is not None:
             logger.warning("%s", notice)
         self._writer = threading.Thread(target=self._write, args=(row,), name="measured-run")
@@ -128,7 +110,7 @@ class RunMeasurement:
             steps=len(durations),
             step_time_s=step_time_s,
             step_time_p95_s=p95_s,
-            tokens_per_second=self._samples_per_step * tokens_per_sample / step_time_s,
+            tokens_per_second=self._config.global_batch * tokens_per_sample / step_time_s,
             data_wait_share=min(1.0, wait_share),
             peak_allocated_gib=allocated_gib,
             peak_reserved_gib=reserved_gib,
@@ -151,9 +133,11 @@ class RunMeasurement:
             )
 
 
-def slow_notice(row: MeasuredRow, *, done: int, total_steps: int, limits: Limits, now: datetime) -> str | None:
+def slow_notice(
+    row: MeasuredRow, config: TrainerConfig, *, done: int, usd_per_hour: float | None, now: datetime
+) -> str | None:
     """Notice of a run slower than its plan's p95, with what it now costs and when it ends; None for any other."""
-    predicted, measured = row.predicted, row.measured
+    predicted, measured, total_steps = row.predicted, row.measured, config.steps
     if predicted is None or measured.step_time_s <= predicted.step_time_p95_s:
         return None
     hours = total_steps * measured.step_time_s / 3600
@@ -164,12 +148,12 @@ def slow_notice(row: MeasuredRow, *, done: int, total_steps: int, limits: Limits
         f"its {total_steps:,} steps take {hours:.1f} h instead of {total_steps * predicted.step_time_s / 3600:.1f} h "
         f"and end at {end:%Y-%m-%d %H:%M} UTC without interruptions",
     ]
-    if deadline := limits.deadline_hours:
+    if deadline := config.deadline_hours:
         parts.append(f"the deadline is {deadline:g} h{' and will be missed' if hours > deadline else ''}")
-    if price := limits.price_usd_per_hour:
-        parts.append(f"they cost ${hours * price:,.2f} of compute")
-        if budget := limits.budget_usd:
-            short = " and ends the run before its last step" if hours * price > budget else ""
+    if usd_per_hour:
+        parts.append(f"they cost ${hours * usd_per_hour:,.2f} of compute")
+        if budget := config.budget_usd:
+            short = " and ends the run before its last step" if hours * usd_per_hour > budget else ""
             parts.append(f"the budget is ${budget:,.2f}{short}")
     if measured.data_wait_share > INPUT_BOUND_SHARE:
         parts.append(f"steps wait for data {measured.data_wait_share:.0%} of the time (docs/data.md)")
@@ -180,7 +164,7 @@ def measured_row(
     config: TrainerConfig, model: nn.Module, measured: Measured, environment: Mapping[str, str]
 ) -> MeasuredRow:
     """Row of a run; ``config`` has the micro-batch and accumulation that the run really has."""
-    ranks, plan = dist.get_world_size() if dist.is_initialized() else 1, node_plan(environment)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
     is_cnn, has_gpu = config.family == "cnn", torch.cuda.is_available()
     gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     return MeasuredRow(
@@ -192,7 +176,7 @@ def measured_row(
         optimizer=config.optimizer,
         versions=_versions(is_cnn=is_cnn),
         measured=measured,
-        predicted=plan.predicted if plan else None,
+        predicted=config.predicted,
         model=config.kind,
         architecture=config.family,
         parameters=_parameters(model),

@@ -186,11 +186,10 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
     measured = RunMeasurement(
+        config,
         clock=clock,
         device=device,
         store=store,
-        samples_per_step=config.global_batch,
-        total_steps=config.steps,
         row=lambda measurement: measured_row(config, parts.model, measurement, os.environ),
     )
     # A row of unequal ranks would tell the calibration the speed of none of them.

@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from bootstrap.contract import trainer
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
-from bootstrap.contract.node_plan import Expected
+from bootstrap.contract.node_plan import Expected, NodePlan
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
@@ -665,8 +665,7 @@ class FleetPlan(_Model):
             problems.append(f"parallelism.expert is {p.expert}, and job.architecture has no experts")
         if p.virtual_stages > 1 and p.pipeline == 1:
             problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
-        names = ("sharding", "tensor", "pipeline", "expert")
-        if unfit := trainer.compression_problem(p.gradient_compression, **{name: getattr(p, name) for name in names}):
+        if unfit := trainer.compression_problem(self.node_plan):
             problems.append(f"parallelism: {unfit}")
         if p.sequence_parallel and p.tensor == 1:
             problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
@@ -808,30 +807,36 @@ class FleetPlan(_Model):
         """Ranks of the whole fleet."""
         return self.node_count * self.node.ranks
 
+    @property
+    def node_plan(self) -> NodePlan:
+        """Job and layout as training code has them; ``plan_variables`` adds predictions and limits."""
+        split, job = self.parallelism, self.job
+        return NodePlan(
+            architecture=job.architecture or {},
+            steps=job.steps,
+            seq_len=job.seq_len,
+            target_len=job.target_len or 0,
+            global_batch=job.global_batch,
+            micro_batch=split.micro_batch,
+            precision=job.precision,
+            compiled=job.compiled,
+            sharding=split.sharding,
+            tensor_parallel=split.tensor,
+            sequence_parallel=split.sequence_parallel,
+            context_parallel=split.context,
+            pipeline_parallel=split.pipeline,
+            virtual_stages=split.virtual_stages,
+            expert_parallel=split.expert,
+            activation_checkpointing=split.activation_checkpointing,
+            **job.tuning.model_dump(),
+            gradient_compression=split.gradient_compression,
+            optimizer=job.optimizer,
+        )
+
     @cached_property
     def beyond_trainer(self) -> tuple[str, ...]:
         """Parts that the reference trainer does not carry out, each with its reason; empty where it trains the plan."""
-        job, split = self.job, self.parallelism
-        return tuple(
-            trainer.unsupported(
-                trainer.TrainerJob(
-                    architecture=job.architecture,
-                    seq_len=job.seq_len,
-                    precision=job.precision,
-                    optimizer=job.optimizer,
-                    framework=job.framework,
-                    gpus_per_node=self.node.ranks,
-                    sharding=split.sharding,
-                    tensor=split.tensor,
-                    pipeline=split.pipeline,
-                    context=split.context,
-                    expert=split.expert,
-                    activation_checkpointing=split.activation_checkpointing,
-                    gradient_compression=split.gradient_compression,
-                    tuning=job.tuning.facts,
-                )
-            )
-        )
+        return tuple(trainer.unsupported(self.node_plan, gpus_per_node=self.node.ranks, framework=self.job.framework))
 
     @property
     def step_time_p95_s(self) -> float:

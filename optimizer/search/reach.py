@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from bootstrap.contract import trainer
+from bootstrap.contract.node_plan import NodePlan
 from optimizer.contract.request import Axis, FleetRequest
 from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.types import SHARDINGS
@@ -39,16 +40,15 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
     """Find what to search: the request's kinds, else the trainer's, else for code of the user's own all."""
     architecture, work, limits = build_architecture(model), request.workload, request.constraints
     beyond = trainer.unsupported(
-        trainer.TrainerJob(
-            architecture=architecture,
+        NodePlan(
+            architecture=architecture or {},
             seq_len=seq_len,
             precision=work.precision,
             optimizer=work.optimizer,
-            framework=work.framework,
-            sharding=trainer.SHARDINGS[0],
-            gpus_per_node=1,
-            tuning=work.tuning,
-        )
+            **asdict(work.tuning),
+        ),
+        gpus_per_node=1,
+        framework=work.framework,
     )
     by_default = limits.parallelism is None and not beyond
     splits = trainer.splits(architecture, seq_len, work.optimizer, work.tuning)

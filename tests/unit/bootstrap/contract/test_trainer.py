@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.trainer import TrainerJob, shardings, splits, unsupported
+from bootstrap.contract.node_plan import NodePlan
+from bootstrap.contract.trainer import shardings, splits, unsupported
 
 LLAMA = {
     "model_type": "llama",
@@ -15,44 +16,52 @@ LLAMA = {
     "num_key_value_heads": 8,
     "intermediate_size": 14336,
 }
-JOB = TrainerJob(
-    architecture=LLAMA, seq_len=8192, precision="bf16", optimizer="adamw", sharding="zero3", gpus_per_node=8
-)
+PLAN = NodePlan(architecture=LLAMA, seq_len=8192, sharding="zero3")
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
+
+
+def problems(changes: dict[str, Any]) -> list[str]:
+    """What the trainer does not carry out of PLAN with changes, which may be of the training code, too."""
+    fields = {name: value for name, value in changes.items() if hasattr(PLAN, name)}
+    others = {name: value for name, value in changes.items() if name not in fields}
+    return unsupported(replace(PLAN, **fields), gpus_per_node=8, **others)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"tensor": 8, "sharding": "zero2", "activation_checkpointing": "selective"},
-        {"context": 4, "tensor": 2},
+        {"tensor_parallel": 8, "sharding": "zero2", "activation_checkpointing": "selective"},
+        {"context_parallel": 4, "tensor_parallel": 2},
         {"architecture": {"torchvision": "resnet50"}, "sharding": "ddp", "framework": "torchvision"},
         {"architecture": {"model_type": "bert"}, "precision": "fp16"},
-        {"architecture": MISTRAL, "context": 2, "seq_len": 4096},
-        {"architecture": {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, "context": 2},
+        {"architecture": MISTRAL, "context_parallel": 2, "seq_len": 4096},
+        {"architecture": {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, "context_parallel": 2},
         {"optimizer": "adafactor", "sharding": "ddp"},
-        {"sharding": "ddp", "context": 2, "gradient_compression": "powersgd-4"},
+        {"sharding": "ddp", "context_parallel": 2, "gradient_compression": "powersgd-4"},
         {"sharding": "zero1", "shares": "p4d.24xlarge=1x10:full,p5.48xlarge=3x8", "balance": "measured"},
         {"shares": "1x8,3x8"},
     ],
 )
 def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
-    assert unsupported(replace(JOB, **changes)) == []
+    assert problems(changes) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architecture": None}, "builds a model from a config.json"),
+        ({"architecture": {}}, "builds a model from a config.json"),
         (
             {"architecture": LLAMA | {"model_type": "mixtral", "num_local_experts": 8}},
             "mixtral is a mixture of experts",
         ),
         ({"architecture": {"torchvision": "vgg16"}}, "model vgg16 is not one of resnet18"),
-        ({"pipeline": 4}, "pipeline parallelism is 4"),
+        ({"pipeline_parallel": 4}, "pipeline parallelism is 4"),
         ({"gradient_compression": "bf16"}, "sharding zero3 does not reduce through DDP's hooks"),
-        ({"gradient_compression": "bf16", "sharding": "ddp", "tensor": 2}, "no model with tensor parallelism 2"),
+        (
+            {"gradient_compression": "bf16", "sharding": "ddp", "tensor_parallel": 2},
+            "with tensor parallelism 2",
+        ),
         ({"gradient_compression": "powersgd-0", "sharding": "ddp"}, "powersgd-0 is not none"),
         ({"balance": "measured"}, "balance is measured, and sharding zero3 exchanges states in every micro-batch"),
         ({"balance": "best"}, "balance best is not one of none, measured"),
@@ -60,22 +69,31 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"shares": "1x8:some,3x8"}, "activation checkpointing some is not one of none"),
         ({"shares": "p5.48xlarge=3x8,1x8"}, "names an instance type twice, or not in each entry"),
         ({"shares": "8,16"}, "'8' is no share; expected MICRO_BATCHxGRAD_ACCUM"),
-        ({"expert": 8}, "expert parallelism is 8"),
+        ({"expert_parallel": 8}, "expert parallelism is 8"),
         ({"precision": "fp8"}, "precision fp8"),
         ({"framework": "megatron-core"}, "framework megatron-core"),
         ({"optimizer": "adafactor"}, "adafactor has no sharded form, and sharding is zero3"),
-        ({"optimizer": "adafactor", "sharding": "ddp", "tensor": 2}, "adafactor has no sharded form, and tensor"),
-        ({"architecture": {"model_type": "gpt2"}, "tensor": 2}, "tensor parallelism is 2, and the trainer does llama"),
-        ({"tensor": 16}, "8 GPUs are no multiple"),
-        ({"tensor": 16}, "does not divide the key-value heads, 8"),
-        ({"architecture": MISTRAL, "context": 2}, "mistral over 8192 tokens has no full causal attention"),
-        ({"architecture": {"model_type": "bert"}, "context": 2}, "bert over"),
-        ({"architecture": {**LLAMA, "layer_types": ["sliding_attention"]}, "context": 2}, "no full causal attention"),
+        (
+            {"optimizer": "adafactor", "sharding": "ddp", "tensor_parallel": 2},
+            "no sharded form, and tensor",
+        ),
+        (
+            {"architecture": {"model_type": "gpt2"}, "tensor_parallel": 2},
+            "is 2, and the trainer does llama",
+        ),
+        ({"tensor_parallel": 16}, "8 GPUs are no multiple"),
+        ({"tensor_parallel": 16}, "does not divide the key-value heads, 8"),
+        ({"architecture": MISTRAL, "context_parallel": 2}, "mistral over 8192 tokens has no full causal attention"),
+        ({"architecture": {"model_type": "bert"}, "context_parallel": 2}, "bert over"),
+        (
+            {"architecture": {**LLAMA, "layer_types": ["sliding_attention"]}, "context_parallel": 2},
+            "no full causal attention",
+        ),
         ({"architecture": {"model_type": "mamba"}}, "model_type mamba is not one of gemma2"),
     ],
 )
 def test_a_part_beyond_it_is_named_with_its_value(changes: dict[str, Any], reason: str) -> None:
-    assert reason in "; ".join(unsupported(replace(JOB, **changes)))
+    assert reason in "; ".join(problems(changes))
 
 
 def test_dimensions_and_shardings_of_a_search() -> None:

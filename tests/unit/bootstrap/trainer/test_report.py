@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from bootstrap.contract.measured import Measured, parse
 from bootstrap.trainer.board import COPY_EVERY_S, Board
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
-from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, Limits, RunMeasurement, measured_row, slow_notice
+from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, RunMeasurement, measured_row, slow_notice
 from bootstrap.trainer.optimize import DivergedError
 from bootstrap.trainer.report import Report
 from bootstrap.training.stores import LocalStore
@@ -202,11 +203,10 @@ def test_measured_run_is_written_once_and_says_that_the_run_is_slow(
     monkeypatch.setenv("GPUFLEET_PRICE_USD_PER_HOUR", "98.3")
     clock = StepClock(CPU)
     run = RunMeasurement(
+        replace(config, global_batch=4),
         clock=clock,
         device=CPU,
         store=LocalStore(tmp_path),
-        samples_per_step=4,
-        total_steps=1000,
         row=lambda measured: measured_row(config, model, measured, {**NODE, "LOCAL_WORLD_SIZE": "1"}),
     )
     clock.restart()
@@ -240,8 +240,8 @@ def test_measured_run_is_written_once_and_says_that_the_run_is_slow(
     assert "this run is slower than planned" in caplog.text and "of compute" in caplog.text
 
 
-def test_notice_counts_hours_dollars_and_limits_from_the_measured_speed(config: TrainerConfig) -> None:
-    def notice(step_time_s: float, **limits: float | None) -> str | None:
+def test_notice_counts_hours_dollars_and_limits_from_the_measured_speed() -> None:
+    def notice(step_time_s: float, **limits: Any) -> str | None:
         measured = Measured(
             steps=50,
             step_time_s=step_time_s,
@@ -251,16 +251,10 @@ def test_notice_counts_hours_dollars_and_limits_from_the_measured_speed(config: 
             peak_allocated_gib=1,
             peak_reserved_gib=1,
         )
-        environment = {**NODE, "GPUFLEET_PLAN": plan_text(0.8, 0.9)}
-        row = measured_row(config, torch.nn.Linear(1, 1), measured, environment)
-        none: dict[str, float | None] = {"deadline_hours": None, "price_usd_per_hour": None, "budget_usd": None}
-        return slow_notice(
-            row,
-            done=18_000,
-            total_steps=36_000,
-            limits=Limits(**none | limits),
-            now=datetime(2026, 11, 22, 12, tzinfo=UTC),
-        )
+        usd_per_hour = limits.pop("price_usd_per_hour", None)
+        own = replace(parse_config([], {"GPUFLEET_PLAN": plan_text(0.8, 0.9)}), steps=36_000, **limits)
+        row = measured_row(own, torch.nn.Linear(1, 1), measured, NODE)
+        return slow_notice(row, own, done=18_000, usd_per_hour=usd_per_hour, now=datetime(2026, 11, 22, 12, tzinfo=UTC))
 
     assert notice(0.9) is None
     assert notice(1.0) == (
