@@ -56,7 +56,8 @@ class PricedPurchase:
         if not self.stale:
             return price.usd_per_hour
         cap = on_demand.usd_per_hour if on_demand else None
-        return price_age.p95_usd_per_hour(price.usd_per_hour, cap, age_days(price.as_of))
+        zones = [price.usd_per_hour, *(zone.usd_per_hour for zone in self.offer.spot_by_zone)]
+        return price_age.p95_usd_per_hour(self.offer.instance.name, zones, cap, age_days(price.as_of))
 
     @property
     def in_short(self) -> str:

@@ -6,6 +6,8 @@ import csv
 import math
 import statistics
 from collections import defaultdict
+from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,9 @@ def _shares() -> dict[str, list[tuple[float, float]]]:
 
 def _covered(pairs: list[tuple[float, float]]) -> float:
     days = price_age._MEASURED_DAYS
-    return sum(new <= price_age.p95_usd_per_hour(old, 1.0, days) + 1e-9 for old, new in pairs) / len(pairs)
+    return sum(new <= price_age.p95_usd_per_hour("g5.xlarge", [old], 1.0, days) + 1e-9 for old, new in pairs) / len(
+        pairs
+    )
 
 
 def test_the_constants_are_the_regression_of_the_inputs() -> None:
@@ -54,8 +58,37 @@ def test_the_95th_percentile_holds_for_low_and_high_prices() -> None:
     assert _covered([pair for pair in pairs if pair[0] < 0.2]) >= 0.85
 
 
-def test_the_spread_grows_with_age_and_ends_at_on_demand() -> None:
-    p95 = [price_age.p95_usd_per_hour(10.0, 50.0, days) for days in (0, 2, 30, 136, 346, 3000)]
-    assert p95[0] == 10 and p95 == sorted(p95) and len(set(p95)) == 6 and p95[-1] < 50
-    assert price_age.p95_usd_per_hour(49.0, 50.0, 100) == 50
-    assert price_age.p95_usd_per_hour(20.0, None, 136) > 20
+@pytest.mark.parametrize("instance_type", ["g5.xlarge", "p5.48xlarge"])
+def test_the_spread_grows_with_age_and_ends_at_on_demand(instance_type: str) -> None:
+    p95 = [price_age.p95_usd_per_hour(instance_type, [10.0], 50.0, days) for days in (0, 2, 12, 30, 136, 346, 3000)]
+    assert p95[0] == 10 and p95 == sorted(p95) and p95[1] > 10 and p95[-1] < 50
+    assert price_age.p95_usd_per_hour(instance_type, [49.0], 50.0, 100) == 50
+    assert price_age.p95_usd_per_hour(instance_type, [20.0], None, 136) > 20
+
+
+def test_the_cheapest_zone_of_a_scarce_type_is_the_likeliest_to_rise() -> None:
+    alone = price_age.p95_usd_per_hour("p5.48xlarge", [10.0], 99.0, 30)
+    assert price_age.p95_usd_per_hour("p5.48xlarge", [10.0, 10.0, 15.0, 20.0], 99.0, 30) == pytest.approx(1.5 * alone)
+    dearest = price_age.p95_usd_per_hour("p5.48xlarge", [20.0, 10.0, 15.0, 20.0], 99.0, 30)
+    assert dearest == pytest.approx(1.5 * alone)
+
+
+def _quotes(use: str) -> list[dict[str, str]]:
+    with (Path(price_age.__file__).parent / "data" / "spot_quotes.csv").open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["use"] == use]
+
+
+def test_the_spread_of_scarce_types_is_that_of_the_quotes_it_was_fitted_to() -> None:
+    logs = [math.log(float(row["new_usd"]) / float(row["old_median_usd"])) for row in _quotes("fit")]
+    assert math.hypot(*logs) / math.sqrt(len(logs)) == pytest.approx(price_age._SCARCE_LOG_ERROR, abs=5e-4)
+    assert all(row["source"] for row in _quotes("fit"))
+
+
+def test_the_quotes_left_out_lie_under_the_95th_percentile() -> None:
+    """None of eight quotes of p5en, 18 and 28 days after the snapshot, did before."""
+    quotes, under = _quotes("judge"), 0
+    for row in quotes:
+        days = (date.fromisoformat(row["new_as_of"]) - date.fromisoformat(row["old_as_of"])).days
+        old, median = float(row["old_usd"]), float(row["old_median_usd"])
+        under += float(row["new_usd"]) <= price_age.p95_usd_per_hour(row["instance_type"], [old, median], None, days)
+    assert (under, len(quotes)) == (7, 7)

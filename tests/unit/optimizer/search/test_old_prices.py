@@ -82,8 +82,6 @@ def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age()
 def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95() -> None:
     """A range to the dearest zone (83 to 259 USD) stood beside the p95 of the plan's own zone (210)."""
     spot = answered(136, purchase="spot")
-    beyond = [plan for plan in spot.plans if plan.spot_range and plan.spot_range.cost_usd_dearest > plan.cost_usd.p95]
-    assert beyond, "the dearest zone can cost more than the p95 of the cheapest"
     for row in plan_rows(spot):
         shown = [float(figure.replace(",", "")) for figure in re.findall(r"[\d.,]+", row["usd"])]
         assert shown == [pytest.approx(row["cost_usd_expected"], rel=1e-3)] and shown[0] <= row["cost_usd_p95"]
