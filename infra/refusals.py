@@ -116,8 +116,8 @@ def start_refusals(settings: StackSettings) -> Iterator[str]:
         yield (
             f"gpufleet:wheels is not set: the nodes' image lacks {lacks} and the private subnets reach no package "
             "index, so every node would fail its set-up, be paid for and be replaced. Pack them: "
-            f"`gpufleet wheels --stack {settings.stack}`, name an image that has them in gpufleet:amiId, or let the "
-            "nodes reach an index: `pulumi config set gpufleet:nat true`"
+            f"`gpufleet stack wheels --stack {settings.stack}`, name an image that has them in gpufleet:amiId, or let "
+            "the nodes reach an index: `pulumi config set gpufleet:nat true`"
         )
     if reservation and not settings.zone_id and not settings.subnet_ids and len(zones) != 1:
         yield (
@@ -401,13 +401,13 @@ def _file_refusals(settings: StackSettings) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
     except (OSError, tarfile.TarError) as error:
-        yield f"gpufleet:wheels {file} cannot be read as an uncompressed tar: {error}; pack it with `gpufleet wheels`"
+        yield f"gpufleet:wheels {file} is no uncompressed tar: {error}; pack it with `gpufleet stack wheels`"
     else:
         if file and missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             yield (
                 f"gpufleet:wheels {file} has no wheel of {', '.join(missing[:3])}{more} for {wanted.machine}, "
-                "which the plan's nodes need: pack it again with `gpufleet wheels`"
+                "which the plan's nodes need: pack it again with `gpufleet stack wheels`"
             )
     if folder is None:
         return

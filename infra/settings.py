@@ -152,12 +152,12 @@ class StackSettings(_Model):
     ami_id: str = ""
     """AMI of your own, derived from a Deep Learning AMI for Ubuntu. Excludes amiName."""
     wheels: LocalPath | None = None
-    """Archive that `gpufleet wheels` packs, uploaded for the nodes, which reach no package index: what the trainer or
+    """Archive that `gpufleet stack wheels` packs, uploaded for nodes, which reach no package index: what the trainer or
     gpufleet:requirements need and the image lacks. Not needed for your own command without requirements on an image
     with torch, for an image of your own that has all (amiId), or in an existing VPC that reaches an index."""
     requirements: LocalPath | None = None
     """Packages of your own beside torch, locked with hashes (`pip-compile --generate-hashes`, `uv pip compile
-    --generate-hashes`), installed on every node; `gpufleet wheels` packs them."""
+    --generate-hashes`), installed on every node; `gpufleet stack wheels` packs them."""
     image: str = ""
     """Container image that the training runs in on every node, in place of the node's own Python: a private ECR
     registry's, in the stack's region, by digest (`gpufleet stack set --image URI` resolves a tag). A VPC of the stack's
@@ -174,7 +174,7 @@ class StackSettings(_Model):
     """Keep processes ready that replace a failed worker of a script of your own within seconds (docs/training.md).
     gpufleet's own trainer has them in any case."""
     nsight: Boolean = False
-    """Let `gpufleet trace --nsight` capture the training with Nsight Systems, on nodes where nsys is installed
+    """Let `gpufleet logs trace --nsight` capture the training with Nsight Systems, on nodes where nsys is installed
     (docs/operations.md); not with an image."""
     data: str = ""
     """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read (a

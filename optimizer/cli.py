@@ -1,4 +1,4 @@
-"""The ``gpufleet`` command group: finds the commands in ``optimizer/commands`` and imports one when it is called.
+"""The ``gpufleet`` command group: the list of commands in ``optimizer/commands``; one is imported when it is called.
 
 ``gpufleet offers`` never pays for pulumi, nor ``--help`` for numpy. Only a module:function imports torch.
 """
@@ -9,11 +9,8 @@ import atexit
 import gc
 import importlib
 import os
-import re
 import sys
-from functools import cache
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -21,61 +18,71 @@ import click
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.spelling import near_names
 
-# In the order of a user's work; a command that is not named here is listed last.
+# Each command with its line in ``gpufleet --help``, in the order of a user's work.
 SECTIONS = {
-    "Choose a fleet": ("init", "recommend", "what-if", "report", "offers", "simulate"),
-    "Models, speeds and prices of your own": ("estimate", "profile", "calibrate", "catalog"),
-    "Stand it up": ("up", "preview", "stack", "wheels", "preflight", "policy", "blocks", "manifest", "launch-config"),
-    "Follow it": ("status", "logs", "trace", "ssh", "port-forward", "costs"),
-    "End it, or go on": ("stop", "resume", "move", "down"),
-    "Shell": ("completion",),
-}
-ORDER = tuple(name for names in SECTIONS.values() for name in names)
-
-# Options of earlier versions, by command, and what does their work now.
-GONE_OPTIONS = {
-    "estimate": {
-        "attention": "--batch reads it from the column attention",
-        "sequence-parallel": "--batch reads it from the column sequence_parallel",
-        "no-sequence-parallel": "--batch reads it from the column sequence_parallel",
-        "gpus-per-node": "--gpus over --nodes says it (--gpus 8 --nodes 2: 4 a node)",
-        "require-fit": "--format json has it as fits",
-        "no-compile": "without --compile nothing is compiled",
+    "Choose": {
+        "recommend": "Find the best fleets for a model, a budget and a deadline.",
+        "what-if": "Show what a deadline, nodes or a budget would change.",
+        "report": "Write a plan or a stack as one page of HTML.",
+        "offers": "List GPU instance types with their prices.",
+        "estimate": "Estimate memory and speed of one configuration, or of a table.",
+        "profile": "Count parameters, FLOPs and memory of your own torch module.",
     },
-    "recommend": {"no-compile": "leave --compile out, or write compiled: false into the request"},
-    "what-if": {"no-compile": "leave --compile out, or write compiled: false into the request"},
-    "offers": {"type": "use --instance-type", "max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates"},
-    "refresh": {
-        "cloud": "prices of other clouds come with each version; refresh reads AWS's",
-        "endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
+    "Run": {
+        "init": "Lay out a folder: Pulumi project, example request, README.",
+        "up": "Stand up a fleet for a request or a plan, and follow its run.",
+        "status": "Show phase, money, nodes and speed, beside the prediction.",
+        "logs": "Print what the training writes; logs trace profiles it.",
+        "ssh": "Open a shell on a node, or forward a port of it.",
+        "costs": "Show what AWS billed, beside the plan and the meter.",
+        "stop": "Save a checkpoint, end every node, stay at zero.",
+        "resume": "Go on from the last checkpoint.",
+        "move": "Move a run to another region.",
+        "down": "End a fleet and all that costs by the hour.",
     },
-    "stop": {"wait": "stop waits unless --no-wait is given"},
-    "costs": {
-        "untagged": "the region's costs without the tag are always read",
-        "no-untagged": "the region's costs without the tag are always read",
+    "Look inside": {
+        "preview": "Show what a plan would create, and what it costs.",
+        "preflight": "Check whether this AWS account can carry out a plan now.",
+        "stack": "Hand a plan to a Pulumi stack; its wheels and permissions.",
+        "simulate": "Replay spot policies over traces of spot capacity.",
+        "launch-config": "Write a plan as another training engine's configuration.",
+        "manifest": "Print a plan as Kubernetes manifests.",
     },
-    "preview": {"against": "pulumi preview --diff compares with the deployed stack"},
-    "move": {"request": "give a plan for the region with --plans"},
-    "manifest": {
-        "stack": "give PLAN, which recommend wrote, and --checkpoints",
-        "outputs": "give PLAN, which recommend wrote, and --checkpoints",
+    "Data": {
+        "catalog": "Show, check and refresh instance types and prices.",
+        "calibrate": "Fit the speed model to your own measured runs.",
+        "blocks": "Find Capacity Blocks, and buy one.",
+        "completion": "Print the completion script of a shell.",
     },
 }
+COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
-
-@cache
-def first_sentences() -> dict[str, str]:
-    """Return the first sentence of each command's help, read from the source of its function ``command``."""
-    pattern = re.compile(r'^def command\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', re.MULTILINE | re.DOTALL)
-    folder = Path(__file__).parent / "commands"
-    sentences = {}
-    for path in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
-        match = pattern.search(path.read_text(encoding="utf-8"))
-        if match:
-            name = path.stem if path.parent == folder else path.parent.name
-            sentences[name.replace("_", "-")] = " ".join(match[1].split())
-    names = sorted(sentences, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    return {name: sentences[name] for name in names}
+# Commands and options of earlier versions, and what does their work now.
+GONE = {
+    "trace": "gpufleet logs trace does it",
+    "port-forward": "gpufleet ssh RANK --port PORT does it",
+    "policy": "gpufleet stack policy prints it",
+    "wheels": "gpufleet stack wheels packs them",
+    "estimate --attention": "--batch reads it from the column attention",
+    "estimate --sequence-parallel": "--batch reads it from the column sequence_parallel",
+    "estimate --no-sequence-parallel": "--batch reads it from the column sequence_parallel",
+    "estimate --gpus-per-node": "--gpus over --nodes says it (--gpus 8 --nodes 2: 4 a node)",
+    "estimate --require-fit": "--format json has it as fits",
+    "estimate --no-compile": "without --compile nothing is compiled",
+    "recommend --no-compile": "leave --compile out, or write compiled: false into the request",
+    "what-if --no-compile": "leave --compile out, or write compiled: false into the request",
+    "offers --type": "use --instance-type",
+    "offers --max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates",
+    "refresh --cloud": "prices of other clouds come with each version; refresh reads AWS's",
+    "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
+    "stop --wait": "stop waits unless --no-wait is given",
+    "costs --untagged": "the region's costs without the tag are always read",
+    "costs --no-untagged": "the region's costs without the tag are always read",
+    "preview --against": "pulumi preview --diff compares with the deployed stack",
+    "move --request": "give a plan for the region with --plans",
+    "manifest --stack": "give PLAN, which recommend wrote, and --checkpoints",
+    "manifest --outputs": "give PLAN, which recommend wrote, and --checkpoints",
+}
 
 
 class LazyGroup(click.Group):
@@ -83,12 +90,11 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        return list(first_sentences())
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command, or None for an unknown name."""
-        # Names in ORDER start 2 ms earlier, without reading the sources.
-        if cmd_name not in ORDER and cmd_name not in first_sentences():
+        if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
@@ -101,7 +107,9 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = near_names(args[0], self.list_commands(ctx))
+            if args[0] in GONE:
+                raise click.UsageError(f"{args[0]} is gone: {GONE[args[0]]}", ctx) from error
+            near = near_names(args[0], COMMANDS)
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from error
@@ -113,7 +121,7 @@ class LazyGroup(click.Group):
             sys.stdout.flush()
         except click.NoSuchOption as error:
             name = str(error.ctx.info_name) if error.ctx else ""
-            instead = GONE_OPTIONS.get(name, {}).get(error.option_name.lstrip("-"))
+            instead = GONE.get(f"{name} {error.option_name}")
             if not instead:
                 raise
             raise click.UsageError(f"{error.option_name} is gone: {instead}", error.ctx) from error
@@ -126,14 +134,11 @@ class LazyGroup(click.Group):
             sys.exit(0)
         return result
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section, importing none."""
-        sentences = first_sentences()
-        others = tuple(name for name in sentences if name not in ORDER)
-        for title, names in {**SECTIONS, "Others": others}.items():
-            if names:
-                with formatter.section(title):
-                    formatter.write_dl([(name, sentences[name]) for name in names])
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, importing none; --help and --version need no line."""
+        for title, lines in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(lines.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -141,8 +146,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """From a model, a budget and a deadline to a GPU fleet on AWS.
 
-    Results go to standard output, progress and errors to standard error. Exit status: 0 done, 1 failure, 2 wrong
-    usage or input, 3 nothing feasible, 4 data missing or too stale.
+    Exit status: 0 done, 1 failure, 2 wrong use or input, 3 nothing feasible, 4 data missing or too stale.
     """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from optimizer.cli import cli
+from optimizer.commands.options import SHOWS_ALL
 from tools.generated import write_or_check
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -21,6 +22,7 @@ def reference() -> str:
 
 def _command(command: click.Command, context: click.Context) -> list[str]:
     # A fixed width: the reference must not depend on the terminal it is made in.
+    context.meta[SHOWS_ALL] = True
     context.terminal_width = context.max_content_width = 100
     parts = [f"## {context.command_path}\n", "```text", command.get_help(context).rstrip(), "```\n"]
     if isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""A person's request for a profiler trace: ``traces/request.json`` beside the checkpoints, written by `gpufleet trace`.
+"""A person's request for a profiler trace: ``traces/request.json`` beside the checkpoints, by `gpufleet logs trace`.
 
 Its answer is ``traces/ID/rank-R.json.gz`` of torch.profiler or ``traces/ID/rank-R.nsys-rep`` of Nsight Systems, or
 ``traces/ID/rank-R.txt`` with the reason why there is none.

@@ -41,7 +41,7 @@ imports() {
 # use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
   "$1" -c 'import boto3' 2>/dev/null ||
-    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3 (gpufleet wheels --stack NAME packs it)"
+    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3 (gpufleet stack wheels --stack NAME packs it)"
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }
@@ -67,7 +67,7 @@ if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$
   tar --extract --file "$work/wheels.tar" --directory "$work" --no-same-owner
   rm "$work/wheels.tar"
   pip=$(find "$work" -name 'pip-*.whl')
-  [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet wheels"
+  [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet stack wheels"
   assert_sha256 "$pip" "$(grep --after-context=1 '^pip==' "$node_list" | sed --silent 's/.*sha256:\([0-9a-f]*\).*/\1/p')"
   install=("$venv/bin/python3" "$pip/pip" install --no-index --find-links "$work")
 elif [[ -n $in_image && -z $copies ]]; then
@@ -93,7 +93,7 @@ if [[ -n $torch_of ]]; then
 elif [[ -z $in_image ]]; then
   lists+=(--requirement "$torch_list")
 fi
-next="pack the wheels again (gpufleet wheels --stack NAME; docs/bootstrap.md, 'Wheels')"
+next="pack the wheels again (gpufleet stack wheels --stack NAME; docs/bootstrap.md, 'Wheels')"
 TMPDIR=$work "${install[@]}" "${lists[@]}" || die "the trainer's packages cannot be installed: $next"
 if [[ -e $own ]]; then
   # Last, so that their versions stay; torch is the image's, or that of our list.

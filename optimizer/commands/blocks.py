@@ -17,7 +17,7 @@ from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import require_terminal
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
-from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
+from optimizer.commands.options import Hours, LongCommand, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
@@ -151,7 +151,15 @@ def _readable(row: dict[str, Any], one: Offering) -> dict[str, Any]:
     return {**row, **times, "upfront_usd": one.price, "fits_p95": fits}
 
 
-@command.command()
+@command.command(
+    cls=LongCommand,
+    epilog="""\b
+Example:
+  gpufleet blocks buy cb-0123456789abcdef0 plans.json
+  gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy
+  gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy --price 10352.26
+""",
+)
 @click.argument("offering_id")
 @search_options
 @click.option("--buy", "buys", is_flag=True, help="Buy it: asks for the exact price first.")
@@ -168,16 +176,10 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
 
     Afterwards the lines for the request are printed that make a plan for the block: its start and end follow. Without
     --buy AWS is only asked whether the credentials may buy (a dry run). Needs ec2:DescribeCapacityBlockOfferings,
-    ec2:DescribeCapacityReservations and ec2:PurchaseCapacityBlock, which gpufleet policy does not list.
+    ec2:DescribeCapacityReservations and ec2:PurchaseCapacityBlock, which gpufleet stack policy does not list.
 
     Exit status: 0 bought, or it could be; 1 refused by AWS, or unknown; 2 wrong usage or price; 3 not offered (any
     more), or too short for PLAN.
-
-    \b
-    Example:
-      gpufleet blocks buy cb-0123456789abcdef0 plans.json
-      gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy
-      gpufleet blocks buy cb-0123456789abcdef0 plans.json --buy --price 10352.26
     """
     if price is not None and not buys:
         raise click.UsageError("--price buys nothing without --buy")
@@ -337,7 +339,7 @@ def _dry_run(offering: Offering, search: Search, again: str) -> None:
     if not _ask_aws(lambda: blocks.may_buy(clients.ec2_once(search.region), offering)):
         raise GpufleetError(
             "nothing was bought, and these credentials may not buy it",
-            next_step="allow ec2:PurchaseCapacityBlock; gpufleet policy leaves it out on purpose",
+            next_step="allow ec2:PurchaseCapacityBlock; gpufleet stack policy leaves it out on purpose",
         )
     say(f"nothing was bought; to buy it: {again}")
 

@@ -15,7 +15,7 @@ from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.hardware_options import complete_instance_types
-from optimizer.commands.options import OutputFile
+from optimizer.commands.options import FurtherOption, LongCommand, OutputFile
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
 from optimizer.contract.errors import InvalidInputError
@@ -77,13 +77,14 @@ _bandwidth.__name__ = "number"
 
 
 @click.command(
+    cls=LongCommand,
     epilog=f"""\b
 Examples:
   gpufleet estimate --model llama-3.1-8b --instance-type p5.48xlarge --nodes 2 --seq-len 8192
   gpufleet estimate --model 7B --gpu a100-80gb --gpus 16 --micro-batch 4 --activation-checkpointing full
   gpufleet estimate --batch runs.csv --out estimates.csv
 
-Presets: {", ".join(presets())}."""
+Presets: {", ".join(presets())}.""",
 )
 @model_option
 @click.option(
@@ -93,13 +94,18 @@ Presets: {", ".join(presets())}."""
 )
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: 8 a node]")
-@click.option("--network", type=_bandwidth, help="Gbit/s of one node, with --gpu.")
+@click.option("--network", cls=FurtherOption, type=_bandwidth, help="Gbit/s of one node, with --gpu.")
 @click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
 @workload_options
 @click.option(
     "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
 )
-@click.option("--grad-accum", type=_whole, help="Forward passes of one optimizer step, in place of --global-batch.")
+@click.option(
+    "--grad-accum",
+    cls=FurtherOption,
+    type=_whole,
+    help="Forward passes of one optimizer step, in place of --global-batch.",
+)
 @click.option(
     "--sharding",
     type=click.Choice(SHARDINGS),
@@ -107,21 +113,30 @@ Presets: {", ".join(presets())}."""
 )
 @click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
-@click.option("--context", type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--context", cls=FurtherOption, type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
 @click.option(
-    "--expert", type=_whole, default=1, show_default=True, help="Data-parallel ranks that share a mixture's experts."
+    "--expert",
+    cls=FurtherOption,
+    type=_whole,
+    default=1,
+    show_default=True,
+    help="Data-parallel ranks that share a mixture's experts.",
 )
 @click.option(
-    "--virtual-stages", type=_whole, default=1, show_default=True, help="Chunks of a pipeline stage (interleaved)."
+    "--virtual-stages",
+    cls=FurtherOption,
+    type=_whole,
+    default=1,
+    show_default=True,
+    help="Chunks of a pipeline stage (interleaved).",
 )
 @click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
 @click.option(
     "--batch",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    help="Estimate every row of a CSV instead (columns of optimizer/performance/data/measured_runs.csv); - reads it "
-    "from standard input.",
+    help="Estimate every row of a CSV instead (docs/estimator.md); - reads standard input.",
 )
-@click.option("--out", type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
+@click.option("--out", cls=FurtherOption, type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
 @calibration_option
 @format_option
 @click.pass_context

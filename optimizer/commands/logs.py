@@ -7,31 +7,43 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from optimizer.aws import clients, errors
 from optimizer.aws.log_group import LogReader
-from optimizer.commands.options import one_stack_options
+from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
+from optimizer.commands.trace import command as trace
 from optimizer.contract.errors import DataMissingError, GpufleetError
-from optimizer.contract.units import parse_hours
 
 POLL_S = 5
 
 
-@click.command(
+@click.group(
+    invoke_without_command=True,
     epilog="""\b
 Example:
   gpufleet logs -f
   gpufleet logs --rank 0 --since 30min --stack dev
   gpufleet logs --node i-0123456789abcdef0 --since 2d
-"""
+""",
 )
 @one_stack_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--rank", type=click.IntRange(min=0), help="One process of the training: its GPU's rank (RANK).")
 @click.option("--node", metavar="NODE", help="One node: its rank, or its instance id where it is gone.")
-@click.option("--since", default="1h", show_default=True, metavar="TIME", help="How far back (30min, 2h, 3d).")
-def command(stack: str | None, directory: Path, follow: bool, rank: int | None, node: str | None, since: str) -> None:
+@click.option("--since", type=Hours(), default="1h", show_default=True, help="How far back (30min, 2h, 3d).")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    stack: str | None,
+    directory: Path,
+    follow: bool,
+    rank: int | None,
+    node: str | None,
+    since: float,
+) -> None:
     """Print what the training command writes, as the nodes stream it to CloudWatch Logs.
 
     Each line has its node's rank, or the id of a node that is not in service any more, the time (UTC), and the rank of
@@ -39,16 +51,16 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group.
     """
-    try:
-        back = timedelta(hours=parse_hours(since))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from error
+    if ctx.invoked_subcommand:
+        if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
+            raise click.UsageError(f"options of {ctx.invoked_subcommand} go behind its name")
+        return
     names = stack_names(stack, directory)
     reader = LogReader(
         client=clients.logs(names.region),
         group=names.log_group,
         node=node_id(names, node) if node else "",
-        since=datetime.now(UTC) - back,
+        since=datetime.now(UTC) - timedelta(hours=since),
         rank=rank,
     )
     ranks = {node: str(number) for number, node in enumerate(node_ids(names))}
@@ -75,3 +87,6 @@ def command(stack: str | None, directory: Path, follow: bool, rank: int | None, 
             f"the log cannot be read: {errors.reason(error)}",
             next_step=f"use credentials with logs:FilterLogEvents on {names.log_group}",
         ) from error
+
+
+command.add_command(trace, "trace")

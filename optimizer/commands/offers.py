@@ -13,6 +13,7 @@ from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
+from optimizer.commands.options import LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours, break_even_share
@@ -145,7 +146,16 @@ def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float
     return value
 
 
-@click.command()
+@click.command(
+    cls=LongCommand,
+    epilog="""\b
+Example:
+  gpufleet offers --gpu H100 --count 8 --region 'us-*'
+  gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
+  gpufleet offers --instance-type 'p5*' --format csv
+  gpufleet offers --cloud all --gpu A100 --count 8
+""",
+)
 @click.option(
     "--cloud",
     type=click.Choice(["aws", *CLOUDS, "all"]),
@@ -225,13 +235,6 @@ def command(
     alike. A Capacity Block's rate is the published one; AWS offers each block at its own price.
     A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged. Exit status
     4: no row has the price that --price names.
-
-    \b
-    Example:
-      gpufleet offers --gpu H100 --count 8 --region 'us-*'
-      gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
-      gpufleet offers --instance-type 'p5*' --format csv
-      gpufleet offers --cloud all --gpu A100 --count 8
     """
     catalog = load()
     others: Sequence[CloudOffer] = ()

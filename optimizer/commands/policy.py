@@ -1,4 +1,4 @@
-"""``gpufleet policy``: print the least permissions that a person or pipeline needs."""
+"""``gpufleet stack policy``: print the least permissions that a person or pipeline needs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from optimizer.preflight.model import preflight_policy
 @click.command(
     epilog="""\b
 Example:
-  gpufleet policy deployer --stack dev --out policies
-  gpufleet policy deployer --stack dev --region us-east-1 --account 111122223333
-  gpufleet policy preflight
+  gpufleet stack policy deployer --stack dev --out policies
+  gpufleet stack policy deployer --stack dev --region us-east-1 --account 111122223333
+  gpufleet stack policy preflight
 """
 )
 @click.argument("who", type=click.Choice(["deployer", "preflight"]))

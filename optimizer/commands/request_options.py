@@ -7,7 +7,7 @@ from typing import get_args
 
 import click
 
-from optimizer.commands.options import F
+from optimizer.commands.options import F, FurtherOption
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.request import Workload
 from optimizer.performance.calibration import Calibration, load, read_calibration
@@ -29,24 +29,34 @@ def model_option(function: F) -> F:
 
 _WORKLOAD_OPTIONS = (
     click.option("--seq-len", help="Tokens of one sequence."),
-    click.option("--target-len", help="Tokens that the decoder of T5 or Whisper writes."),
+    click.option("--target-len", cls=FurtherOption, help="Tokens that the decoder of T5 or Whisper writes."),
     click.option("--global-batch", help="Sequences or images of one step; left out, recommend chooses."),
     click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]"),
-    click.option("--optimizer", help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]"),
+    click.option("--optimizer", cls=FurtherOption, help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]"),
     click.option(
-        "--method", help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]"
+        "--method",
+        cls=FurtherOption,
+        help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]",
     ),
-    click.option("--lora-rank", metavar="N", help="Rank of the adapters.  [default: 16]"),
-    click.option("--lora-targets", help="Projections with adapters: all or attention.  [default: all]"),
-    click.option("--frozen", help="embedding, or a number of first layers (the embedding too).  [default: none]"),
+    click.option("--lora-rank", cls=FurtherOption, metavar="N", help="Rank of the adapters.  [default: 16]"),
+    click.option(
+        "--lora-targets", cls=FurtherOption, help="Projections with adapters: all or attention.  [default: all]"
+    ),
+    click.option(
+        "--frozen",
+        cls=FurtherOption,
+        help="embedding, or a number of first layers (the embedding too).  [default: none]",
+    ),
     click.option(
         "--framework",
+        cls=FurtherOption,
         help=f"Training code: {', '.join(get_args(Workload.model_fields['framework'].annotation))}.  "
         "[default: gpufleet, the reference trainer]",
     ),
-    click.option("--compile", "compiled", is_flag=True, default=None, help="torch.compile."),
+    click.option("--compile", "compiled", cls=FurtherOption, is_flag=True, default=None, help="torch.compile."),
     click.option(
         "--gradient-compression",
+        cls=FurtherOption,
         metavar="KIND",
         help="bf16, fp16 or powersgd-RANK, by DDP's hooks: sharding ddp only.  [default: none]",
     ),
@@ -64,6 +74,7 @@ def calibration_option(function: F) -> F:
     """Add ``--calibration``, passed to the command as ``calibration``: a path or None."""
     return click.option(
         "--calibration",
+        cls=FurtherOption,
         type=click.Path(path_type=Path, dir_okay=False),
         help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
     )(function)

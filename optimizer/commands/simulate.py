@@ -14,7 +14,7 @@ import numpy as np
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
-from optimizer.commands.options import FiniteRange, Hours
+from optimizer.commands.options import FiniteRange, FurtherOption, Hours, LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import steps
@@ -47,6 +47,7 @@ _MEANS = {field: heading for field, heading in COLUMNS.items() if field not in (
 
 
 @click.command(
+    cls=LongCommand,
     epilog="""\b
 Example:
   gpufleet simulate --trace us-west-2a.json --work-hours 48 --deadline-hours 57.6
@@ -54,7 +55,7 @@ Example:
   gpufleet simulate --trace zone-a.json zone-b.json --together --nodes 16 --work-hours 48 --deadline-hours 72
   gpufleet simulate --trace pool.json --nodes 4 --work-hours 48 --deadline-hours 72 --checkpoint-hours 0.5
   gpufleet simulate --price-history history.json --work-hours 48 --deadline-hours 72
-"""
+""",
 )
 @click.option(
     "--trace",
@@ -76,11 +77,13 @@ Example:
 )
 @click.option(
     "--restart-p95-hours",
+    cls=FurtherOption,
     type=FiniteRange(min=0),
     help="95th percentile of that time, which is then lognormal.  [default: every restart takes the mean]",
 )
 @click.option(
     "--checkpoint-hours",
+    cls=FurtherOption,
     type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
@@ -97,6 +100,7 @@ Example:
 @click.option(
     "--pool-price-ratio",
     "pool_price_ratios",
+    cls=FurtherOption,
     multiple=True,
     type=FiniteRange(min=1),
     help="On-demand price over each trace's spot price, in the order of the traces; repeatable.",
@@ -104,6 +108,7 @@ Example:
 @click.option(
     "--price-history",
     "price_histories",
+    cls=FurtherOption,
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
@@ -111,6 +116,7 @@ Example:
 )
 @click.option(
     "--try-minutes",
+    cls=FurtherOption,
     type=FiniteRange(min=0, min_open=True),
     default=2.0,
     show_default=True,
@@ -118,6 +124,7 @@ Example:
 )
 @click.option(
     "--move-hours",
+    cls=FurtherOption,
     type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
@@ -131,8 +138,22 @@ Example:
     default=["all"],
     help="Policy; repeatable.  [default: all]",
 )
-@click.option("--starts", type=click.IntRange(min=1), default=300, show_default=True, help="Starts a trace, at random.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of starts and delays.")
+@click.option(
+    "--starts",
+    cls=FurtherOption,
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    help="Starts a trace, at random.",
+)
+@click.option(
+    "--seed",
+    cls=FurtherOption,
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of starts and delays.",
+)
 @plot_option
 @format_option
 def command(

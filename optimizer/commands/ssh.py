@@ -1,7 +1,8 @@
-"""``gpufleet ssh``: a shell on a node, through Session Manager."""
+"""``gpufleet ssh``: a shell on a node, or a port of it, through Session Manager."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from optimizer.commands.options import one_stack_options
 from optimizer.commands.status.ranks import node_id, stack_names
 from optimizer.contract.errors import GpufleetError
 
+PORT = click.IntRange(1, 65535)
 # Programs of this machine that a session needs, and where they come from.
 PROGRAMS = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -41,15 +43,23 @@ def start_session(region: str, instance_id: str, *arguments: str) -> None:
 Example:
   gpufleet ssh 0
   gpufleet ssh i-0123456789abcdef0 --stack dev
+  gpufleet ssh 0 --port 6006 --local-port 8006
 """
 )
 @click.argument("rank")
 @one_stack_options
-def command(rank: str, stack: str | None, directory: Path) -> None:
+@click.option("--port", type=PORT, help="Make this port of the node one of this machine instead, until Ctrl-C.")
+@click.option("--local-port", type=PORT, help="Port of this machine.  [default: that of --port]")
+def command(rank: str, stack: str | None, directory: Path, port: int | None, local_port: int | None) -> None:
     """Open a shell on the node with this RANK, or on an instance id.
 
     Ranks count the nodes in service from 0, as torchrun does (GROUP_RANK). The session goes through AWS's Session
-    Manager: no key, no open port. Needs the AWS CLI with its Session Manager plugin, and ssm:StartSession.
+    Manager: no key, no open port. Needs the AWS CLI with its Session Manager plugin, and ssm:StartSession; --port also
+    its document AWS-StartPortForwardingSession.
     """
+    if local_port and not port:
+        raise click.UsageError("--local-port goes with --port")
     names = stack_names(stack, directory)
-    start_session(names.region, node_id(names, rank))
+    ports = {"portNumber": [str(port)], "localPortNumber": [str(local_port or port)]}
+    document = ("--document-name", "AWS-StartPortForwardingSession", "--parameters", json.dumps(ports))
+    start_session(names.region, node_id(names, rank), *(document if port else ()))

@@ -21,6 +21,7 @@ from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
 from optimizer.commands.output import say
+from optimizer.commands.policy import command as policy
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import (
     CONTAINER_KEY,
@@ -33,6 +34,7 @@ from optimizer.commands.stack_file import (
     check_name,
     write_stack_file,
 )
+from optimizer.commands.wheels import command as wheels
 from optimizer.contract.errors import DataStaleError, InvalidInputError
 from optimizer.contract.plan import FleetPlan, PolicyOutlook
 from optimizer.economics.policy_outlook import price_policies
@@ -41,7 +43,11 @@ from optimizer.training_code import describe_demands
 
 @click.group(cls=WholeSentences)
 def command() -> None:
-    """Hand plans to Pulumi stacks."""
+    """Hand a plan to a Pulumi stack, pack its nodes' wheels, print the permissions it takes."""
+
+
+command.add_command(wheels, "wheels")
+command.add_command(policy, "policy")
 
 
 @command.command(
@@ -257,7 +263,7 @@ def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) ->
     covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiId", "vpcId"))
     reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
     if not (covered or reaches_an_index) and _needs_wheels(plan, config):
-        yield f"gpufleet wheels --stack {stack} packs what the nodes' image lacks"
+        yield f"gpufleet stack wheels --stack {stack} packs what the nodes' image lacks"
     reservation = plan.purchase.capacity_reservation_id
     if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
         yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"

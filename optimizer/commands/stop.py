@@ -15,12 +15,11 @@ from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.control import read_state
 from optimizer.aws.drain import Drain
-from optimizer.commands.options import one_stack_options
+from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
-from optimizer.contract.units import parse_hours
 
 AFTERWARDS = (
     "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `gpufleet down --stack "
@@ -67,20 +66,16 @@ Example:
 @click.option("--no-wait", is_flag=True, help="Do not follow the drain until no node is left.")
 @click.option(
     "--timeout",
-    metavar="TIME",
+    type=Hours(),
     help="Time limit of a node's last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
 )
-def command(stack: str | None, directory: Path, no_wait: bool, timeout: str | None) -> None:
+def command(stack: str | None, directory: Path, no_wait: bool, timeout: float | None) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
     Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the groups'
     size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
     the timeout, this command does the same itself: it always ends. Progress is on standard error.
     """
-    try:
-        save = timedelta(hours=parse_hours(timeout)) if timeout else None
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--timeout") from error
     file = read_stack(stack, directory)
     stack = file.stack
     names, caller = resolve_names(file)
@@ -88,7 +83,8 @@ def command(stack: str | None, directory: Path, no_wait: bool, timeout: str | No
     if no_wait:
         say(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
-    follow_drain(names, save or timedelta(seconds=file.plan.terminate_timeout_s))
+    save = timedelta(hours=timeout) if timeout else timedelta(seconds=file.plan.terminate_timeout_s)
+    follow_drain(names, save)
     click.echo(AFTERWARDS.format(stack=stack))
 
 

@@ -1,4 +1,4 @@
-"""``gpufleet trace``: a profiler trace of a running training."""
+"""``gpufleet logs trace``: a profiler trace of a running training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, errors, training
-from optimizer.commands.options import OutputFolder, one_stack_options
+from optimizer.commands.options import Hours, OutputFolder, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.contract.units import parse_hours
 
 LOOK_S = 5
 # A GPU's trace of one step has tens of thousands of events.
@@ -31,9 +30,9 @@ NSIGHT_KEY = "gpufleet:nsight"
 @click.command(
     epilog="""\b
 Example:
-  gpufleet trace --stack dev
-  gpufleet trace --rank 11 --steps 2 --out traces --stack dev
-  gpufleet trace --rank 11 --nsight --seconds 5 --stack dev
+  gpufleet logs trace --stack dev
+  gpufleet logs trace --rank 11 --steps 2 --out traces --stack dev
+  gpufleet logs trace --rank 11 --nsight --seconds 5 --stack dev
 """
 )
 @one_stack_options
@@ -51,9 +50,9 @@ Example:
     default=Path(),
     help="Folder for the trace.  [default: the current one]",
 )
-@click.option("--timeout", default="15min", show_default=True, metavar="TIME", help="How long to wait for it.")
+@click.option("--timeout", type=Hours(), default="15min", show_default=True, help="How long to wait for it.")
 def command(
-    stack: str | None, directory: Path, rank: int, steps: int, nsight: bool, seconds: int, out: Path, timeout: str
+    stack: str | None, directory: Path, rank: int, steps: int, nsight: bool, seconds: int, out: Path, timeout: float
 ) -> None:
     """Trace some steps of a running training with torch.profiler, and download the trace.
 
@@ -66,10 +65,6 @@ def command(
     Needs s3:PutObject, s3:GetObject and s3:ListBucket below the checkpoints' prefix, and the stack's key. The file's
     path is the result.
     """
-    try:
-        wait = timedelta(hours=parse_hours(timeout))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--timeout") from error
     file = read_stack(stack, directory)
     ranks = file.plan.node_count * file.plan.node.ranks
     if rank >= ranks:
@@ -83,7 +78,7 @@ def command(
     now = datetime.now(UTC).replace(microsecond=0)
     name = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:6]}"
     request = TraceRequest(id=name, rank=rank, steps=steps, at=now, by=caller, nsight_s=seconds if nsight else 0)
-    content = _carry_out(names, request, wait)
+    content = _carry_out(names, request, timedelta(hours=timeout))
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"trace-{names.stack}-rank-{rank}-{name}.{request.suffix}"
     path.write_bytes(content)

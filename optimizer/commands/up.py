@@ -15,6 +15,7 @@ from optimizer.aws.control import read_request
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.options import (
+    LongCommand,
     config_option,
     directory_option,
     list_stacks,
@@ -33,13 +34,14 @@ FIRST_STACK = "dev"
 
 
 @click.command(
+    cls=LongCommand,
     epilog="""\b
 Example:
   gpufleet up request.yaml
   gpufleet up plans.json --plan 2 --stack dev
   gpufleet up request.yaml --stack dev --yes --no-follow
   gpufleet up request.yaml --regions us-east-1,us-west-2,eu-west-1
-"""
+""",
 )
 @click.argument("source", metavar="REQUEST|PLAN")
 @plan_number_option

@@ -10,6 +10,7 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
+from optimizer.commands.options import FurtherOption, LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import patience
@@ -71,12 +72,13 @@ def _wrong_values(text: str, reason: str = "") -> InvalidInputError:
 
 
 @click.command(
+    cls=LongCommand,
     epilog="""\b
 Example:
   gpufleet what-if request.yaml
   gpufleet what-if request.yaml --against deadline=12h,24h,48h,3d --format csv
   gpufleet what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --plot curves.svg
-"""
+""",
 )
 @click.option(
     "--against",
@@ -91,6 +93,7 @@ Example:
 @click.option("--budgets", hidden=True)
 @click.option(
     "--points",
+    cls=FurtherOption,
     type=click.IntRange(2, 100),
     default=8,
     show_default=True,

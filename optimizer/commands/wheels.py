@@ -1,4 +1,4 @@
-"""``gpufleet wheels``: pack the Python packages that a stack's nodes install offline."""
+"""``gpufleet stack wheels``: pack the Python packages that a stack's nodes install offline."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WHEELS_KEY = "gpufleet:wheels"
 @click.command(
     epilog="""\b
 Example:
-  gpufleet wheels --stack dev
-  pulumi config set gpufleet:requirements requirements.txt --stack dev && gpufleet wheels --stack dev
+  gpufleet stack wheels --stack dev
+  pulumi config set gpufleet:requirements requirements.txt --stack dev && gpufleet stack wheels --stack dev
 """
 )
 @stack_options

@@ -245,7 +245,10 @@ def plan_commands(answer: ReportAnswer, origin: str) -> list[tuple[str, str]]:
             f"gpufleet up {words} --stack demo",
         ),
         ("Or step by step: write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
-        ("Pack the packages that the nodes' image lacks, where stack set asks for it", "gpufleet wheels --stack demo"),
+        (
+            "Pack the packages that the nodes' image lacks, where stack set asks for it",
+            "gpufleet stack wheels --stack demo",
+        ),
         (
             "Check quotas, zones, capacity, image and budget with your account",
             f"gpufleet preflight {words} --stack demo",

@@ -268,7 +268,9 @@ LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 
 
 def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_money(tmp_path: Path) -> None:
     trained = {"job": {"architecture": LLAMA}, "node": {"efa_cards": 0}}
-    with pytest.raises(ConfigError, match=r"image lacks the trainer's libraries .* `gpufleet wheels --stack dev`"):
+    with pytest.raises(
+        ConfigError, match=r"image lacks the trainer's libraries .* `gpufleet stack wheels --stack dev`"
+    ):
         load({}, **trained)
     torch = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517"
     with pytest.raises(ConfigError, match="image lacks the trainer's libraries"):

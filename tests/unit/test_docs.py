@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from optimizer.cli import ORDER, cli, first_sentences
+from optimizer.cli import COMMANDS, cli
 from tools import spot_plots
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_readme_shows_commands() -> None:
     assert sum(page == "README.md" for page, _ in shown_commands()) >= 5
 
 
-@pytest.mark.parametrize("name", first_sentences())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_an_example(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
@@ -68,15 +68,13 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
         leaves = [child for n in command.list_commands(context) if (child := command.get_command(context, n))]
     for leaf in leaves:
         text = leaf.get_help(click.Context(leaf, info_name=leaf.name, parent=context))
+        assert len(text.splitlines()) <= 40, "one screen"
         assert "Example" in text, f"{name} {leaf.name} has no example"
         assert leaf.help and len(leaf.help) > 20
 
 
-def test_the_list_of_commands_has_the_first_sentence_of_each_and_imports_none() -> None:
-    assert set(ORDER) <= set(first_sentences())
-    for name, sentence in first_sentences().items():
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None and command.get_short_help_str(limit=1000) == sentence
+def test_the_list_of_commands_names_each_module_and_imports_none() -> None:
+    assert len(COMMANDS) <= 26
     code = (
         "import sys; sys.argv = ['gpufleet', '--help']\nfrom optimizer.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"

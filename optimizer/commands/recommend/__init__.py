@@ -12,7 +12,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
-from optimizer.commands.options import OutputFile, repeat_command
+from optimizer.commands.options import FurtherOption, LongCommand, OutputFile, repeat_command
 from optimizer.commands.output import (
     format_number,
     format_option,
@@ -48,26 +48,31 @@ _repeatable_option = partial(click.option, multiple=True, callback=_split)
 
 
 @click.command(
+    cls=LongCommand,
     epilog="""\b
 Example:
   gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --budget 3000 --deadline 48h
   gpufleet recommend request.yaml --objective time --format json > plans.json
-"""
+""",
 )
 @click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
 @model_option
 @click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
-@click.option("--samples", help="Sequences or images to train on.")
-@click.option("--steps", help="Optimizer steps; needs --global-batch.")
+@click.option("--samples", cls=FurtherOption, help="Sequences or images to train on.")
+@click.option("--steps", cls=FurtherOption, help="Optimizer steps; needs --global-batch.")
 @workload_options
-@click.option("--lora-alpha", metavar="N", help="Adapters' products are scaled by alpha / rank.  [default: 32]")
+@click.option(
+    "--lora-alpha", cls=FurtherOption, metavar="N", help="Adapters' products are scaled by alpha / rank.  [default: 32]"
+)
 @_kinds_option(
     "--parallelism",
+    cls=FurtherOption,
     help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: those of the "
     "reference trainer; all for a model or --framework beyond it]",
 )
 @_kinds_option(
     "--sharding",
+    cls=FurtherOption,
     help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: likewise]",
 )
 @click.option(
@@ -91,10 +96,12 @@ Example:
 )
 @click.option(
     "--spot-fallback",
+    cls=FurtherOption,
     help="Replaces missing spot nodes: none or on-demand; its price binds the budget too.  [default: none]",
 )
 @click.option(
     "--spot-spread",
+    cls=FurtherOption,
     metavar="SHARE",
     type=float,
     help="Highest extra price of a spot fleet's further types (0.5: by half).  [default: 0.1]",
@@ -108,7 +115,9 @@ Example:
 )
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
-@click.option("--hour-usd", metavar="USD", help="What an hour of waiting is worth to you; the ranking adds it.")
+@click.option(
+    "--hour-usd", cls=FurtherOption, metavar="USD", help="What an hour of waiting is worth to you; the ranking adds it."
+)
 @click.option(
     "--explain",
     "--all",
@@ -120,12 +129,14 @@ Example:
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
 @click.option(
     "--respect-quotas",
+    cls=FurtherOption,
     is_flag=True,
     help="First read the account's quotas and what runs in the regions in play, and leave out what exceeds them; needs "
     "credentials.",
 )
 @click.option(
     "--compare-clouds",
+    cls=FurtherOption,
     is_flag=True,
     help="Also estimate Azure, Tencent and Alibaba types, compute only (table and JSON); "
     "gpufleet provisions on AWS only.",

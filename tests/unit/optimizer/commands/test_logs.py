@@ -175,7 +175,7 @@ def test_an_absent_program_is_named_with_its_page(
     [
         (("ssh", "1"), []),
         (
-            ("port-forward", "1", "6006", "--local-port", "8006"),
+            ("ssh", "1", "--port", "6006", "--local-port", "8006"),
             ["--document-name", "AWS-StartPortForwardingSession", "--parameters"],
         ),
     ],

@@ -29,7 +29,7 @@ def outputs(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = sorted(outputs(cli))
-FOLDERS = {("policy", "--out"), ("trace", "--out")}
+FOLDERS = {("stack", "policy", "--out"), ("logs", "trace", "--out")}
 
 
 def fails(*words: str) -> InvalidInputError:

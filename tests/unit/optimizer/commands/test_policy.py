@@ -1,4 +1,4 @@
-"""``gpufleet policy``: documents on standard output or as files, for one stack."""
+"""``gpufleet stack policy``: documents on standard output or as files, for one stack."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ACCOUNT = ("--region", "us-gov-west-1", "--account", "111122223333")
 
 
 def test_the_documents_are_printed_or_written(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    code, out, _ = gpufleet("policy", "deployer", "--stack", "dev", *ACCOUNT, "--directory", str(tmp_path))
+    code, out, _ = gpufleet("stack", "policy", "deployer", "--stack", "dev", *ACCOUNT, "--directory", str(tmp_path))
     documents = json.loads(out)
     assert code == 0
     assert list(documents) == ["gpufleet-dev-deployer-1", "gpufleet-dev-deployer-2", "gpufleet-preflight"]
     assert "arn:aws-us-gov:s3:::gpufleet-dev-111122223333-us-gov-west-1" in out
     assert "arn:aws:" not in out
     written = tmp_path / "policies"
-    code, out, _ = gpufleet("policy", "deployer", "--stack", "dev", *ACCOUNT, "--out", str(written))
+    code, out, _ = gpufleet("stack", "policy", "deployer", "--stack", "dev", *ACCOUNT, "--out", str(written))
     assert code == 0 and out.splitlines() == [str(written / f"{name}.json") for name in documents]
     assert {name: json.loads((written / f"{name}.json").read_text()) for name in documents} == documents
-    _, out, _ = gpufleet("policy", "preflight")
+    _, out, _ = gpufleet("stack", "policy", "preflight")
     assert json.loads(out) == {"gpufleet-preflight": preflight_policy()}
 
 
@@ -34,7 +34,17 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     plan = sample_plan().model_dump(mode="json", exclude_none=True)
     boundary = "arn:aws:iam::111122223333:policy/limits"
     config = {"gpufleet:plan": plan, "gpufleet:iamPath": "/ml/", "gpufleet:permissionsBoundary": boundary}
-    arguments = ("policy", "deployer", "--stack", "dev", "--account", "111122223333", "--directory", str(tmp_path))
+    arguments = (
+        "stack",
+        "policy",
+        "deployer",
+        "--stack",
+        "dev",
+        "--account",
+        "111122223333",
+        "--directory",
+        str(tmp_path),
+    )
     file.write_text(json.dumps({"config": config}))
     code, out, _ = gpufleet(*arguments)
     assert code == 0 and boundary in out
@@ -62,5 +72,5 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
 def test_wrong_input_says_what_is_wrong(
     gpufleet: Gpufleet, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    code, _, err = gpufleet("policy", "deployer", *arguments, "--directory", str(tmp_path))
+    code, _, err = gpufleet("stack", "policy", "deployer", *arguments, "--directory", str(tmp_path))
     assert code == 2 and message in err

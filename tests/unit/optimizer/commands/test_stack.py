@@ -143,7 +143,7 @@ LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 
 def test_wheels_are_asked_for_where_nodes_need_them(project: Path, key: str, said: bool) -> None:
     (project / "Pulumi.dev.yaml").write_text(f"config:\n  gpufleet:{key}\n")
     plan = write(project, merged(WITHOUT_EFA, LLAMA))
-    assert ("once: gpufleet wheels --stack dev" in run(project, plan).stdout) is said
+    assert ("once: gpufleet stack wheels --stack dev" in run(project, plan).stdout) is said
 
 
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
@@ -195,7 +195,7 @@ def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aw
     plan, file = write(project, SPOT_P4D), project / "Pulumi.dev.yaml"
     done = run(project, plan, "--image", f"{REPOSITORY}:1")
     assert f"container image: {REPOSITORY}@{DIGEST}, 9.5 GiB compressed" in done.stdout
-    assert "once: gpufleet wheels" not in done.stdout, "torch is in the image"
+    assert "once: gpufleet stack wheels" not in done.stdout, "torch is in the image"
     assert yaml.safe_load(file.read_text())["config"]["gpufleet:image"] == f"{REPOSITORY}@{DIGEST}"
     assert "stays (--image URI takes another)" in run(project, plan).stdout
     before = file.read_text()

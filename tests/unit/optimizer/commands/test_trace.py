@@ -1,4 +1,4 @@
-"""``gpufleet trace`` on a deployed stack in an emulated AWS, answered as the training does."""
+"""``gpufleet logs trace`` on a deployed stack in an emulated AWS, answered as the training does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_trace_is_asked_for_and_downloaded(
 ) -> None:
     answer.append("trace")
     out = tmp_path / "traces"
-    code, said, err = gpufleet("trace", *deployed.arguments, "--rank", "15", "--steps", "2", "--out", str(out))
+    code, said, err = gpufleet("logs", "trace", *deployed.arguments, "--rank", "15", "--steps", "2", "--out", str(out))
     assert code == 0 and "perfetto" in err
     request = asked(deployed)
     assert (request.rank, request.steps) == (15, 2) and request.by.startswith("arn:aws:")
@@ -45,12 +45,14 @@ def test_the_trace_is_asked_for_and_downloaded(
 def test_a_node_is_asked_for_nsys_where_the_stack_has_it(
     deployed: DeployedStack, gpufleet: Gpufleet, answer: list[str], tmp_path: Path
 ) -> None:
-    code, _, err = gpufleet("trace", *deployed.arguments, "--nsight")
+    code, _, err = gpufleet("logs", "trace", *deployed.arguments, "--nsight")
     assert code == 2 and "pulumi config set gpufleet:nsight true --stack" in err
     file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
     file.write_text(file.read_text().replace("config:\n", "config:\n  gpufleet:nsight: true\n", 1))
     answer.append("trace")
-    code, said, err = gpufleet("trace", *deployed.arguments, "--nsight", "--seconds", "5", "--out", str(tmp_path))
+    code, said, err = gpufleet(
+        "logs", "trace", *deployed.arguments, "--nsight", "--seconds", "5", "--out", str(tmp_path)
+    )
     assert code == 0 and "nsys-ui" in err and "5 s of its node" in err
     assert asked(deployed).nsight_s == 5 and asked(deployed).trace.endswith("rank-0.nsys-rep")
     assert Path(said.strip()).suffix == ".nsys-rep" and Path(said.strip()).read_text() == "what the training wrote\n"
@@ -58,14 +60,14 @@ def test_a_node_is_asked_for_nsys_where_the_stack_has_it(
 
 def test_a_rank_that_took_none_says_why(deployed: DeployedStack, gpufleet: Gpufleet, answer: list[str]) -> None:
     answer.append("failure")
-    code, _, err = gpufleet("trace", *deployed.arguments)
+    code, _, err = gpufleet("logs", "trace", *deployed.arguments)
     assert code == 1 and "rank 0 took no trace: what the training wrote" in err
 
 
 def test_a_training_that_does_not_answer_is_not_waited_for(
     deployed: DeployedStack, gpufleet: Gpufleet, answer: list[str]
 ) -> None:
-    code, _, err = gpufleet("trace", *deployed.arguments, "--timeout", "0.001min")
+    code, _, err = gpufleet("logs", "trace", *deployed.arguments, "--timeout", "0.001min")
     assert code == 1 and "SpotTolerantRun.steps" in err and "stands for 60 minutes" in err
     assert f"aws s3 cp s3://{deployed.names.bucket}/checkpoints/{asked(deployed).trace} ." in err
 
@@ -74,5 +76,5 @@ def test_a_training_that_does_not_answer_is_not_waited_for(
     ("arguments", "says"), [(("--rank", "16"), "0 to 15"), (("--timeout", "soon"), "soon"), (("--steps", "0"), "1<=x")]
 )
 def test_wrong_use(deployed: DeployedStack, gpufleet: Gpufleet, arguments: tuple[str, ...], says: str) -> None:
-    code, _, err = gpufleet("trace", *deployed.arguments, *arguments)
+    code, _, err = gpufleet("logs", "trace", *deployed.arguments, *arguments)
     assert code == 2 and says in err

@@ -23,7 +23,7 @@ LLAMA = WITHOUT_EFA | {
 def stack(folder: Path, plan: dict[str, Any], **config: Any) -> list[str]:
     write_stack_file(folder / "Pulumi.dev.yaml", sample_plan(**plan))
     change_stack_file(folder / "Pulumi.dev.yaml", {f"gpufleet:{key}": value for key, value in config.items()})
-    return ["wheels", "--stack", "dev", "--directory", str(folder)]
+    return ["stack", "wheels", "--stack", "dev", "--directory", str(folder)]
 
 
 def test_one_command_packs_what_the_image_lacks_and_names_it(
