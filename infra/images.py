@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from infra.bundle import SOURCE
 from infra.places import fitting
 from infra.settings import ConfigError, StackSettings
-from optimizer.contract.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan, describe_undriven
 
 ImageKind = Literal["dlami", "custom"]
 # Images that boot the steps: Ubuntu with the AWS CLI and NVIDIA's driver, which Deep Learning AMIs bring.
@@ -93,18 +93,8 @@ def dlami_of(plan: FleetPlan, *, is_parent: bool = False) -> Dlami:
     """
     node = plan.node
     other = "name an image that drives it in gpufleet:amiName, or give your own in gpufleet:amiId"
-    if node.gpu == "V100":
-        # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
-        raise ConfigError(
-            f"{plan.instance_type} has V100 GPUs; the Deep Learning AMIs have NVIDIA's open driver, "
-            f"which starts with Turing; {other}"
-        )
-    if node.gpu_count < 1:
-        raise ConfigError(
-            f"{plan.instance_type} has {node.gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU "
-            f"(GRID) driver, which the Deep Learning AMIs do not have "
-            f"(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html); {other}"
-        )
+    if undriven := describe_undriven(node.gpu, node.gpu_count):
+        raise ConfigError(f"{plan.instance_type} {undriven}; {other}")
     with_torch = WITH_TORCH[node.cpu_architecture]
     others = (alternate.instance_type for alternate in fitting(plan))
     types = (plan.instance_type, *plan.purchase.spot_types, *others)

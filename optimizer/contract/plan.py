@@ -77,6 +77,19 @@ class Interface(NamedTuple):
     kind: Literal["interface", "efa-only"]
 
 
+def describe_undriven(gpu: str, gpu_count: float) -> str:
+    """Say why AWS's Deep Learning AMIs do not drive a type's GPUs; empty where they do."""
+    if gpu == "V100":
+        # Volta has no GSP, which NVIDIA's open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
+        return "has V100 GPUs; the Deep Learning AMIs have NVIDIA's open driver, which starts with Turing"
+    if gpu_count < 1:
+        return (
+            f"has {gpu_count:g} of a GPU; a fractional GPU needs NVIDIA's vGPU (GRID) driver, which the Deep Learning "
+            "AMIs do not have (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/install-nvidia-driver.html)"
+        )
+    return ""
+
+
 class NodeSpec(_Model):
     """The facts of one instance that infra and bootstrap need."""
 

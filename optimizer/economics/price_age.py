@@ -52,4 +52,4 @@ def p95_usd_per_hour(
     if _SCARCE.match(instance_type):
         log_error = _SCARCE_LOG_ERROR * math.sqrt(min(1.0, age_days / _EVENT_DAYS))
         p95 = max(p95, own, statistics.median(zones or [own]) * math.exp(_Z95 * log_error))
-    return max(own, min(p95, on_demand_usd_per_hour or math.inf))
+    return float(max(own, min(p95, on_demand_usd_per_hour or math.inf)))

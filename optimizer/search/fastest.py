@@ -96,6 +96,11 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
             reason = f"{instance.gpu.name} does not compute in {recipe.precision}"
             results[instance.name] = Rejection(instance.name, reason, "precision", recipe.precision, known)
             continue
+        if reason := problem.undriven.get(instance.name, ""):
+            asked = f"--instance-type {instance.name.partition('.')[0]}"
+            reason += f"; with an image of your own (gpufleet:amiId), {asked} plans it"
+            results[instance.name] = Rejection(instance.name, reason, "image", instance.gpu.name, None)
+            continue
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
         # Estimates depend on GPU, links and network, not on disks, and on vCPUs only where they prepare samples.

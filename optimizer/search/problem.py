@@ -13,7 +13,7 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import QUOTE, Volumes
+from optimizer.contract.plan import QUOTE, Volumes, describe_undriven
 from optimizer.contract.request import FleetRequest, Quote, Workload, matches_type
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
@@ -189,6 +189,23 @@ class Problem:
         """Return the problem with other limits; the regions and instance types stay."""
         constraints = self.request.constraints.model_copy(update=changes)
         return replace(self, request=self.request.model_copy(update={"constraints": constraints}))
+
+    @cached_property
+    def undriven(self) -> dict[str, str]:
+        """Types that a stack needs an image of the user's own for, with the reason; without those that are asked for.
+
+        A type is asked for by a reservation of it, or by a pattern that matches no other kind: g6f does, g6* does not.
+        """
+        limits = self.request.constraints
+        found = {
+            instance.name: reason
+            for instance in self.catalog.instance_types
+            if (reason := describe_undriven(instance.gpu.name, instance.gpu_count))
+        }
+        driven = [instance.name for instance in self.catalog.instance_types if instance.name not in found]
+        own = [asked for asked in limits.instance_types if not any(matches_type(name, asked) for name in driven)]
+        own += [owned.instance_type for owned in limits.existing_reservations]
+        return {name: why for name, why in found.items() if not any(matches_type(name, asked) for asked in own)}
 
     @cached_property
     def reach(self) -> Reach:

@@ -9,6 +9,7 @@ Binding = Literal[
     "memory",
     "data",
     "precision",
+    "image",
     "global_batch",
     "sharding",
     "region",

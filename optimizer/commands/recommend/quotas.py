@@ -20,7 +20,7 @@ from optimizer.search.problem import QuotaRoom, Rooms
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 _REGIONS_AT_ONCE = 8
 # Binding constraints that no quota changes.
-_RULED_OUT = ("memory", "precision", "global_batch", "sharding", "region")
+_RULED_OUT = ("memory", "precision", "image", "global_batch", "sharding", "region")
 
 
 def read_rooms(answer: Recommendation) -> Rooms:
