@@ -33,9 +33,9 @@ from optimizer.contract.units import usd_text
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.case import lengths
 from optimizer.performance.frameworks import fp8_note
 from optimizer.performance.setups import positions_note
-from optimizer.performance.stacks import lengths
 from optimizer.performance.types import arithmetic
 from optimizer.search.advice import (
     describe_batch,

@@ -14,7 +14,7 @@ from bootstrap.contract.staging import PART_BYTES
 from bootstrap.contract.timings import seconds_to_store
 from optimizer.catalog import Catalog
 from optimizer.contract.units import GIB, HOURS_PER_MONTH
-from optimizer.performance.inputs_builder import OPTIMIZERS
+from optimizer.performance.case import OPTIMIZERS
 from optimizer.performance.types import Floats
 
 # Frameworks whose runs checkpoint by bootstrap.training: every GPU copies its part beside the next step, and a thread

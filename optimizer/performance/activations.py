@@ -1,27 +1,17 @@
-"""Bytes of activations and logits that a micro-batch keeps on the fullest rank."""
+"""Bytes of activations and logits that a micro-batch keeps on the fullest rank, an operation a row."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.performance.fine_tuning import live_share, unsaved_bytes
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.samples import sample_bytes
-from optimizer.performance.stage import (
-    computes_narrow,
-    experts_miss_autocast,
-    grouped_in_32_bits,
-    layers_of_stage,
-    masks_windows,
-    scores_by_compiler,
-    tokens_of_rank,
-)
-from optimizer.performance.types import NONE, SELECTIVE, Number
+from optimizer.performance.case import Case
+from optimizer.performance.fine_tuning import adapted_sides
+from optimizer.performance.operations import EXPERT_CAPACITY, module_passes
+from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO2, Number
 
-# Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
-EXPERT_CAPACITY = 1.25
 # Tensors that NewGELUActivation saves beyond its input: 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2
 # XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
 WRITTEN_GELU_TENSORS = 3.0
@@ -35,128 +25,170 @@ COMPILED_LOSS_BYTES = 6.0
 HEAD_NORM_BYTES = 4.0
 # A turn's 32-bit log-softmax, its probabilities and their product (bootstrap/trainer/loss.py).
 LOSS_TURN_BYTES = 12.0
+# Input and output of each convolution, in elements a published activation.
+SAVED_PER_ACTIVATION = 2.0
+# A ResNet's max pooling of one image: 64 channels of 56 x 56, 8 bytes each.
+POOLING_INDICES_BYTES = 64.0 * 56 * 56 * 8
+# Convolution workspace in 32 bits, elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
+# H200, torch 2.11, 2026-11-21); none in bf16, nor with channels last.
+CNN_WORKING_32_BIT = 0.5
+# cuDNN's 32-bit workspace beyond a profile, bytes an element of convolution output: 6.3 GiB on ResNet-50 (batch 256,
+# H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
+WORKSPACE_BYTES_32_BIT = 2.4
 
 
 @dataclass(frozen=True, slots=True)
-class _TokenBytes:
-    outside: Number
-    whole: Number  # on each tensor rank
-    sliced: Number
-    dispatched: Number
-    cast: Number
-    residual: Number
+class Activations:
+    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved."""
+
+    saved: Number
+    working: Number
+    layer: Number
 
 
-def _token_bytes(x: Inputs, capacity: Number, *, narrow: bool) -> _TokenBytes:
-    """Count the tensors that a layer saves (Korthikanti et al., arXiv:2205.05198, section 4)."""
-    element = x.element_bytes
-    residual_bytes = element if narrow else x.residual_bytes
-    # Norms save input and output, written-out RMSNorm also the normalised input; dropout a mask byte. Under autocast
-    # rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
-    # 2026-11-21).
-    autocast = np.where(residual_bytes > element, 1.0, 0.0)
+def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
+    """List what one layer keeps for its backward pass, bytes a token (Korthikanti et al., arXiv:2205.05198, section 4).
+
+    Norms save input and output, written-out RMSNorm also the normalised input; dropout a mask byte. Under autocast
+    rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
+    2026-11-21).
+    """
+    layer, model, element, h = x.layer, x.model, x.element, x.model.hidden_size
     # Tensor ranks' collectives cut compiled layers into parts, which save what eager code does (36.0 GiB of Llama 3B
     # with two tensor ranks, 4.5% less than eager; two H100, torch 2.11, trainer_torchtitan_2xh100_202611.md).
-    cut = (x.compiles_layers > 0) & (x.tensor > 1)
-    compiled = np.where(cut, 0.0, x.compiled)
-    eager = x.written_out * (1.0 - compiled)
-    by_hand = x.llama_like * eager
-    wide = residual_bytes * by_hand
-    written_norms = np.maximum(x.llama_like, x.t5_like) * eager * (1.0 - x.fused_norms)
-    norms = x.norms * (np.maximum(residual_bytes, 4.0 * written_norms) + residual_bytes * written_norms + element)
-    copies = element * autocast * eager * x.input_casts
-    rotary = wide * (1.0 - x.t5_like)
-    products = element * (2.0 * x.query + 2.0 * x.kv) + rotary * autocast * (x.query + x.kv)
-    if np.any(x.context > 1):  # attention's output once more
-        products = products + element * x.query * ((x.context > 1) & (x.fused_kernels == 0))
-    if np.any(x.head_norms > 0):
+    cut = x.code.compiles_layers & (x.tensor > 1)
+    compiled = np.where(cut, 0.0, 1.0 * x.is_compiled)
+    eager = x.code.written_out * (1.0 - compiled)
+    by_hand = model.gated_mlp * eager
+    autocast = np.where(x.residual > element, 1.0, 0.0)
+    yield "dispatch of experts", _dispatched_bytes(x) * (1.0 + 1.0 / x.split)
+    written_norms = eager * (not x.has_fused_norms) if model.gated_mlp or x.is_t5 else 0.0
+    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + element)
+    yield "norms", h * norms / x.split
+    yield "casts", h * element * autocast * eager * layer.input_casts / x.split
+    if model.gated_mlp:
+        # Five products each cast a norm's output.
+        whole = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0]) * (1.0 - 1.0 / x.tensor)
+        yield "casts of tensor ranks", by_hand * autocast * element * h * whole
+    if x.has_dropout:
+        yield "dropout", 2.0 * h / x.split
+    if model.experts:
+        yield "routing", 8.0 * model.experts * model.mixture_layers / model.layers / x.split
+    if model.latent_attention:  # before and after their norms
+        yield "latents", 2.0 * element * model.latent_attention.latent_width
+    heads = (layer.query + layer.kv) / x.tensor
+    yield "attention projections", 2.0 * element * heads
+    if not x.is_t5:
+        yield "rotary positions", x.residual * by_hand * autocast * heads
+    if not x.code.fused_kernels:  # attention's output once more
+        yield "joins of the context ring", np.where(x.context > 1, element * layer.query / x.tensor, 0.0)
+    if model.head_norms:
         # Under autocast the kernel reads a widened copy.
-        widened = by_hand * np.where(autocast > 0, 1.0, 1.0 - x.fused_norms)
-        products = products + x.head_norms * (x.query + x.kv) * (element + HEAD_NORM_BYTES * widened)
-    # A compiler recomputes the gate's product.
-    gated = x.mlp_matrices > 2.5
-    by_operators = np.where(gated, x.t5_like, x.causal)  # T5 1.1's gate is GPT-2's function
-    gelu = WRITTEN_GELU_TENSORS * residual_bytes * eager * by_operators
-    of_expert: Number = element if narrow else np.where(experts_miss_autocast(x), 4.0, element)
-    matrices = x.mlp_matrices + gated * (1.0 - compiled)
-    inner = (element * matrices + gelu) * x.shared_ffn + of_expert * matrices * x.routed_ffn * capacity
-    inner = inner + x.t5_like * x.dropout * x.shared_ffn  # a mask byte
-    # Each tensor rank keeps the experts' tokens whole.
-    mixtures = x.mixture_layers / np.maximum(x.layers, 1.0)
-    dispatched = of_expert * x.hidden * mixtures * x.experts_used * capacity
+        widened = by_hand * np.where(autocast > 0, 1.0, float(not x.has_fused_norms))
+        yield "norms of heads", heads * (element + HEAD_NORM_BYTES * widened)
     # A score's softmax, the product's input if another tensor, and a mask byte. Attention without a fused kernel: 4.2
     # bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
-    softmax = np.maximum(x.residual_bytes, 4.0 * x.written_out)
-    copied = np.where(softmax > element, element, element * x.dropout)
-    # Soft-capped scores keep the output of tanh.
-    a_score = (1.0 - x.flash) * (softmax + copied + x.dropout + x.soft_cap * element) + x.flash * (
-        grouped_in_32_bits(x) * softmax + scores_by_compiler(x) * (2.0 * element + 1.0)
-    )
-    masked = np.where(masks_windows(x), x.windowed, 0.0)
-    unsaved = unsaved_bytes(x) if np.any(x.adapter_rank > 0) else 0.0
-    return _TokenBytes(
-        outside=x.hidden * (norms + 2.0 * x.dropout + copies) + 8.0 * x.experts * mixtures + dispatched - unsaved,
-        # Latents are kept before and after their norms; PyTorch's attention keeps a mask in each layer with a window,
-        # and repeats keys and values there.
-        whole=2.0 * element * x.latent + masked * element * x.seq_len,
-        sliced=products + masked * 2.0 * element * (x.query - x.kv) + x.heads * x.keys * a_score + inner,
-        dispatched=dispatched,
-        # Five products each cast a norm's output.
-        cast=by_hand * autocast * element * x.hidden,
-        residual=residual_bytes * x.hidden,
-    )
+    softmax = max(x.state.residual, 4.0 * x.code.written_out)
+    if x.has_flash:
+        a_score = softmax * x.groups_queries_in_32_bits + (2.0 * element + 1.0) * x.compiles_scores
+    else:  # soft-capped scores keep the output of tanh
+        copied = element if softmax > element else element * x.has_dropout
+        a_score = softmax + copied + x.has_dropout + model.soft_cap * element
+    yield "scores", layer.heads * layer.keys * a_score / x.tensor
+    if x.masked_share:
+        # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
+        repeated = 2.0 * (layer.query - layer.kv) / x.tensor
+        yield "masks of windows", x.masked_share * element * (x.recipe.seq_len + repeated)
+    # A compiler recomputes the gate's product. T5 1.1's gate is GPT-2's function.
+    by_operators = x.is_t5 if model.gated_mlp else layer.causal
+    gelu = WRITTEN_GELU_TENSORS * x.residual * eager * by_operators
+    matrices = model.matrices_per_ffn + model.gated_mlp * (1.0 - compiled)
+    masks = x.is_t5 * x.has_dropout  # a byte
+    yield "feed-forward", (element * matrices + gelu + masks) * layer.inner / x.tensor
+    if model.experts:
+        yield "experts", _expert_element(x) * matrices * layer.routed * _capacity(x) / x.tensor
+    if x.adapts:
+        # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
+        # adapter keeps its inner vector.
+        unsaved = 2.0 * element * model.gated_mlp * h * (not x.has_fused_norms)
+        if x.recipe.tuning.lora_targets != "all":
+            unsaved += element * (h + model.ffn_size)
+        kept = element * x.recipe.tuning.lora_rank * adapted_sides(model, x.recipe.tuning)[2]
+        yield "adapters", (kept - unsaved) / x.split
 
 
-def activation_bytes(x: Inputs) -> tuple[Number, Number, Number]:
-    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved."""
-    fsdp = computes_narrow(x)
-    if not np.any(fsdp):
-        return _activation_bytes(x, narrow=False)
-    if np.all(fsdp):
-        return _activation_bytes(x, narrow=True)
-    narrow, wide = _activation_bytes(x, narrow=True), _activation_bytes(x, narrow=False)
-    saved, working, layer = (np.where(fsdp, a, b) for a, b in zip(narrow, wide, strict=True))
-    return saved, working, layer
+def _capacity(x: Case) -> Number:
+    return np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
 
 
-def _activation_bytes(x: Inputs, *, narrow: bool) -> tuple[Number, Number, Number]:
-    tokens = tokens_of_rank(x)
-    element = x.element_bytes
-    split = np.where(x.sequence_parallel > 0, x.tensor, 1.0)
-    capacity = np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
-    token = _token_bytes(x, capacity, narrow=narrow)
-    everything = token.outside / split + token.dispatched + token.whole + token.sliced / x.tensor
-    if np.any(token.cast):
-        again = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0])
-        everything = everything + token.cast * again * (1.0 - 1.0 / x.tensor)
+def _expert_element(x: Case) -> Number:
+    return np.where(x.experts_in_32_bits, 4.0, x.element) if x.experts_miss_autocast else x.element
+
+
+def _dispatched_bytes(x: Case) -> Number:
+    """Bytes a token of the rows that experts get: each tensor rank keeps them whole."""
+    mixtures = x.model.mixture_layers / max(x.model.layers, 1)
+    used = max(1, x.model.experts_per_token)
+    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x)
+
+
+def activation_bytes(x: Case) -> Activations:
+    """Compute the bytes of each layout."""
+    samples, working_of_samples = _sample_bytes(x)
+    if not x.model.layers:
+        return Activations(samples, working_of_samples, 0.0)
+    layer, model, element = x.layer, x.model, x.element
+    everything: Number = sum(kept for _, kept in kept_bytes(x))
+    dispatched = _dispatched_bytes(x)
     # Selective keeps inputs, attention's output and the products that it does not repeat.
-    ffn = x.shared_ffn + x.routed_ffn * capacity
-    up = (x.mlp_matrices - 1.0) * ffn
-    kept_full = token.residual / split
-    matrices = (element * x.hidden + token.dispatched) / split + element * (x.query + 2.0 * x.kv + up) / x.tensor
-    kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.selective_recompute) * matrices
+    ffn = layer.inner + layer.routed * _capacity(x)
+    up = (model.matrices_per_ffn - 1.0) * ffn
+    kept_full = x.residual * model.hidden_size / x.split
+    matrices = (element * model.hidden_size + dispatched) / x.split
+    matrices = matrices + element * (layer.query + 2.0 * layer.kv + up) / x.tensor
+    kept_selective = kept_full + element * layer.query / x.tensor + (1.0 - x.code.selective_recompute) * matrices
     per_token = np.where(
         x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)
     )
     # Beside its inputs: gradients of its widest tensors, the gathered sequence, keys and values of two context ranks
     # with gradients, tokens exchanged with experts.
-    layer = everything - per_token + element * (up + ffn) / x.tensor + kept_full
-    if np.any(x.t5_like > 0):  # gradient of the bias of each score, before the sum over samples
-        layer = layer + x.t5_like * x.flash * element * x.heads * x.keys
-    if np.any(x.sequence_parallel > 0):
-        layer = layer + np.where((x.sequence_parallel > 0) & (x.tensor > 1), element * x.hidden, 0.0)
-    if np.any(x.context > 1):
-        layer = layer + np.where(x.context > 1, 8.0 * element * x.kv / x.tensor, 0.0)
-    if np.any(x.expert > 1):
-        layer = layer + np.where(x.expert > 1, 2.0 * token.dispatched / split, 0.0)
-
-    tokens = np.where(x.layers > 0, tokens, 0.0)
-    samples, working_of_samples = sample_bytes(x)
-    saved = tokens * per_token * layers_of_stage(x) * live_share(x) + samples
-    return saved, tokens * layer + working_of_samples, tokens * everything
+    backward = everything - per_token + element * (up + ffn) / x.tensor + kept_full
+    if x.is_t5 and x.has_flash:  # gradient of the bias of each score, before the sum over samples
+        backward = backward + element * layer.heads * layer.keys
+    splits = (x.sequence_parallel > 0) & (x.tensor > 1)
+    backward = backward + np.where(splits, element * model.hidden_size, 0.0)
+    backward = backward + np.where(x.context > 1, 8.0 * element * layer.kv / x.tensor, 0.0)
+    backward = backward + np.where(x.expert > 1, 2.0 * dispatched / x.split, 0.0)
+    saved = x.tokens * per_token * x.stage_layers * x.live_share + samples
+    return Activations(saved, x.tokens * backward + working_of_samples, x.tokens * everything)
 
 
-def micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
+def _sample_bytes(x: Case) -> tuple[Number, Number]:
+    """Bytes that one micro-batch of samples saves, and bytes of the backward pass on top of them."""
+    profile = x.model.profile
+    if profile is None:
+        images = x.micro_batch * x.model.activations_per_sample * x.element
+        working = CNN_WORKING_32_BIT if x.element > 2.0 else 0.0
+        is_cnn = x.model.activations_per_sample > 0 and not x.model.layers
+        return SAVED_PER_ACTIVATION * images + is_cnn * POOLING_INDICES_BYTES * x.micro_batch, working * images
+    # FSDP's gathered weights take the place of the profile's copies.
+    copies = float(x.model.parameters) * x.element * x.is_low_precision
+    copied = np.where((x.sharding >= ZERO2) & (x.data > 1), copies, 0.0)
+    none, full = (
+        np.max(
+            [
+                np.maximum(line.fixed_bytes - copied, 0.0) + line.bytes_per_sample * x.micro_batch
+                for line in traced.peak
+            ],
+            axis=0,
+        )
+        for traced in module_passes(x, profile)
+    )
+    workspace = 0.0 if x.is_low_precision else WORKSPACE_BYTES_32_BIT * profile.convolution_outputs
+    return np.where(x.checkpointing == FULL, full, none), x.micro_batch * workspace
+
+
+def micro_batches_in_flight(x: Case) -> tuple[Number, Number]:
     """Micro-batches whose activations the first and the last stage keep.
 
     1F1B and interleaving: arXiv:2104.04473, 2.2; arXiv:2205.05198, section 4.2.3.
@@ -168,13 +200,18 @@ def micro_batches_in_flight(x: Inputs) -> tuple[Number, Number]:
     return most, last
 
 
-def logits_bytes(x: Inputs) -> Number:
+def logits_bytes(x: Case) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak, on the last stage."""
+    loss_bytes = x.code.loss_bytes
+    if x.code.written_out and not x.code.loss_turn_elements and x.is_low_precision:
+        # Hugging Face's decoders widen the logits (loss/loss_utils.py, ForCausalLMLoss), and their gradient has 32
+        # bits; the others give CrossEntropyLoss 16-bit logits: 10.0 and 12.0 bytes a logit alive at the peak (BERT,
+        # GPT-2: traced as in docs/models.md, torch 2.11, transformers 5.23, 2026-11-23).
+        loss_bytes -= 2.0 * (x.model.architecture in ("encoder", "seq2seq", "speech"))
     # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
-    fused = (x.compiled > 0) & np.logical_not(computes_narrow(x))
-    loss_bytes = np.where(fused, np.minimum(x.loss_bytes, COMPILED_LOSS_BYTES), x.loss_bytes)
-    loss_bytes = loss_bytes + x.logits_soft_cap * x.element_bytes  # the output of tanh
-    tokens = x.micro_batch * x.head_tokens / x.context
-    logits = tokens * x.vocab / np.where(x.splits_logits > 0, x.tensor, 1.0)
-    turn = np.where(x.compiled > 0, 0.0, np.minimum(logits, x.loss_turn_elements))
-    return logits * loss_bytes + turn * LOSS_TURN_BYTES
+    fused = x.is_compiled & np.logical_not(x.is_narrow)
+    each = np.where(fused, min(loss_bytes, COMPILED_LOSS_BYTES), loss_bytes)
+    each = each + x.model.logits_soft_cap * x.element  # the output of tanh
+    logits = x.head_tokens * x.model.vocab_size / (x.tensor if x.code.splits_logits else 1.0)
+    turn = 0.0 if x.is_compiled else np.minimum(logits, x.code.loss_turn_elements)
+    return logits * each + turn * LOSS_TURN_BYTES

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from optimizer.performance.calibrate import left_out_errors, tabulate_rows
 from optimizer.performance.calibration import BY_PROCESSOR, KINDS, OF_MANY_NODES, POOLED, Calibration, Residual
-from optimizer.performance.evaluate import step_s
 from optimizer.performance.fit import START, factors, redescending, robust
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.inputs import stack, stack_coefficients
-from optimizer.performance.measured_runs import MeasuredRun
+from optimizer.performance.measured_runs import MeasuredRun, stack_tables
+from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
 
 # Error of a user's row and spread of known groups, log units: of 0.1 and 0.2, and of 0.25, 0.5 and 1, the least harm to
@@ -45,7 +43,7 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     spreads = {key: spread for key, spread in spreads.items() if spread > 0}
     if not spreads:
         return base
-    inputs = stack([row.setup.inputs(None) for row in rows])
+    table = stack_tables(rows)
     measured = np.log([row.step_time_s for row in rows])
 
     def move(theta: Floats, digits: int) -> Calibration:
@@ -57,8 +55,8 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
 
     def residuals(theta: Floats, loss: Callable[[Floats], Floats]) -> Floats:
         moved = move(theta, digits=17)
-        coefficients = [moved.coefficients(row.setup.hardware.gpu, row.setup.recipe) for row in rows]
-        error = np.log(step_s(replace(inputs, coefficients=stack_coefficients(coefficients)))) - measured
+        coefficients = stack([row.setup.coefficients(moved) for row in rows])
+        error = np.log(sum(step_seconds(table, coefficients).values())) - measured
         return np.concatenate([loss(error) / ROW_ERROR, theta / np.array(list(spreads.values()))])
 
     # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.

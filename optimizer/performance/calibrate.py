@@ -78,11 +78,10 @@ def tabulate_rows(rows: Sequence[MeasuredRun]) -> pd.DataFrame:
 
 def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
     """Fit a calibration without residuals."""
-    values = fit_coefficients(
-        [row.setup for row in rows], [row.step_time_s for row in rows], [row.suite for row in rows]
-    )
     nothing = {POOLED: Residual(rows=0, relative_error=0.0)}
-    return Calibration(**values, residuals=nothing, rows=len(rows), source="", as_of=date.min, command="")
+    return Calibration(
+        **fit_coefficients(rows), residuals=nothing, rows=len(rows), source="", as_of=date.min, command=""
+    )
 
 
 def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Self
@@ -15,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.inputs import Coefficients
-from optimizer.performance.types import Recipe
+from optimizer.performance.types import Number, Recipe
 from optimizer.workload.model import ModelSpec
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
@@ -37,6 +37,25 @@ BY_FRAMEWORK = (
 
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficients:
+    """Fitted numbers of one GPU and recipe: fields of Calibration."""
+
+    matmul_efficiency: Number = 1.0
+    matmul_traffic: Number = 1.0
+    attention_efficiency: Number = 1.0
+    elementwise_traffic: Number = 1.0
+    overhead: Number = 1.0
+    kernel_s: Number = 1.0
+    host_s_per_layer: Number = 1.0
+    host_s_per_step: Number = 1.0
+    exposed_communication: Number = 1.0
+    network_efficiency: Number = 1.0
+    network_call_s: Number = 1.0
+    tensor_hop_s: Number = 1.0
+    pipeline_hop_s: Number = 1.0
 
 
 class Residual(BaseModel):

@@ -1,4 +1,4 @@
-"""Collectives of one communicator: bytes, bandwidth and time over a node's links and the network.
+"""Collectives of a step: their bytes, calls and ranks, and their time over a node's links and the network.
 
 Ring bytes over bus bandwidth: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Ranks are placed
 tensor first, then context, expert, data, pipeline (Megatron, torch's device mesh).
@@ -6,15 +6,23 @@ tensor first, then context, expert, data, pipeline (Megatron, torch's device mes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from optimizer.performance.inputs import Inputs
+from optimizer.performance import kernels
+from optimizer.performance.calibration import Coefficients
+from optimizer.performance.case import Case
+from optimizer.performance.operations import EXPERT_CAPACITY
 from optimizer.performance.rates import LINK_PIECE_S
-from optimizer.performance.types import Number
+from optimizer.performance.types import DDP, ZERO1, ZERO2, ZERO3, Flag, Number
 
+# torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
+BUCKET_BYTES = 25 * 2**20
+# FSDP2's groups of a torchvision ResNet: conv1, bn1, four stages, fc (bootstrap/trainer/parallelize.py, _shard).
+CNN_GROUPS = 7.0
 # One hop of a ring in NCCL's tuning model: hwLatencies, Ring, Simple, NVLINK and NET (src/graph/tuning.cc at 5067397,
 # 2026-06-11).
 LINK_HOP_S = 3.4e-6
@@ -23,6 +31,9 @@ NETWORK_HOP_S = 14e-6
 # then holds for rings of 2 to 280 nodes (ZeRO-3 of 530 billion parameters on 2,240 A100), else 0.3 to 0.8.
 NODES_AT_HALF_BANDWIDTH = 200.0
 
+Axis = Literal["tensor", "context", "expert", "pipeline", "data"]
+Kind = Literal["all-reduce", "ring", "tree", "sends", "all-to-all", "stage"]
+
 
 def ring_slowdown(nodes: Number) -> Number:
     """Network bandwidth of two nodes over that of a ring through ``nodes``."""
@@ -30,98 +41,245 @@ def ring_slowdown(nodes: Number) -> Number:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Communicator:
-    """Ranks that communicate: all, of one node (``members``), and nodes (``spans``).
+class Wires:
+    """Links and network of a node, and how many of its ranks (``local``) share the network."""
 
-    ``byte_per_s`` is the bus bandwidth of a ring through all, ``network_byte_per_s`` one rank's share of its node's
-    network, ``call_s`` what a call takes beyond bytes and latency, ``piece_s`` the time of one piece of a transfer
-    inside a node (0 between nodes).
-    """
-
-    ranks: Number
-    members: Number
-    spans: Number
-    byte_per_s: Number
-    link_byte_per_s: Number
-    network_byte_per_s: Number
+    link: Number
     link_latency_s: Number
+    network: Number
     network_latency_s: Number
-    call_s: Number = 0.0
-    piece_s: Number
-
-    def _latency_s(self) -> Number:
-        inside = np.where(self.ranks > 1, self.link_latency_s, 0.0)
-        return np.where(self.spans > 1, self.network_latency_s * (1.0 + np.log2(self.spans)) + self.call_s, inside)
-
-    def _ring_latency_s(self) -> Number:
-        hops = (self.ranks - self.spans) * LINK_HOP_S + (self.spans - 1.0) * NETWORK_HOP_S
-        return np.where(self.ranks > 1, self.link_latency_s + hops + self.call_s, 0.0)
-
-    def _seconds(self, on_wire: Number, calls: Number, latency_s: Number) -> Number:
-        """Seconds of ``calls`` collectives; a transfer in pieces takes t + 2 sqrt(t x piece)."""
-        return on_wire + 2.0 * np.sqrt(on_wire * (self.piece_s * calls)) + calls * latency_s
-
-    def ring(self, elements: Number, calls: Number = 1.0) -> Callable[[Number], Number]:
-        """Seconds to gather or reduce ``elements`` in ``calls`` parts, as a function of an element's bytes."""
-        on_wire = (1.0 - 1.0 / self.ranks) * elements / self.byte_per_s
-        in_pieces = 2.0 * np.sqrt(on_wire * (self.piece_s * calls))
-        latency_s = calls * self._ring_latency_s()
-        return lambda element_bytes: element_bytes * on_wire + np.sqrt(element_bytes) * in_pieces + latency_s
-
-    def reduce_scatter(self, number_of_bytes: Number, calls: Number) -> Number:
-        """Seconds to reduce ``calls`` buffers, a part on each rank, with the latency of an all-reduce's tree."""
-        return self._seconds((1.0 - 1.0 / self.ranks) * number_of_bytes / self.byte_per_s, calls, self._latency_s())
-
-    def ring_of_sends(self, number_of_bytes: Number, rounds: Number = 1.0) -> Number:
-        """Seconds to pass each rank's part around the ring, over one rank's share of the network."""
-        outside = self.spans > 1
-        byte_per_s = np.where(outside, np.minimum(self.network_byte_per_s, self.link_byte_per_s), self.link_byte_per_s)
-        latency_s = np.where(outside, self.network_latency_s, self.link_latency_s)
-        return self._seconds(
-            (1.0 - 1.0 / self.ranks) * number_of_bytes / byte_per_s, rounds * (self.ranks - 1.0), latency_s
-        )
-
-    def all_reduce(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
-        """Seconds to reduce a buffer on all ranks: a ring, or between two nodes a tree.
-
-        Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that (https://github.com/NVIDIA/nccl/issues/527).
-        """
-        ring = 2.0 * (1.0 - 1.0 / self.ranks) * number_of_bytes
-        tree = np.maximum(number_of_bytes / self.byte_per_s, ring / self.link_byte_per_s)
-        return self._seconds(np.where(self.spans == 2, tree, ring / self.byte_per_s), calls, self._latency_s())
-
-    def all_to_all(self, number_of_bytes: Number, calls: Number = 1.0) -> Number:
-        """Seconds in which each rank sends ``number_of_bytes``, an equal part to every rank including itself.
-
-        Links and network work at once: 16 A100 on two nodes reached 85% of their network cards' rate
-        (https://github.com/NVIDIA/nccl/issues/1138).
-        """
-        inside = (self.members - 1.0) / self.ranks * number_of_bytes / self.link_byte_per_s
-        outside = (1.0 - self.members / self.ranks) * number_of_bytes / self.network_byte_per_s
-        return self._seconds(np.maximum(inside, outside), calls, self._latency_s())
+    local: Number
 
 
-def communicator(
-    x: Inputs, network: Number, local: Number, ranks: Number, inner: Number, call_s: Number = 0.0
-) -> Communicator:
-    """Build the communicator of ``ranks`` whose neighbours are ``inner`` places apart.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One row of the table: collectives of one group.
 
-    The communicators of a node's ``local`` ranks share its ``network``, byte/s.
+    Attributes:
+        axis, kind: whose ranks communicate, and how: an all-reduce (ring, or a tree between two nodes), a gather or
+            reduction around the ring, a reduction with an all-reduce's latency ("tree"), sends around a ring, an all
+            to all, or sends from a pipeline stage to the next.
+        ranks, inner: of the group, and places between its neighbours. Of "stage", the ranks that send at once over the
+            network, or 0 inside a node.
+        sent, calls: bytes of the buffer, and the collectives that it is sent in.
+        a_micro_batch, a_step: how often that happens.
     """
-    members = np.maximum(1.0, np.minimum(ranks, local / inner))
-    spans = np.ceil(ranks / members)
-    outside = spans > 1
-    shared = network * members / local / ring_slowdown(spans)
-    across = np.minimum(x.link_byte_per_s, shared)
-    return Communicator(
-        ranks=ranks,
-        members=members,
-        spans=spans,
-        byte_per_s=np.where(outside, across, x.link_byte_per_s),
-        link_byte_per_s=x.link_byte_per_s,
-        network_byte_per_s=network / local,
-        link_latency_s=x.link_latency_s,
-        network_latency_s=x.network_latency_s,
-        call_s=np.where(outside, call_s, 0.0),
-        piece_s=np.where(outside, 0.0, LINK_PIECE_S),
+
+    axis: Axis
+    kind: Kind
+    ranks: Number = 1.0
+    inner: Number = 1.0
+    sent: Number = 0.0
+    calls: Number = 0.0
+    a_micro_batch: Number = 0.0
+    a_step: Number = 0.0
+
+    def seconds(self, wires: Wires, c: Coefficients) -> Number:
+        """Compute the seconds of the row once."""
+        network = wires.network * c.network_efficiency
+        if self.kind == "stage":
+            sharing = np.clip(self.ranks, 1.0, wires.local)
+            outside = self.ranks > 0
+            rate = np.where(outside, np.minimum(network / sharing, wires.link), wires.link)
+            return self.sent / rate + self.calls * np.where(outside, wires.network_latency_s, wires.link_latency_s)
+        members = np.maximum(1.0, np.minimum(self.ranks, wires.local / self.inner))
+        spans = np.ceil(self.ranks / members)
+        outside = spans > 1
+        across = np.minimum(wires.link, network * members / wires.local / ring_slowdown(spans))
+        rate = np.where(outside, across, wires.link)
+        # Tensor ranks on several nodes wait for each other.
+        late_s = self.ranks * c.tensor_hop_s if self.axis == "tensor" else 0.0
+        late_s = np.where(outside, c.network_call_s if self.axis == "data" else late_s, 0.0)
+        latency_s = np.where(
+            outside,
+            wires.network_latency_s * (1.0 + np.log2(spans)) + late_s,
+            np.where(self.ranks > 1, wires.link_latency_s, 0.0),
+        )
+        calls, around = self.calls, (1.0 - 1.0 / self.ranks) * self.sent
+        if self.kind == "ring":
+            hops = (self.ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S
+            latency_s = np.where(self.ranks > 1, wires.link_latency_s + hops + late_s, 0.0)
+            on_wire = around / rate
+        elif self.kind == "tree":
+            on_wire = around / rate
+        elif self.kind == "all-reduce":
+            # Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that
+            # (https://github.com/NVIDIA/nccl/issues/527).
+            tree = np.maximum(self.sent / rate, 2.0 * around / wires.link)
+            on_wire = np.where(spans == 2, tree, 2.0 * around / rate)
+        elif self.kind == "sends":
+            own = np.where(outside, np.minimum(network / wires.local, wires.link), wires.link)
+            latency_s = np.where(outside, wires.network_latency_s, wires.link_latency_s)
+            on_wire, calls = around / own, calls * (self.ranks - 1.0)
+        else:
+            # Each rank sends an equal part to every rank. Links and network work at once: 16 A100 on two nodes reached
+            # 85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
+            inside = (members - 1.0) / self.ranks * self.sent / wires.link
+            on_wire = np.maximum(inside, (1.0 - members / self.ranks) * self.sent / (network / wires.local))
+        # A transfer in pieces inside a node takes t + 2 sqrt(t x piece).
+        piece_s = np.where(outside, 0.0, LINK_PIECE_S)
+        return on_wire + 2.0 * np.sqrt(on_wire * (piece_s * calls)) + calls * latency_s
+
+
+def wires_of(x: Case) -> Wires:
+    """Find the wires that each layout's ranks share."""
+    rates = x.rates
+    local = np.minimum(x.ranks * x.tensor * x.pipeline / np.maximum(x.nodes, 1.0), rates.gpus_per_node)
+    return Wires(
+        link=rates.link,
+        link_latency_s=rates.link_latency_s,
+        network=rates.network,
+        network_latency_s=rates.network_latency_s,
+        local=np.maximum(1.0, local),
     )
+
+
+def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
+    """List the collectives of a step, by name; none is hidden yet."""
+    h, layers, mixtures = x.model.hidden_size, x.model.layers, x.model.mixture_layers
+    calls = 4.0 + 2.0 * x.repeats
+    if np.any(x.tensor > 1):
+        # Two all-reduces a pass; with the sequence split, a gather and a reduction of the same bytes each.
+        copies = np.where(x.expert > 1, max(1, x.model.experts_per_token), 1.0)
+        reduced = (2.0 + x.repeats) * (2.0 * layers + mixtures * (copies - 1.0))
+        splits = x.sequence_parallel > 0
+        # The backward pass gathers the split inputs of two products once more (arXiv:2205.05198, 4.2.2).
+        if x.code.regathers_sequence:
+            reduced = reduced + np.where(splits, layers, 0.0)
+        yield "tensor", Collective(
+            axis="tensor", kind="all-reduce", ranks=x.tensor, sent=reduced * x.tokens * h * x.element,
+            calls=calls * layers * np.where(splits, 2.0, 1.0), a_micro_batch=1.0,
+        )  # fmt: skip
+    if np.any(x.context > 1):
+        # A ring passes keys and values once forward, and with their gradients backward.
+        passes = (3.0 + x.repeats) * layers
+        keys_and_values = x.context * x.tokens * 2.0 * x.layer.kv / x.tensor * x.element
+        yield "context", Collective(
+            axis="context", kind="sends", ranks=x.context, inner=x.tensor, sent=passes * keys_and_values, calls=passes,
+            a_micro_batch=1.0,
+        )  # fmt: skip
+    if np.any(x.expert > 1):
+        # Tokens go to their experts and back, forward and backward; all wait for the fullest rank.
+        sent = x.model.experts_per_token * x.tokens * h / x.tensor * x.element * EXPERT_CAPACITY
+        yield "expert", Collective(
+            axis="expert", kind="all-to-all", ranks=x.expert, inner=x.tensor * x.context,
+            sent=calls * mixtures * sent, calls=calls * mixtures, a_micro_batch=1.0,
+        )  # fmt: skip
+    if np.any(x.pipeline > 1):
+        # The slowest send sets the pace. Tensor ranks send a slice each (arXiv:2104.04473, 4.1). Autocast keeps the
+        # residual in 32 bits.
+        sent = 2.0 * x.tokens * h * np.maximum(x.element, x.residual) / x.tensor
+        yield "pipeline", Collective(
+            axis="pipeline", kind="stage", ranks=np.where(x.nodes > 1, x.ranks * x.tensor, 0.0),
+            sent=x.virtual_stages * sent, calls=x.virtual_stages * 2.0,
+            a_micro_batch=np.where(x.pipeline > 1, 1.0, 0.0),
+        )  # fmt: skip
+    if not np.any(x.expert > 1):
+        yield from _data_collectives(x, "", x.ranks, x.tensor, x.stage_parameters, 1.0)
+        return
+    # Experts' gradients are reduced over the ranks with the same experts.
+    spread = np.where(x.expert > 1, 1.0, 0.0)
+    yield from _data_collectives(x, "", x.ranks, x.tensor, x.stage_parameters - spread * x.rank_experts, 1.0)
+    same = np.maximum(x.ranks / x.expert, 1.0)
+    yield from _data_collectives(x, "experts' ", same, x.tensor * x.expert, x.rank_experts, spread)
+
+
+def _data_collectives(
+    x: Case, whose: str, ranks: Number, inner: Number, parameters: Number, share: Number
+) -> Iterator[tuple[str, Collective]]:
+    """List what data ranks send of so many parameters, a ``share`` of the times."""
+    groups = x.code.gathers_per_layer * x.stage_layers + 1.0
+    if x.model.architecture == "cnn":
+        groups = CNN_GROUPS
+    reduced = parameters * x.state.reduce
+    zero1, zero2, zero3 = x.sharding == ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
+    # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else (FSDP2) shards are reduced and gathered.
+    on_ddp = (x.state.bucket > 0) & np.logical_not(x.uses_fully_shard)
+    on_shards = zero1 & np.logical_not(on_ddp)
+    # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 that reshards after it also gather there.
+    reshards = float(x.state.master == 0 and not x.code.marks_last)
+    again = x.repeats if x.code.gathers_again else 0.0
+    gathers = np.where(zero2, np.where(zero3, 2.0 + again, reshards), 0.0)
+    gathers_once = on_shards | (zero2 & (gathers == 0))
+
+    def row(kind: Kind, sent: Number, calls: Number, a_micro_batch: Number, a_step: Flag) -> Collective:
+        return Collective(
+            axis="data", kind=kind, ranks=ranks, inner=inner, sent=sent, calls=calls,
+            a_micro_batch=share * a_micro_batch, a_step=np.where(a_step, share, 0.0),
+        )  # fmt: skip
+
+    sent, buckets = compressed_bytes(x, reduced)
+    yield f"{whose}all-reduce", row("all-reduce", sent, buckets, 0.0, (x.sharding == DDP) | (zero1 & on_ddp))
+    hooked = on_shards & x.code.hook_shards
+    reductions = np.where(zero2, 1.0, 0.0)
+    yield f"{whose}reduce-scatter", row("ring", reduced, groups, reductions, on_shards & np.logical_not(hooked))
+    gathered = parameters * min(x.state.gathered, x.state.weight)
+    yield f"{whose}gather", row("ring", gathered, groups, gathers, gathers_once)
+    if x.code.hook_shards:
+        yield f"{whose}reduce-scatter in hooks", row("tree", reduced, np.ceil(reduced / BUCKET_BYTES), 0.0, hooked)
+    if x.state.bucket > 0:
+        yield f"{whose}gather of updates", row("ring", parameters * x.state.weight, groups, 0.0, zero1 & on_ddp)
+
+
+# DDP's communication hooks that compress gradients, counted from torch/distributed/algorithms/ddp_comm_hooks
+# (default_hooks.py, powerSGD_hook.py; torch 2.11) and the PowerSGD paper (arXiv:1905.13727). Gradients and buckets are
+# fp32; tensor, pipeline and expert parallelism are 1.
+
+# Bytes moved a parameter. 16 bits: cast (read 4, write 2), division (2 + 2), cast back (2 + 4).
+HALF_TRAFFIC_BYTES = 16.0
+# PowerSGD: add the error (12), copy (8), keep the new error (12), and read or write the gradient in three products.
+POWERSGD_TRAFFIC_BYTES = 32.0 + 3 * 4.0
+# Bytes held a parameter: the 16-bit buckets, until their all-reduces end; PowerSGD's errors, for the whole run.
+HALF_BYTES = 2.0
+POWERSGD_BYTES = 4.0
+# Multiplications and additions a parameter and rank: P = M Q, Q = M' P and M = P Q'.
+POWERSGD_FLOPS = 6.0
+
+
+def compressed_bytes(x: Case, reduced: Number) -> tuple[Number, Number]:
+    """Bytes that ranks reduce instead of ``reduced``, and the collectives: half of them, or PowerSGD's P and Q."""
+    buckets = np.ceil(reduced / BUCKET_BYTES)
+    if not x.powersgd_rank:
+        return reduced if x.recipe.gradient_compression == "none" else reduced / 2.0, buckets
+    _, sides, elements = _matrices(x)
+    vectors = np.maximum(reduced - 4.0 * elements, 0.0)
+    # P, Q, and vectors apart.
+    return np.minimum(4.0 * x.powersgd_rank * sides + vectors, reduced), 3.0 * buckets
+
+
+def hook_bytes(x: Case) -> Number:
+    """Bytes of memory that a compressing hook holds."""
+    if x.recipe.gradient_compression == "none":
+        return 0.0
+    each = POWERSGD_BYTES if x.powersgd_rank else HALF_BYTES
+    return np.where(x.ranks > 1, x.stage_parameters * each, 0.0)
+
+
+def hook_seconds(x: Case) -> Number:
+    """Seconds of one step that a compressing hook adds to the computation."""
+    if x.recipe.gradient_compression == "none":
+        return 0.0
+    parameters = x.stage_parameters
+    buckets = np.ceil(parameters * x.state.reduce / BUCKET_BYTES)
+    seconds = parameters * HALF_TRAFFIC_BYTES / x.rates.memory + buckets * kernels.HALF_HOOK_S
+    if rank := x.powersgd_rank:
+        # Gram-Schmidt up to rank 2, else QR; of P and of Q.
+        orthogonal_s = kernels.QR_S if rank > 2 else kernels.GRAM_SCHMIDT_S * rank
+        matrices_s = _matrices(x)[0] * (2.0 * orthogonal_s + kernels.POWERSGD_MATRIX_S)
+        products_s = parameters * (POWERSGD_TRAFFIC_BYTES / x.rates.memory + POWERSGD_FLOPS * rank / x.rates.fp32)
+        seconds = products_s + matrices_s + buckets * kernels.POWERSGD_BUCKET_S
+    return np.where(x.ranks > 1, seconds, 0.0)
+
+
+def _matrices(x: Case) -> tuple[float, float, float]:
+    """Count the matrices among the parameters, the sum of their heights and widths, and their elements."""
+    model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
+    up_and_down = model.matrices_per_ffn * max(model.experts, 1)
+    heads = x.layer.query + x.layer.kv
+    tables = round(model.embedding_parameters / max(x.table_parameters, 1.0)) if model.vocab_size else 0
+    count = model.layers * (4.0 + up_and_down) + tables
+    sides = model.layers * (4.0 * h + 2.0 * heads + up_and_down * (h + ffn)) + tables * (model.vocab_size + h)
+    elements = model.layers * h * (2.0 * heads + up_and_down * ffn) + tables * x.table_parameters
+    # Convolutions count as squares of one size; their vectors are few.
+    squares = float(model.parameters) if model.convolutions else 0.0
+    return count + model.convolutions, sides + 2.0 * (model.convolutions * squares) ** 0.5, elements + squares

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from optimizer.performance import step
-from optimizer.performance.calibration import Calibration
-from optimizer.performance.compute import model_flops_per_sample
-from optimizer.performance.inputs import Inputs, to_gib
-from optimizer.performance.inputs_builder import build_inputs
-from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, margin, memory, needed_bytes
+from optimizer.contract.units import GIB
+from optimizer.performance.calibration import Calibration, Coefficients
+from optimizer.performance.case import Case, build_case, with_layouts
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, margin, memory
+from optimizer.performance.operations import model_flops_per_sample
+from optimizer.performance.table import build_table, step_seconds
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -24,86 +24,90 @@ CHUNK = 8192
 
 def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, calibration: Calibration) -> Estimates:
     """Estimate every configuration of ``grid``, in the shape that its arrays broadcast to."""
-    shape = np.broadcast_shapes(*(np.shape(getattr(grid, field.name)) for field in fields(Grid)))
+    case = build_case(model, recipe, hardware, grid)
+    coefficients = calibration.coefficients(hardware.gpu, case.recipe)
+    names = [field.name for field in fields(Grid)]
+    shape = np.broadcast_shapes(*(np.shape(getattr(case, name)) for name in names))
     size = math.prod(shape)
-    inputs = build_inputs(model, recipe, hardware, grid, calibration)
     if size <= CHUNK:
-        return _estimate(inputs, shape)
+        return estimate_case(case, coefficients)
     # Columns of one value stay so, to be computed once.
     arrays = {
-        field.name: np.broadcast_to(column, shape).ravel()
-        for field in fields(Grid)
-        if (column := getattr(inputs, field.name)).size > 1
+        name: np.broadcast_to(column, shape).ravel() for name in names if np.size(column := getattr(case, name)) > 1
     }
-    chunks = []
-    for start in range(0, size, CHUNK):
-        piece: dict[str, Any] = {name: array[start : start + CHUNK] for name, array in arrays.items()}
-        chunks.append(_estimate(replace(inputs, **piece), (min(CHUNK, size - start),)))
-    names = [field.name for field in fields(Estimates)]
-    return Estimates(**{name: _join([getattr(chunk, name) for chunk in chunks], shape) for name in names})
+    chunks = [
+        estimate_case(
+            with_layouts(case, {name: array[start : start + CHUNK] for name, array in arrays.items()}), coefficients
+        )
+        for start in range(0, size, CHUNK)
+    ]
+    return join_estimates(chunks, shape)
 
 
-def evaluate_inputs(inputs: Inputs) -> Estimates:
-    """Estimate stacked Inputs."""
-    return _estimate(inputs, np.shape(inputs.nodes))
-
-
-def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
-    """GiB by part that the GPU must have beyond the peak."""
-    return {
-        "fragmentation": FRAGMENTATION * estimates.peak_memory_gib,
-        "cuda_context": np.full_like(estimates.nccl_gib, to_gib(CONTEXT_BYTES)),
-        "nccl": estimates.nccl_gib,
-    }
-
-
-def step_s(x: Inputs) -> Floats:
-    """Compute ``Estimates.step_time_s`` alone."""
-    return np.asarray(sum(step.step_seconds(x).values()), dtype=np.float64)
-
-
-def needed_gib(x: Inputs) -> tuple[Floats, Floats]:
-    """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
-    peak, streams, nccl = needed_bytes(x)
-    return np.asarray(to_gib(peak * (1.0 + margin(x)) + streams)), np.asarray(to_gib(nccl), dtype=np.float64)
-
-
-def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
-    """Compute ``Estimates.limit_gib`` from the bytes that the driver shows."""
-    available_gib = (to_gib(gpu_memory_bytes) - (to_gib(CONTEXT_BYTES) + nccl_gib)) / (1.0 + FRAGMENTATION)
-    return np.asarray(np.maximum(available_gib, 0.0), dtype=np.float64)
-
-
-def _estimate(x: Inputs, shape: tuple[int, ...]) -> Estimates:
-    parts_s = step.step_seconds(x)
+def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
+    """Estimate every layout of a case, in the shape that its columns broadcast to."""
+    shape = np.broadcast_shapes(*(np.shape(getattr(x, field.name)) for field in fields(Grid)))
+    parts_s = step_seconds(build_table(x), coefficients)
     total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
     held = memory(x)
-    parts_gib = {name: to_gib(value) for name, value in held.peak.items()}
-    peak_gib = np.asarray(sum(parts_gib.values()), dtype=np.float64)
-    nccl_gib = to_gib(held.nccl)
-    allowed_gib = limit_gib(x.gpu_memory_bytes, nccl_gib)
+    peak_gib, allowed_gib = held.peak / GIB, limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB
     samples = x.data * x.micro_batch * x.grad_accum
-    gpus = x.data * x.tensor * x.pipeline * x.context
-    mfu = samples * model_flops_per_sample(x) / total_s / (gpus * x.peak_flop_per_s)
+    gpus = x.ranks * x.tensor * x.pipeline
 
     def full(value: Any) -> Any:
         return np.broadcast_to(value, shape)
 
     return Estimates(
         step_time_s=full(total_s),
-        tokens_per_second=full(samples * x.seq_len / total_s),
-        mfu=full(mfu),
+        tokens_per_second=full(samples * x.recipe.seq_len / total_s),
+        mfu=full(samples * model_flops_per_sample(x) / total_s / (gpus * x.rates.peak)),
         peak_memory_gib=full(peak_gib),
-        p95_memory_gib=full(peak_gib * (1.0 + margin(x)) + to_gib(held.streams)),
+        p95_memory_gib=full(_p95_gib(x, peak_gib, held.streams)),
         limit_gib=full(allowed_gib),
-        nccl_gib=full(nccl_gib),
+        nccl_gib=full(held.nccl / GIB),
         fits=full(peak_gib <= allowed_gib),
-        memory_gib={name: full(value) for name, value in parts_gib.items()},
+        memory_gib={name: full(value / GIB) for name, value in held.parts.items()},
         time_s={name: full(value) for name, value in parts_s.items()},
     )
 
 
-def _join(chunks: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    if isinstance(chunks[0], dict):
-        return {part: _join([chunk[part] for chunk in chunks], shape) for part in chunks[0]}
-    return np.concatenate(chunks).reshape(shape)
+def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
+    """GiB by part that the GPU must have beyond the peak."""
+    return {
+        "fragmentation": FRAGMENTATION * estimates.peak_memory_gib,
+        "cuda_context": np.full_like(estimates.nccl_gib, CONTEXT_BYTES / GIB),
+        "nccl": estimates.nccl_gib,
+    }
+
+
+def step_s(x: Case, coefficients: Coefficients) -> Floats:
+    """Compute ``Estimates.step_time_s`` alone."""
+    return np.asarray(sum(step_seconds(build_table(x), coefficients).values()), dtype=np.float64)
+
+
+def needed_gib(x: Case) -> tuple[Floats, Floats]:
+    """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
+    held = memory(x)
+    return np.asarray(_p95_gib(x, held.peak / GIB, held.streams)), np.asarray(held.nccl / GIB, dtype=np.float64)
+
+
+def _p95_gib(x: Case, peak_gib: Number, streams: Number) -> Number:
+    return peak_gib * (1.0 + margin(x)) + streams / GIB
+
+
+def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
+    """Compute ``Estimates.limit_gib`` from the bytes that the driver shows."""
+    return np.asarray(limit_bytes(gpu_memory_bytes, nccl_gib * GIB) / GIB, dtype=np.float64)
+
+
+def join_estimates(estimates: Sequence[Estimates], shape: tuple[int, ...]) -> Estimates:
+    """Join estimates one after the other."""
+
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {part: join([value[part] for value in values]) for part in values[0]}
+        return np.concatenate([np.ravel(value) for value in values]).reshape(shape)
+
+    return Estimates(
+        **{field.name: join([getattr(part, field.name) for part in estimates]) for field in fields(Estimates)}
+    )

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibration import POOLED, attention_precision, product_precision
-from optimizer.performance.evaluate import step_s
+from optimizer.performance.calibration import POOLED, Coefficients, attention_precision, product_precision
 from optimizer.performance.frameworks import framework_name
-from optimizer.performance.inputs import Coefficients, stack
+from optimizer.performance.measured_runs import MeasuredRun, stack_tables
 from optimizer.performance.setups import Setup
+from optimizer.performance.table import step_seconds
 from optimizer.performance.types import Floats
 
 
@@ -62,9 +62,9 @@ _STEP = 1e-4  # of the numerical derivative, in log units
 _ENOUGH = 1e-6  # relative improvement below which the fit ends
 
 
-def fit_coefficients(setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> dict[str, Any]:
-    """Fit the fields of Calibration to the measured time of one step of each set-up."""
-    problem = _Problem(setups, step_time_s, suites)
+def fit_coefficients(rows: Sequence[MeasuredRun]) -> dict[str, Any]:
+    """Fit the fields of Calibration to the measured time of one step of each run."""
+    problem = _Problem(rows)
     start = np.zeros(len(problem.parameters))
     solution = least_squares(problem.residuals, start, jac=problem.jacobian, method="lm", ftol=_ENOUGH)
     return problem.fields(solution.x)
@@ -99,21 +99,22 @@ def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
 
 
 class _Problem:
-    def __init__(self, setups: Sequence[Setup], step_time_s: Sequence[float], suites: Sequence[str]) -> None:
-        products = [factors(setup) for setup in setups]
+    def __init__(self, rows: Sequence[MeasuredRun]) -> None:
+        products = [factors(row.setup) for row in rows]
+        suites = [row.suite for row in rows]
         used = {factor for row in products for names in row.values() for factor in names}
         self.parameters = sorted(factor for factor in used if self._spread(*factor))
         self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
         place = {factor: index for index, factor in enumerate(self.parameters)}
         # Rows x parameters, 0 or 1.
-        self.products = {name: np.zeros((len(setups), len(self.parameters))) for name in _COEFFICIENTS}
+        self.products = {name: np.zeros((len(rows), len(self.parameters))) for name in _COEFFICIENTS}
         for name, matrix in self.products.items():
             for index, row in enumerate(products):
                 matrix[index, [place[factor] for factor in row[name] if factor in place]] = 1.0
-        self.measured = np.log(step_time_s)
+        self.measured = np.log([row.step_time_s for row in rows])
         count = {suite: suites.count(suite) for suite in set(suites)}
-        self.weights = np.sqrt([len(setups) / len(count) / count[suite] for suite in suites]) / NOISE
-        self.inputs = stack([setup.inputs(None) for setup in setups])
+        self.weights = np.sqrt([len(rows) / len(count) / count[suite] for suite in suites]) / NOISE
+        self.table = stack_tables(rows)
 
     @staticmethod
     def _spread(field: str, key: str) -> float:
@@ -136,7 +137,7 @@ class _Problem:
             name: np.minimum(START[name].value * np.exp(theta @ matrix.T), START[name].most)
             for name, matrix in self.products.items()
         }
-        error = np.log(step_s(replace(self.inputs, coefficients=Coefficients(**columns)))) - self.measured
+        error = np.log(sum(step_seconds(self.table, Coefficients(**columns)).values())) - self.measured
         return np.concatenate([self.weights * robust(error), theta / self.spreads], axis=-1)
 
     def jacobian(self, theta: Floats) -> Floats:

@@ -12,149 +12,111 @@ either the root with embedding and output projection, or each of the two by itse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import layer_parameters, layers_of_stage, stage_parameters
-from optimizer.performance.types import ZERO2, ZERO3, Flag, Number
+from optimizer.performance.case import Case
+from optimizer.performance.types import ZERO2, ZERO3, Number
+
+# Bytes of gradients with their reduction, of activations, and of gathered parameters.
+Moment = tuple[Number, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Bytes of gradients with their reduction, of activations, and of gathered parameters."""
-
-    gradients: Number
-    activations: Number
-    parameters: Number
-
-
-@dataclass(frozen=True, slots=True)
 class _Units:
-    """Parameters of one tensor rank's units; ``table`` is the embedding or the output projection."""
+    """Parameters of one tensor rank's units; ``table`` is the embedding or the output projection.
 
-    layer: Number
-    table: Number
-    root: Number  # embedding and output projection in the root
-    head: Number  # output projection in a unit of its own
-    tied: Flag  # or a stage with one table
+    Attributes:
+        root: embedding and output projection in the root.
+        head: output projection in a unit of its own.
+        ends: the unit that is reduced last.
+        is_tied: one table, or a stage with one.
+    """
 
-    @property
-    def ends(self) -> Number:
-        """Parameters of the unit that is reduced last."""
-        return np.where(self.root > 0, self.root, self.table)
-
-
-def in_fsdp2(x: Inputs) -> Flag:
-    """Flag dense models that FSDP2 shards; spread experts are no part of its units."""
-    return (x.fsdp2 > 0) & (x.experts <= 0) & (x.sharding >= x.fsdp2) & (x.data * x.context > 1) & (x.layers > 0)
-
-
-def loss_parameters_bytes(x: Inputs) -> Number:
-    """Gathered parameters at the loss: the ends, and the last layer, whose all-gather the backward pass begins."""
-    units = _units(x)
-    gathered = units.root + units.head + units.layer
-    return np.where(x.sharding >= ZERO3, gathered, stage_parameters(x)) * (x.element_bytes + x.cached_bytes)
+    def __init__(self, x: Case) -> None:
+        self.layer = x.rank_layer_parameters(x.expert)
+        ends = x.stage_parameters - x.stage_layers * self.layer
+        self.table = np.minimum(x.table_parameters / x.tensor, ends)
+        self.is_tied = (x.model.embedding_parameters < 2.0 * x.table_parameters) | (x.pipeline > 1)
+        apart = x.code.own_ends & np.logical_not(self.is_tied)
+        self.root = np.where(apart, 0.0, ends)
+        self.head = np.where(apart, self.table, 0.0)
+        self.ends = np.where(self.root > 0, self.root, self.table)
 
 
-def kept_reduction_bytes(x: Inputs) -> Number:
-    """Input of the last reduction of the micro-batch before, at the loss."""
-    return (
-        np.where((x.marks_last > 0) & (x.grad_accum > 1) & (x.sharding >= ZERO2), _units(x).ends, 0.0)
-        * x.gradient_bytes
-    )
+def loss_bytes(x: Case) -> Number:
+    """Gathered parameters at the loss: the ends, and the last layer, whose all-gather the backward pass begins.
+
+    With them the input of the last reduction of the micro-batch before.
+    """
+    units = _Units(x)
+    gathered = np.where(x.sharding >= ZERO3, units.root + units.head + units.layer, x.stage_parameters)
+    kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), units.ends, 0.0) if x.code.marks_last else 0.0
+    return gathered * (x.element + x.state.cached) + kept * x.state.gradient
 
 
-def backward_bytes(x: Inputs, *, early: Number, saved: Number, working: Number) -> Moment:
+def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) -> Moment:
     """Largest moment of the backward pass after the loss.
 
     Args:
-        x: inputs.
+        x: case.
         early: gradients of earlier micro-batches, bytes.
         saved: activations at the loss, bytes.
         working: gradients of one layer's activations, bytes.
     """
-    units, layers = _units(x), np.maximum(layers_of_stage(x), 1.0)
-    narrow, wide = x.element_bytes, x.gradient_bytes
-    narrow_gradient = narrow * x.trained
-    ranks = x.data * x.context
-    accumulates = early > 0
+    units, layers = _Units(x), np.maximum(x.stage_layers, 1.0)
+    narrow, wide = x.element, x.state.gradient
+    narrow_gradient = narrow * x.state.trained
     gathers_again = x.sharding >= ZERO3
-    held = stage_parameters(x)
+    held = x.stage_parameters
     # ZeRO-2 that gathers once a step frees parameters in the last micro-batch; the same moments came before with all.
-    keeps = (x.sharding == ZERO2) & (x.marks_last > 0) & (x.grad_accum > 1)
+    keeps = (x.sharding == ZERO2) & (x.grad_accum > 1) & x.code.marks_last
     # The output projection's gradient waits in the root for the embedding's.
     head_gradient = narrow_gradient * np.where(units.root > 0, units.table, 0.0)
     head_input, layer_input = wide * units.head, wide * units.layer
 
     def sharded(parameters: Number, newest: Number) -> Number:
         """Reduced gradients: with accumulation all of them, and the newest before they are added."""
-        return np.where(accumulates, early + wide * newest / ranks, wide * parameters / ranks)
+        return np.where(early > 0, early + wide * newest / x.ranks, wide * parameters / x.ranks)
 
     def gathered(parameters: Number) -> Number:
         return narrow * np.where(keeps, held, parameters)
 
-    def largest(*moments: Moment) -> Moment:
-        best = moments[0]
-        for moment in moments[1:]:
-            more = _total(moment) > _total(best)
-            best = Moment(*(np.where(more, getattr(moment, name), getattr(best, name)) for name in Moment.__slots__))
-        return best
-
     of_layers = layers * units.layer + units.head
-    first = Moment(  # the last layer: its gradients beside its parameters and the next gathered ones
-        gradients=head_gradient + narrow_gradient * units.layer + head_input + sharded(units.head, units.head),
-        activations=saved + working,
-        parameters=gathered(np.where(gathers_again, units.root + 2.0 * units.layer, held)),
-    )
-    second = Moment(
-        gradients=head_gradient
-        + narrow_gradient * units.layer
-        + layer_input
-        + sharded(units.head + units.layer, units.layer),
-        activations=saved * (1.0 - 1.0 / layers) + working,
-        parameters=gathered(np.where(gathers_again, units.root + 2.0 * units.layer, held - units.layer)),
-    )
-    last_layer = Moment(
-        gradients=head_gradient
-        + narrow_gradient * units.layer
-        + layer_input
-        + sharded(of_layers - units.layer, units.layer),
-        activations=saved / layers + working,
-        parameters=gathered(units.layer + units.ends),
-    )
-    embedding = Moment(
-        gradients=head_gradient + narrow_gradient * units.table + layer_input + sharded(of_layers, units.layer),
-        activations=np.zeros(()),
-        parameters=gathered(units.ends),
-    )
-    kept = np.where(units.tied, 0.0, narrow_gradient * units.table)
-    reduction = Moment(
-        gradients=wide * units.ends
-        + np.maximum(
-            narrow_gradient * units.ends + sharded(of_layers, np.zeros(())),
-            sharded(of_layers + units.ends, units.ends) + kept,
+    layer_gradient = head_gradient + narrow_gradient * units.layer
+    two_layers = units.root + 2.0 * units.layer
+    kept = np.where(units.is_tied, 0.0, narrow_gradient * units.table)
+    moments: tuple[Moment, ...] = (
+        (  # the last layer: its gradients beside its parameters and the next gathered ones
+            layer_gradient + head_input + sharded(units.head, units.head),
+            saved + working,
+            gathered(np.where(gathers_again, two_layers, held)),
         ),
-        activations=np.zeros(()),
-        parameters=gathered(np.zeros(())),
+        (  # the layer before it
+            layer_gradient + layer_input + sharded(units.head + units.layer, units.layer),
+            saved * (1.0 - 1.0 / layers) + working,
+            gathered(np.where(gathers_again, two_layers, held - units.layer)),
+        ),
+        (  # the first layer
+            layer_gradient + layer_input + sharded(of_layers - units.layer, units.layer),
+            saved / layers + working,
+            gathered(units.layer + units.ends),
+        ),
+        (  # the embedding
+            head_gradient + narrow_gradient * units.table + layer_input + sharded(of_layers, units.layer),
+            0.0,
+            gathered(units.ends),
+        ),
+        (  # the reduction of the ends
+            wide * units.ends
+            + np.maximum(
+                narrow_gradient * units.ends + sharded(of_layers, 0.0),
+                sharded(of_layers + units.ends, units.ends) + kept,
+            ),
+            0.0,
+            gathered(0.0),
+        ),
     )
-    return largest(first, second, last_layer, embedding, reduction)
-
-
-def _total(moment: Moment) -> Number:
-    return moment.gradients + moment.activations + moment.parameters
-
-
-def _units(x: Inputs) -> _Units:
-    ends = stage_parameters(x) - layers_of_stage(x) * layer_parameters(x, x.expert) / x.tensor
-    table = np.minimum(x.vocab * x.hidden / x.tensor, ends)
-    tied = (x.embedding_parameters < 2.0 * x.vocab * x.hidden) | (x.pipeline > 1)
-    apart = (x.own_ends > 0) & np.logical_not(tied)
-    return _Units(
-        layer=layer_parameters(x, x.expert) / x.tensor,
-        table=table,
-        root=np.where(apart, 0.0, ends),
-        head=np.where(apart, table, 0.0),
-        tied=tied,
-    )
+    best = moments[0]
+    for moment in moments[1:]:
+        more = sum(moment) > sum(best)
+        best = tuple(np.where(more, a, b) for a, b in zip(moment, best, strict=True))
+    return best

@@ -13,7 +13,7 @@ FlashKernel = Literal["flash1", "flash2", "vendor"]
 # Share of the datasheet's memory bandwidth that a large copy reaches: 4.25 of 4.8 TB/s.
 MEMORY_EFFICIENCY = 0.885
 
-# DDP's communication hooks (gradient_compression.py), seconds. A bucket's 16-bit hook beside its bytes: four H100 lost
+# DDP's communication hooks (collectives.py), seconds. A bucket's 16-bit hook beside its bytes: four H100 lost
 # 2.6% of their speed with bf16 (ResNet-50), 11.3% (BERT-large) and 3.3% (Llama 1.3B), less with larger buckets; this
 # gives 0.6, 4.4 and 7.1%. PowerSGD's are assumed from the number of kernels it launches; no run measured them, and
 # plans with compressed gradients carry the error of an unmeasured GPU.

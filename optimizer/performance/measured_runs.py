@@ -6,18 +6,19 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.hardware import Gpu
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.cells import Row
-from optimizer.performance.evaluate import evaluate_inputs
-from optimizer.performance.inputs import stack
+from optimizer.performance.evaluate import estimate_case, join_estimates
 from optimizer.performance.rows import read_row
 from optimizer.performance.setups import Setup
+from optimizer.performance.table import StepTable, build_table, stack, step_seconds
 from optimizer.performance.types import Estimates, Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
@@ -34,7 +35,7 @@ DESCRIPTIVE_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """A set-up with its measured throughput and peak."""
 
@@ -44,6 +45,11 @@ class MeasuredRun:
     tokens_per_second_per_gpu: float
     peak_memory_gib: float | None
     line: int = 0
+
+    @cached_property
+    def table(self) -> StepTable:
+        """Table of its step."""
+        return build_table(self.setup.case())
 
     @property
     def step_time_s(self) -> float:
@@ -108,16 +114,25 @@ def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[Measured
     return rows, refused, [name for name in columns if name in filled - read]
 
 
-def predict(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Estimates:
-    """Estimate the rows; with ``new_gpus`` as if their power limit were unknown."""
-    x = stack([row.setup.inputs(calibration) for row in rows])
-    return evaluate_inputs(replace(x, throttling=np.zeros(len(rows))) if new_gpus else x)
+def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
+    """Estimate the rows."""
+    estimates = [estimate_case(row.setup.case(), row.setup.coefficients(calibration)) for row in rows]
+    return join_estimates(estimates, (len(rows),))
+
+
+def stack_tables(rows: Sequence[MeasuredRun]) -> StepTable:
+    """Build the tables of the rows as one."""
+    table: StepTable = stack([row.table for row in rows])
+    return table
 
 
 def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpus: bool = False) -> Floats:
-    """Compute log(predicted / measured) step time of each row."""
-    measured = np.array([row.step_time_s for row in rows])
-    return np.asarray(np.log(predict(rows, calibration, new_gpus=new_gpus).step_time_s / measured))
+    """Compute log(predicted / measured) step time of each row; with ``new_gpus`` of an unknown power limit."""
+    table, measured = stack_tables(rows), np.array([row.step_time_s for row in rows])
+    if new_gpus:
+        table = replace(table, throttling=np.zeros(len(rows)))
+    coefficients: Coefficients = stack([row.setup.coefficients(calibration) for row in rows])
+    return np.asarray(np.log(sum(step_seconds(table, coefficients).values()) / measured))
 
 
 def throughput_error(log_error: Floats) -> Floats:

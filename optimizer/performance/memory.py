@@ -6,22 +6,15 @@ The peak is at the loss or at the end of the backward pass, on the first pipelin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from optimizer.contract.units import GIB
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
-from optimizer.performance.fine_tuning import widened_bytes
-from optimizer.performance.fsdp import backward_bytes, in_fsdp2, kept_reduction_bytes, loss_parameters_bytes
-from optimizer.performance.gradient_compression import compresses, held_bytes
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import (
-    experts_in_32_bits,
-    layer_parameters_of_rank,
-    mixture_layers_of_stage,
-    stage_parameters,
-    unshared_stage_parameters,
-)
+from optimizer.performance.case import Case
+from optimizer.performance.collectives import hook_bytes
+from optimizer.performance.fsdp import Moment, backward_bytes, loss_bytes
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Number
 
 # ZeRO-3 holds the layer in use and the next one.
@@ -43,149 +36,139 @@ ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
 FRAGMENTATION = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryParts:
-    """Bytes by part at the peak, those that only other streams can use (``streams``), and NCCL's buffers."""
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Bytes at the peak, at the loss or at the end of the backward pass.
 
-    peak: dict[str, Number]
-    streams: Number
-    nccl: Number
+    Attributes:
+        streams: bytes that the allocator holds beyond the peak. A block belongs to the CUDA stream that asked for it
+            (https://pytorch.org/docs/stable/notes/cuda.html, memory management). FSDP2 makes reduced gradients on the
+            stream of its reductions, which cannot take what the backward pass frees of activations. Where no room is
+            left, the allocator returns all free blocks to the driver in each step: 0.60 s for 0.36 (8B, two H100,
+            tests/benchmarks/results/trainer_2xh100_202611.md).
+        nccl: NCCL's buffers.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Moments:
     weights: Number
     state: Number
     buckets: Number
-    early: Number
+    workspace: Number
+    early: Number  # gradients at the loss
     saved: Number
     working: Number
     logits: Number
     cast: Number
-    at_loss: Number
-    all_gradients: Number
-    last: Number
-    unsharded: Number  # parameters at the end of the backward pass
+    gradients: Number  # at the end, as the next two
+    activations: Number
+    gathered: Number
+    reduced: Number
+    nccl: Number
 
-    reduced: Number  # gradients that FSDP2 makes anew on its own stream
+    @cached_property
+    def at_loss(self) -> Number:
+        """Bytes that only the loss has."""
+        return self.early + self.saved + np.maximum(self.logits, self.working) + self.cast
+
+    @cached_property
+    def at_end(self) -> Number:
+        """Bytes that only the end of the backward pass has."""
+        return self.gradients + self.activations + self.gathered
 
     @property
-    def at_end(self) -> Number:
-        return self.all_gradients + self.last + self.unsharded
+    def peak(self) -> Number:
+        """Sum of ``parts``."""
+        return self.weights + self.state + self.buckets + np.maximum(self.at_loss, self.at_end) + self.workspace
+
+    @property
+    def parts(self) -> dict[str, Number]:
+        """Bytes by part at the peak."""
+        at_loss = self.at_loss >= self.at_end
+        return {
+            "weights": self.weights + np.where(at_loss, self.cast, self.gathered),
+            "gradients": np.where(at_loss, self.early, self.gradients),
+            "optimizer_state": self.state,
+            "activations": np.where(
+                at_loss, self.saved + np.maximum(self.working - self.logits, 0.0), self.activations
+            ),
+            "logits": np.where(at_loss, self.logits, 0.0),
+            "communication": self.buckets,
+            "workspace": self.workspace,
+        }
 
     @property
     def streams(self) -> Number:
-        """Bytes that the allocator holds beyond the peak.
-
-        A block belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
-        management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the backward
-        pass frees of activations. Where no room is left, the allocator returns all free blocks to the driver in each
-        step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
-        """
-        return np.maximum(self.at_loss + self.reduced - np.maximum(self.at_loss, self.at_end), 0.0)
+        """Bytes that only other streams can use."""
+        at_loss, at_end = self.at_loss, self.at_end
+        return np.maximum(at_loss + self.reduced - np.maximum(at_loss, at_end), 0.0)
 
 
-def memory(x: Inputs) -> MemoryParts:
-    """Compute the memory of each configuration."""
-    m = _moments(x)
-    loss_peaks = m.at_loss >= m.at_end
-    return MemoryParts(
-        peak={
-            "weights": m.weights + np.where(loss_peaks, m.cast, m.unsharded),
-            "gradients": np.where(loss_peaks, m.early, m.all_gradients),
-            "optimizer_state": m.state,
-            "activations": np.where(loss_peaks, m.saved + np.maximum(m.working - m.logits, 0.0), m.last),
-            "logits": np.where(loss_peaks, m.logits, 0.0),
-            "communication": m.buckets,
-            "workspace": WORKSPACE_BYTES + widened_bytes(x),
-        },
-        streams=m.streams,
+def memory(x: Case) -> PeakMemory:
+    """Compute the memory of each layout."""
+    state, held, sharded, several = x.state, x.stage_parameters, x.shard_parameters, x.ranks > 1
+    zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
+    # The largest unit that ZeRO gathers is a layer, or a larger embedding.
+    table = min(x.table_parameters, float(x.model.embedding_parameters)) / x.tensor
+    layer = np.maximum(x.rank_layer_parameters(x.expert), table)
+    # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP); FSDP2's ZeRO-1 keeps
+    # parameters and gradients whole.
+    keeps_whole = (x.sharding == ZERO1) & (x.code.fsdp2 == ZERO1)
+    gathers_all = ((x.sharding == ZERO2) | keeps_whole) & several & (state.master == 0)
+    gradients = np.where(zero2, sharded, held) * state.gradient
+    reducing = np.where(zero2, layer * state.gradient, 0.0)
+    buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * state.bucket, 0.0)
+    kept = activation_bytes(x)
+    first, last = micro_batches_in_flight(x)
+    logits = logits_bytes(x)
+    # Recomputed layers make autocast's copies again, before or after the logits' gradient exists. 32-bit experts have
+    # no copy, and torchao keeps none of a layer's weights (h200_fp8_202611.md).
+    head = np.minimum(x.table_parameters / x.tensor, held)
+    wide = np.where(x.experts_in_32_bits, x.rank_experts, 0.0)
+    again = np.maximum((held - head) * state.cast - logits / 6.0, 0.0)
+    again = 0.0 if x.casts_fp8 else np.maximum(again - wide * state.cast, 0.0)
+    narrow = head if x.casts_fp8 else held - wide
+    copied = np.where(x.checkpointing == FULL, head * state.cast + again, narrow * state.cast)
+    copies = np.where(gathers_all, held * x.element, copied) + held * state.cached
+    cast = np.where(zero3 & several, GATHERED_LAYERS * layer * (x.element + state.cached), copies)
+    # The fuller stage: the first, or the last with its logits.
+    last_is_fuller = (last - first) * kept.saved + np.maximum(logits - kept.working, 0.0) >= 0
+    logits = np.where(last_is_fuller, logits, 0.0)
+    saved = kept.saved * np.where(last_is_fuller, last, first)
+    early: Number = gradients
+    if not x.code.persistent_gradients:
+        early = np.where((x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
+    end: Moment = gradients + reducing, kept.layer, 0.0
+    reduced: Number = 0.0
+    if x.code.fsdp2:
+        reduced = np.where(zero2 & several & (x.grad_accum <= 1), sharded * state.gradient, 0.0)
+        if x.model.layers and not x.model.experts:  # spread experts are no part of its units
+            most = kept.saved * np.maximum(first, last)
+            units = backward_bytes(x, early=early, saved=most, working=kept.working)
+            end = tuple(np.where(x.uses_fully_shard, own, other) for own, other in zip(units, end, strict=True))
+            cast = np.where(x.uses_fully_shard, loss_bytes(x), cast)
+    widened: Number = 0.0
+    if x.recipe.tuning.four_bit:  # the largest 4-bit weight
+        widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.layer.query) / x.tensor
+    return PeakMemory(
+        weights=np.where(zero3 | gathers_all, sharded, held) * state.weight,
+        state=np.where(zero1, sharded, held) * (state.optimizer + state.master),
+        buckets=buckets + hook_bytes(x),
+        workspace=WORKSPACE_BYTES + widened,
+        early=early,
+        saved=saved,
+        working=kept.working,
+        logits=logits,
+        cast=cast,
+        gradients=end[0],
+        activations=end[1],
+        gathered=end[2],
+        reduced=reduced,
         nccl=_nccl_bytes(x),
     )
 
 
-def needed_bytes(x: Inputs) -> tuple[Number, Number, Number]:
-    """Sum of ``MemoryParts.peak``, ``streams`` and ``nccl``: for a search that needs no breakdown."""
-    m = _moments(x)
-    peak = m.weights + m.state + m.buckets + np.maximum(m.at_loss, m.at_end)
-    return peak + WORKSPACE_BYTES + widened_bytes(x), m.streams, _nccl_bytes(x)
-
-
-def _moments(x: Inputs) -> _Moments:
-    held = stage_parameters(x)
-    ranks = x.data * x.context
-    several = ranks > 1
-    sharded = unshared_stage_parameters(x) / ranks
-    zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
-    layer = layer_parameters_of_rank(x)
-
-    # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP).
-    keeps_whole = (x.sharding == ZERO1) & (x.fsdp2 == ZERO1)  # FSDP2 that keeps parameters and gradients whole
-    gathers_all = ((x.sharding == ZERO2) | keeps_whole) & (x.master_bytes == 0) & several
-    weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
-    state = np.where(zero1, sharded, held) * (x.optimizer_state_bytes + x.master_bytes)
-    gradients = np.where(zero2, sharded, held) * x.gradient_bytes
-    reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
-    buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * x.bucket_bytes, 0.0)
-    if compresses(x):
-        buckets = np.where(several, buckets + held_bytes(x, held), 0.0)
-    gathered = GATHERED_LAYERS * layer * (x.element_bytes + x.cached_bytes)
-    saved, working, layer_activations = activation_bytes(x)
-    first, last = micro_batches_in_flight(x)
-    logits = logits_bytes(x)
-    # Recomputed layers make autocast's copies again, before or after the logits' gradient exists.
-    head = np.minimum(x.vocab * x.hidden / x.tensor, held)
-    held_narrow = held
-    kept = np.where(x.checkpointing == FULL, np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0), 0.0)
-    if np.any(x.experts > 0):  # no copy of 32-bit weights
-        wide = np.where(
-            experts_in_32_bits(x), mixture_layers_of_stage(x) * x.expert_parameters / x.expert / x.tensor, 0.0
-        )
-        kept = np.where(x.checkpointing == FULL, np.maximum(kept - wide * x.cast_bytes, 0.0), kept)
-        held_narrow = held - wide
-    if np.any(x.fp8_cast_bytes > 0):
-        # torchao keeps no copy of a layer's weights (h200_fp8_202611.md).
-        kept = np.where(x.fp8_cast_bytes > 0, 0.0, kept)
-        held_narrow = np.where(x.fp8_cast_bytes > 0, head, held_narrow)
-    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + kept, held_narrow * x.cast_bytes)
-    copies = np.where(gathers_all, held * x.element_bytes, copied) + held * x.cached_bytes
-    cast = np.where(zero3 & several, gathered, copies)
-    # The fuller stage: the first, or the last with its logits.
-    last_is_fuller = (last - first) * saved + np.maximum(logits - working, 0.0) >= 0
-    logits = np.where(last_is_fuller, logits, 0.0)
-    most_saved = saved * np.maximum(first, last)
-    saved = saved * np.where(last_is_fuller, last, first)
-    early = np.where((x.persistent_gradients > 0) | (x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
-    all_gradients, last_activations, unsharded = gradients + reducing, layer_activations, np.zeros(())
-    fsdp2 = in_fsdp2(x)
-    reduced = np.where((x.fsdp2 > 0) & zero2 & several & (x.grad_accum <= 1), sharded * x.gradient_bytes, 0.0)
-    if np.any(fsdp2):
-        cast = np.where(fsdp2, loss_parameters_bytes(x) + kept_reduction_bytes(x), cast)
-        moment = backward_bytes(x, early=early, saved=most_saved, working=working)
-        all_gradients = np.where(fsdp2, moment.gradients, all_gradients)
-        last_activations = np.where(fsdp2, moment.activations, last_activations)
-        unsharded = np.where(fsdp2, moment.parameters, 0.0)
-
-    return _Moments(
-        weights=weights,
-        state=state,
-        buckets=buckets,
-        early=early,
-        saved=saved,
-        working=working,
-        logits=logits,
-        cast=cast,
-        at_loss=early + saved + np.maximum(logits, working) + cast,
-        all_gradients=all_gradients,
-        last=last_activations,
-        unsharded=unsharded,
-        reduced=reduced,
-    )
-
-
-def _nccl_bytes(x: Inputs) -> Number:
-    groups = 1.0 * (x.data * x.context > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
-    peers = np.minimum(x.expert, x.gpus_per_node) - 1.0
+def _nccl_bytes(x: Case) -> Number:
+    groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
+    peers = np.minimum(x.expert, x.rates.gpus_per_node) - 1.0
     return groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER
 
 
@@ -204,12 +187,17 @@ CONVOLUTIONAL = 0.079  # 19: cuDNN's workspace
 UNMEASURED = CONVOLUTIONAL
 
 
-def margin(x: Inputs) -> Number:
+def margin(x: Case) -> Number:
     """95th percentile of a measured peak above the estimated one, as a share of the estimate."""
+    share = np.where(x.ranks > 1, np.where(x.sharding == DDP, DDP_LAYOUTS, SHARDED), ALL_LAYOUTS)
     splits = ((x.tensor, TENSOR), (x.context, CONTEXT), (x.expert, EXPERT), (x.pipeline, UNMEASURED))
-    several = x.data * x.context > 1
-    share = np.where(several, np.where(x.sharding == DDP, DDP_LAYOUTS, SHARDED), ALL_LAYOUTS)
     for ranks, own in splits:
         share = np.where(ranks > 1, np.maximum(share, own), share)
-    share = np.where(x.convolutions > 0, np.maximum(share, CONVOLUTIONAL), share)
-    return np.where((x.fused_kernels > 0) | (x.t5_like > 0), np.maximum(share, UNMEASURED), share)
+    if x.model.convolutions:
+        share = np.maximum(share, CONVOLUTIONAL)
+    return np.maximum(share, UNMEASURED) if x.code.fused_kernels or x.is_t5 else share
+
+
+def limit_bytes(gpu_memory_bytes: Number, nccl_bytes: Number) -> Number:
+    """Bytes that a peak may have of those that the driver shows."""
+    return np.maximum((gpu_memory_bytes - CONTEXT_BYTES - nccl_bytes) / (1.0 + FRAGMENTATION), 0.0)

@@ -13,14 +13,12 @@ from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, Coefficients
+from optimizer.performance.case import Case, build_case
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.inputs_builder import build_inputs
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.rates import default_network_gbit_per_s
-from optimizer.performance.stacks import check_target_len
 from optimizer.performance.types import (
     SHARDINGS,
     Attention,
@@ -63,9 +61,13 @@ class Setup:
         """Tell if a pipeline's stages are on several nodes."""
         return bool(np.asarray(self.grid.pipeline) > 1) and bool(np.asarray(self.grid.nodes) > 1)
 
-    def inputs(self, calibration: Calibration | None) -> Inputs:
-        """Build the set-up's inputs; without a calibration coefficients are 1."""
-        return build_inputs(self.model, self.recipe, self.hardware, self.grid, calibration)
+    def case(self) -> Case:
+        """Build the case that operations and memory follow from."""
+        return build_case(self.model, self.recipe, self.hardware, self.grid)
+
+    def coefficients(self, calibration: Calibration) -> Coefficients:
+        """Look up the fitted numbers."""
+        return calibration.coefficients(self.hardware.gpu, self.recipe)
 
 
 def build_recipe(
@@ -93,7 +95,7 @@ def build_recipe(
     framework = framework_name(framework, cnn=model.convolutional)
     check_framework(framework, model)
     if target_len is not None:
-        check_target_len(model, target_len)
+        _check_target_len(model, target_len)
     products = arithmetic(precision)
     if gpu is not None:
         check_precision(gpu, products)
@@ -121,6 +123,23 @@ def build_recipe(
     )
     check_fine_tuning(model, recipe)
     return recipe
+
+
+def _check_target_len(model: ModelSpec, target_len: int) -> None:
+    """Refuse a length of targets that the model does not have."""
+    if not 0 < model.encoder_layers < model.layers:
+        raise InvalidInputError(
+            f"target_len is {target_len}",
+            limit=f"none: {model.name} has no decoder beside an encoder",
+            next_step="leave out --target-len",
+        )
+    if 0 < model.decoder_tokens < target_len:
+        raise InvalidInputError(
+            f"target_len is {target_len}",
+            limit=f"at most {model.decoder_tokens} for {model.name}",
+            why="its position embedding has no more rows",
+            next_step=f"--target-len {model.decoder_tokens}",
+        )
 
 
 def check_words(method: str, lora_targets: str, frozen: str) -> None:

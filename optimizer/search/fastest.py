@@ -13,9 +13,20 @@ from bootstrap.contract.words import counted
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.economics.running_costs import reserve_hours
-from optimizer.performance.evaluate import evaluate_inputs
-from optimizer.performance.machines import Machines
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Floats, Hardware, Ints, take_rows
+from optimizer.performance.case import build_case, with_layouts
+from optimizer.performance.evaluate import estimate_case
+from optimizer.performance.table import stack
+from optimizer.performance.types import (
+    CHECKPOINTINGS,
+    DDP,
+    SHARDINGS,
+    Estimates,
+    Floats,
+    Grid,
+    Hardware,
+    Ints,
+    take_rows,
+)
 from optimizer.search.layouts import GRID_COLUMNS, LayoutTable, build_layouts, describe_layout
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
@@ -170,5 +181,8 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(fastest, name)[i] for fastest, i in chosen], float)
     machine = np.array([position[fastest.instance.name] for fastest, _ in chosen])
-    machines = Machines.build(list(types.values()), problem.recipe, problem.model, problem.calibration)
-    return evaluate_inputs(machines.inputs(machine, columns))
+    nodes = [Hardware.from_instance_type(instance) for instance in types.values()]
+    cases = [build_case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
+    coefficients = stack([problem.calibration.coefficients(node.gpu, problem.recipe) for node in nodes])
+    case = replace(cases[0], rates=take_rows(stack([case.rates for case in cases]), machine))
+    return estimate_case(with_layouts(case, columns), take_rows(coefficients, machine))

@@ -14,9 +14,9 @@ import numpy as np
 
 from optimizer.contract.hardware import InstanceType
 from optimizer.performance.calibration import POOLED, model_kind
+from optimizer.performance.case import build_case, with_layouts
 from optimizer.performance.evaluate import CHUNK, limit_gib, needed_gib, step_s
-from optimizer.performance.machines import Machines
-from optimizer.performance.types import DDP, Floats, Hardware, Ints, take_rows
+from optimizer.performance.types import DDP, Floats, Grid, Hardware, Ints, take_rows
 from optimizer.search import layouts
 from optimizer.search.confidence import measured_splits, network_error, unmeasured_parts
 from optimizer.search.layouts import LayoutTable
@@ -54,7 +54,9 @@ class SearchSpace:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, table.splits
         self.gradient_compression = recipe.gradient_compression
-        self.machines = Machines.build(instances, recipe, model, calibration)
+        hardware = [Hardware.from_instance_type(instance) for instance in instances]
+        self._cases = [build_case(model, recipe, node, Grid(nodes=1, data=1)) for node in hardware]
+        self._coefficients = [calibration.coefficients(node.gpu, recipe) for node in hardware]
         self.shardings = layouts.allowed_shardings(recipe)
         self.checkpointings = layouts.allowed_checkpointings(model)
         self._reduces = table.data * table.context > 1
@@ -76,9 +78,7 @@ class SearchSpace:
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
         # Network error of each machine, for the estimates of several nodes.
-        self._network_errors: Floats = np.array(
-            [network_error(Hardware.from_instance_type(i), nodes=2) for i in instances]
-        )
+        self._network_errors: Floats = np.array([network_error(node, nodes=2) for node in hardware])
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(layouts.SPLITS))
             for i in instances
@@ -97,9 +97,7 @@ class SearchSpace:
         }
         for start in range(0, size, CHUNK):
             row = np.arange(start, min(start + CHUNK, size))
-            p95_gib, self.nccl_gib[row] = needed_gib(
-                self.machines.inputs(np.zeros_like(row), self._columns(row) | settings)
-            )
+            p95_gib, self.nccl_gib[row] = needed_gib(with_layouts(self._cases[0], self._columns(row) | settings))
             self.p95_gib[..., row] = np.where(self.can_shard[..., row], p95_gib, np.inf)
 
     def _columns(self, row: Ints) -> dict[str, Any]:
@@ -107,7 +105,7 @@ class SearchSpace:
 
     def limit_gib(self, machine: int) -> Floats:
         """Memory that each row may have."""
-        return limit_gib(self.machines.memory_bytes[machine], self.nccl_gib)
+        return limit_gib(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib)
 
     def evaluate(self, machine: int, row: Ints, sharding: Ints, checkpointing: Ints) -> Configurations:
         """Evaluate configurations on one machine; shardings and checkpointings are indices of the space's."""
@@ -117,7 +115,8 @@ class SearchSpace:
             piece = slice(start, start + CHUNK)
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
-            hours[piece] = self._steps * step_s(self.machines.inputs(np.full_like(row[piece], machine), columns)) / 3600
+            case = with_layouts(self._cases[machine], columns)
+            hours[piece] = self._steps * step_s(case, self._coefficients[machine]) / 3600
         return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
 
     def find_fastest(self, machine: int) -> Configurations:

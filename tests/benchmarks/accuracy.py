@@ -26,9 +26,8 @@ from optimizer.performance.adapt import adapt
 from optimizer.performance.calibrate import fit, fit_rows, folds, left_out_errors
 from optimizer.performance.calibration import Calibration, load, model_kind
 from optimizer.performance.cells import Row
-from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.frameworks import frameworks
-from optimizer.performance.inputs import stack
 from optimizer.performance.measured_runs import (
     LEARNED,
     PUBLIC,
@@ -190,7 +189,7 @@ def ran_out_of_memory(
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     setups = [read_row(Row(row), gpus) for row in rows]
-    fits = evaluate_inputs(stack([setup.inputs(calibration) for setup in setups])).fits
+    fits = np.array([estimate_case(s.case(), s.coefficients(calibration)).fits for s in setups])
     counts: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):
         count, wrong = counts.get(row["allocator"], (0, []))

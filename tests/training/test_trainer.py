@@ -153,7 +153,7 @@ def test_states_are_shared_out(measured: dict[str, dict[str, list[float]]]) -> N
 
 
 def test_zero1_and_2_gather_once_a_step_and_zero1_reduces_once(measured: dict[str, dict[str, list[float]]]) -> None:
-    """FSDP2's groups are two layers, two tables and the last norm; two micro-batches (performance/communication.py)."""
+    """FSDP2's groups are two layers, two tables and the last norm; two micro-batches (performance/collectives.py)."""
     groups = 5
     for name, gathers, reductions in (
         ("llama zero1 accumulated", groups, groups),

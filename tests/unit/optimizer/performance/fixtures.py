@@ -8,10 +8,13 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
+from optimizer.performance.calibration import Coefficients
+from optimizer.performance.case import Case, build_case
+from optimizer.performance.collectives import collectives, wires_of
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import TRAINER, frameworks
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.inputs_builder import build_inputs
+from optimizer.performance.operations import Operation, operations
+from optimizer.performance.table import build_table
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -50,10 +53,33 @@ def of(
     return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)
 
 
-def inputs_of(model: ModelSpec, recipe: Recipe, **grid: Any) -> Inputs:
-    """Inputs of ``model`` on one H100 node; the grid is one node of eight data-parallel GPUs unless said otherwise."""
+def case_of(model: ModelSpec, recipe: Recipe, *, hardware: Hardware | None = None, **grid: Any) -> Case:
+    """Case of ``model`` on one H100 node; the grid is one node of eight data-parallel GPUs unless said otherwise."""
     settings: dict[str, Any] = {"nodes": 1, "data": 8}
-    return build_inputs(model, recipe, node(), Grid(**(settings | grid)), CALIBRATION)
+    return build_case(model, recipe, hardware or node(), Grid(**(settings | grid)))
+
+
+def row_of(x: Case, name: str) -> Operation:
+    """The operation of a name."""
+    return next(row for row in operations(x) if row.name == name)
+
+
+def part_s(x: Case, part: str) -> float:
+    """Seconds of one part of a micro-batch."""
+    return float(build_table(x).sums[part].seconds(coefficients_of(x)))
+
+
+def coefficients_of(x: Case) -> Coefficients:
+    """Fitted numbers of an H100."""
+    return CALIBRATION.coefficients(gpu_table()["h100-80gb"], x.recipe)
+
+
+def sent_s(x: Case, axis: str) -> tuple[float, float]:
+    """Seconds that a kind of ranks communicates in a micro-batch, and once a step."""
+    rows = [row for _, row in collectives(x) if row.axis == axis]
+    seconds = [row.seconds(wires_of(x), coefficients_of(x)) for row in rows]
+    micro_batch = sum(float(s * row.a_micro_batch) for s, row in zip(seconds, rows, strict=True))
+    return micro_batch, sum(float(s * row.a_step) for s, row in zip(seconds, rows, strict=True))
 
 
 def written_out_norms(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

@@ -13,39 +13,46 @@ from hypothesis import strategies as st
 from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
 from optimizer.contract.hardware import Precision
-from optimizer.performance.collectives import Communicator
-from optimizer.performance.communication import communication, data_communication
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.rates import LINK_PIECE_S, NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
-from optimizer.performance.stage import updated_parameters
+from optimizer.performance.calibration import Coefficients
+from optimizer.performance.case import Case
+from optimizer.performance.collectives import Collective, Kind, Wires, collectives
+from optimizer.performance.rates import NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO2, ZERO3, Hardware, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, RESNET, inputs_of, node, of
+from tests.unit.optimizer.performance.fixtures import (
+    GPT2_XL,
+    LLAMA_8B,
+    RESNET,
+    case_of,
+    coefficients_of,
+    node,
+    of,
+    sent_s,
+)
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 MIB = 2**20
+LINK_BYTE_PER_S = 450e9 * NVLINK_EFFICIENCY
 
 
-def group(ranks: int, *, members: int | None = None, network_byte_per_s: float = 1e9) -> Communicator:
-    """``ranks`` H200s, ``members`` on a node; the links are NVLink 4."""
+def seconds_of(
+    kind: Kind, ranks: int, sent: float, *, calls: int = 1, members: int | None = None, network_byte_per_s: float = 1e9
+) -> float:
+    """Seconds of a collective of ``ranks`` H200s, ``members`` on a node; the links are NVLink 4."""
     members = members or ranks
-    link = 450e9 * NVLINK_EFFICIENCY
-    spans = ranks / members
-    return Communicator(
-        ranks=ranks,
-        members=members,
-        spans=spans,
-        byte_per_s=link if spans == 1 else min(link, network_byte_per_s * members),
-        link_byte_per_s=link,
-        network_byte_per_s=network_byte_per_s,
+    wires = Wires(
+        link=LINK_BYTE_PER_S,
         link_latency_s=NVLINK_LATENCY_S,
+        network=network_byte_per_s * members,
         network_latency_s=50e-6,
-        piece_s=LINK_PIECE_S if spans == 1 else 0.0,
+        local=float(members),
     )
+    row = Collective(axis="context", kind=kind, ranks=float(ranks), sent=sent, calls=float(calls))
+    return float(row.seconds(wires, Coefficients()))
 
 
-def inputs(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) -> Inputs:
-    return inputs_of(model, recipe or Recipe(seq_len=4096, framework="megatron-core"), **grid)
+def case(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) -> Case:
+    return case_of(model, recipe or Recipe(seq_len=4096, framework="megatron-core"), **grid)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def inputs(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) 
 )
 def test_an_all_reduce_on_h200_is_near_what_was_measured(ranks: int, mib: int, gb_per_s: float) -> None:
     """Bus bandwidth, NVLink multicast off, torch 2.11, 2026-11-21 (smoke_2xh200_202611.md; four GPUs by nccl-tests)."""
-    seconds = float(group(ranks).all_reduce(mib * MIB))
+    seconds = seconds_of("all-reduce", ranks, mib * MIB)
     bus = 2 * (ranks - 1) / ranks * mib * MIB / seconds / 1e9
     assert bus == pytest.approx(gb_per_s, rel=0.15)
 
@@ -62,7 +69,8 @@ def test_an_all_reduce_on_h200_is_near_what_was_measured(ranks: int, mib: int, g
 def test_two_nodes_reduce_by_a_tree_and_four_take_twice_as_long() -> None:
     """Two p4d.24xlarge reduced 1 GiB in 35 ms, four in 70 (https://github.com/NVIDIA/nccl/issues/527, 2022-07-25)."""
     two, four = (
-        float(group(8 * nodes, members=8, network_byte_per_s=50e9 * 0.6 / 8).all_reduce(1024 * MIB)) for nodes in (2, 4)
+        seconds_of("all-reduce", 8 * nodes, 1024 * MIB, members=8, network_byte_per_s=50e9 * 0.6 / 8)
+        for nodes in (2, 4)
     )
     assert two == pytest.approx(35.2e-3, rel=0.1)
     assert four == pytest.approx(70.2e-3, rel=0.1)
@@ -71,10 +79,10 @@ def test_two_nodes_reduce_by_a_tree_and_four_take_twice_as_long() -> None:
 def test_an_all_to_all_takes_the_network_for_what_leaves_the_node() -> None:
     """Half of it between two nodes; 19.8 GB/s of 23.4 measured (https://github.com/NVIDIA/nccl/issues/1138)."""
     per_rank = 12.5e9
-    one = float(group(16, members=8, network_byte_per_s=per_rank).all_to_all(1024 * MIB))
-    assert one == pytest.approx(0.5 * 1024 * MIB / per_rank, rel=0.01)
-    inside = float(group(8).all_to_all(1024 * MIB))
-    assert inside == pytest.approx(7 / 8 * 1024 * MIB / (450e9 * NVLINK_EFFICIENCY), rel=0.1)
+    between = seconds_of("all-to-all", 16, 1024 * MIB, members=8, network_byte_per_s=per_rank)
+    assert between == pytest.approx(0.5 * 1024 * MIB / per_rank, rel=0.01)
+    inside = seconds_of("all-to-all", 8, 1024 * MIB)
+    assert inside == pytest.approx(7 / 8 * 1024 * MIB / LINK_BYTE_PER_S, rel=0.1)
 
 
 @given(
@@ -82,24 +90,21 @@ def test_an_all_to_all_takes_the_network_for_what_leaves_the_node() -> None:
     first=st.integers(1, 2**34),
     more=st.integers(0, 2**34),
     calls=st.integers(1, 100),
-    kind=st.sampled_from(["all_reduce", "ring", "all_to_all"]),
+    kind=st.sampled_from(["all-reduce", "ring", "tree", "sends", "all-to-all"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_more_bytes_and_more_calls_never_take_less(ranks: int, first: int, more: int, calls: int, kind: str) -> None:
-    def seconds(number_of_bytes: int, calls: int = 1) -> float:
-        time = getattr(group(ranks), kind)(number_of_bytes, calls)
-        return float(time(1.0) if kind == "ring" else time)
-
-    assert seconds(first) <= seconds(first + more)
-    assert seconds(first) <= seconds(first, calls)
-    assert seconds(first) >= first * (1 - 1 / ranks) / group(ranks).byte_per_s
+def test_more_bytes_and_more_calls_never_take_less(ranks: int, first: int, more: int, calls: int, kind: Kind) -> None:
+    least = seconds_of(kind, ranks, first)
+    assert least <= seconds_of(kind, ranks, first + more)
+    assert least <= seconds_of(kind, ranks, first, calls=calls)
+    assert least >= first * (1 - 1 / ranks) / LINK_BYTE_PER_S
 
 
 def test_one_rank_of_each_kind_sends_nothing() -> None:
-    sent = communication(inputs(data=1, sharding=np.arange(len(SHARDINGS))))
-    parts = (sent.data_per_micro_batch, sent.data_per_step, sent.tensor, sent.context, sent.expert, sent.pipeline)
-    for part in parts:
-        assert (np.asarray(part) == 0).all()
+    for sharding in range(len(SHARDINGS)):
+        x = case(data=1, sharding=sharding)
+        assert {row.axis for _, row in collectives(x)} == {"data"}
+        assert sent_s(x, "data") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -112,28 +117,28 @@ def test_one_rank_of_each_kind_sends_nothing() -> None:
     ],
 )
 def test_each_kind_of_parallelism_has_its_own_collectives(grid: dict[str, Any], sends: str) -> None:
-    sent = communication(inputs(MIXTRAL, sharding=ZERO1, **grid))
+    x = case(MIXTRAL, sharding=ZERO1, **grid)
     for name in ("tensor", "context", "expert", "pipeline"):
-        assert (float(np.asarray(getattr(sent, name))) > 0) == (name == sends)
+        assert (sent_s(x, name)[0] > 0) == (name == sends)
 
 
 def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
     """Four exchanges of 2 bytes for a token's two experts, 1.25 of it on the fullest rank; six where recomputed."""
-    x = inputs(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16)
+    x = case(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16)
     sent = 1.25 * 4 * MIXTRAL.layers * 2 * 16 * 4096 * MIXTRAL.hidden_size * 2
-    on_wire = sent * 7 / 8 / float(np.asarray(x.link_byte_per_s))
-    assert float(communication(x).expert) == pytest.approx(on_wire, rel=0.1)
-    again = inputs(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16, checkpointing=2)
-    assert float(communication(again).expert) == pytest.approx(1.5 * float(communication(x).expert))
+    on_wire = sent * 7 / 8 / x.rates.link
+    assert sent_s(x, "expert")[0] == pytest.approx(on_wire, rel=0.1)
+    again = case(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16, checkpointing=2)
+    assert sent_s(again, "expert")[0] == pytest.approx(1.5 * sent_s(x, "expert")[0])
 
 
 def test_experts_reduce_their_gradients_among_fewer_ranks() -> None:
     """Eight ranks that share eight experts have no gradient of an expert in common."""
     recipe = Recipe(seq_len=4096, framework="megatron")
-    whole, spread = (communication(inputs(MIXTRAL, recipe=recipe, sharding=DDP, expert=expert)) for expert in (1, 8))
+    whole, spread = (sent_s(case(MIXTRAL, recipe=recipe, sharding=DDP, expert=expert), "data")[1] for expert in (1, 8))
     others = MIXTRAL.parameters - MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_matrix_parameters
     share = others / MIXTRAL.parameters
-    assert float(spread.data_per_step) == pytest.approx(share * float(whole.data_per_step), rel=0.1)
+    assert spread == pytest.approx(share * whole, rel=0.1)
 
 
 def test_a_ring_of_contexts_hides_behind_attention_on_long_sequences_only() -> None:
@@ -194,9 +199,9 @@ def test_keys_and_values_cross_nodes_over_one_ranks_share_and_a_hop_at_a_time() 
     """Sixteen context ranks on two nodes: 15 sends a pass, each of 512 tokens' keys and values over 1/8 of a node."""
     recipe = Recipe(seq_len=8192, framework="megatron-core")
     bandwidth, latency_s = network_rate(node())
-    x = inputs(recipe=recipe, nodes=2, data=1, context=16, sharding=ZERO1)
-    a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(x.coefficients.network_efficiency) / 8) + latency_s
-    assert float(communication(x).context) == pytest.approx(3 * 32 * 15 * a_send)
+    x = case(recipe=recipe, nodes=2, data=1, context=16, sharding=ZERO1)
+    a_send = 512 * 2 * 1024 * 2 / (bandwidth * float(coefficients_of(x).network_efficiency) / 8) + latency_s
+    assert sent_s(x, "context")[0] == pytest.approx(3 * 32 * 15 * a_send)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +243,11 @@ layouts = st.fixed_dictionaries(
 def test_states_of_all_ranks_sum_to_the_whole(layout: dict[str, Any], expert: int, model: Any) -> None:
     """Sharded states exist once over all ranks; unsharded ones once a data-parallel replica, experts once a group."""
     expert = expert if model is MIXTRAL and layout["data"] % expert == 0 else 1
-    x = inputs(model, expert=expert, grad_accum=8, **layout)
+    x = case(model, expert=expert, grad_accum=8, **layout)
     stages, tensor = layout["pipeline"], layout["tensor"]
     replicas = layout["data"] * layout["context"]
     # The fullest rank's updates times all ranks count the first stage's table on every stage.
-    of_layers = float(np.asarray(updated_parameters(x))) * tensor * stages * replicas
+    of_layers = float(x.updated_parameters) * tensor * stages * replicas
     tables = model.embedding_parameters if stages == 1 else float(model.vocab_size * model.hidden_size)
     if stages > 1:
         tables = model.embedding_parameters - (0 if model.tied_embeddings else tables)
@@ -283,7 +288,7 @@ def test_splitting_more_never_takes_more_memory_of_states(layout: dict[str, Any]
 
 def test_nemo_reduces_16_bits_and_gathers_8_in_8_bit_training() -> None:
     """Bytes a parameter of ZeRO-1: 4 reduced and 2 gathered by Megatron, 2 and 2 by NeMo, 2 and 1 in fp8."""
-    seconds = {}
+    sent = {}
     runs: tuple[tuple[str, Precision], ...] = (
         ("megatron-core", "bf16"),
         ("nemo", "bf16"),
@@ -292,19 +297,20 @@ def test_nemo_reduces_16_bits_and_gathers_8_in_8_bit_training() -> None:
     )
     for name, precision in runs:
         recipe = Recipe(seq_len=4096, framework=name, precision=precision)
-        x = inputs(recipe=recipe, nodes=8, data=64, sharding=ZERO1)
-        c = replace(x.coefficients, network_efficiency=1.0, network_call_s=0.0)
-        seconds[name, precision] = float(data_communication(replace(x, coefficients=c))[1])
-    a_byte = (seconds["megatron-core", "bf16"] - seconds["nemo", "bf16"]) / 2
-    assert seconds["nemo", "bf16"] - seconds["nemo", "fp8"] == pytest.approx(a_byte)
-    assert seconds["nemo-fp32", "fp8"] - seconds["nemo", "fp8"] == pytest.approx(2 * a_byte)
-    assert a_byte > 0.2 * seconds["nemo", "bf16"]
+        sent[name, precision] = sum(
+            float(row.sent * row.a_step)
+            for _, row in collectives(case(recipe=recipe, nodes=8, data=64, sharding=ZERO1))
+        )
+    a_byte = (sent["megatron-core", "bf16"] - sent["nemo", "bf16"]) / 2
+    assert sent["nemo", "bf16"] - sent["nemo", "fp8"] == pytest.approx(a_byte)
+    assert sent["nemo-fp32", "fp8"] - sent["nemo", "fp8"] == pytest.approx(2 * a_byte)
+    assert a_byte > 0.2 * sent["nemo", "bf16"]
 
 
 def test_fsdp2s_first_zero_stage_reduces_shards_and_gathers_16_bits() -> None:
     """4 bytes reduced and 2 gathered a parameter; DDP's all-reduces 4, twice as much sent, and sends 4 after it."""
     trainer, wrapped = (
-        data_communication(inputs(recipe=Recipe(seq_len=4096, framework=name), sharding=ZERO1))
+        sent_s(case(recipe=Recipe(seq_len=4096, framework=name), sharding=ZERO1), "data")
         for name in ("gpufleet", "torch")
     )
     assert trainer[0] == wrapped[0] == 0
@@ -315,8 +321,7 @@ def test_the_trainer_gathers_zero2s_parameters_once_a_step_and_plain_fsdp_in_eac
     """Both reduce in each micro-batch (bootstrap/trainer/loop.py, _reducing; torch.distributed.fsdp, SHARD_GRAD_OP)."""
     layout: dict[str, Any] = {"sharding": ZERO2, "grad_accum": 8}
     trainer, plain = (
-        data_communication(inputs(recipe=Recipe(seq_len=4096, framework=name), **layout))
-        for name in ("gpufleet", "torch")
+        sent_s(case(recipe=Recipe(seq_len=4096, framework=name), **layout), "data") for name in ("gpufleet", "torch")
     )
     assert plain[1] == 0
     assert trainer[0] + trainer[1] == pytest.approx(plain[0])
@@ -326,5 +331,5 @@ def test_the_trainer_gathers_zero2s_parameters_once_a_step_and_plain_fsdp_in_eac
 def test_fsdp2_gathers_a_cnns_parameters_in_32_bits() -> None:
     """A CNN stays under autocast (bootstrap/trainer/parallelize.py, _policy): a gather is as long as a reduction."""
     recipe = Recipe(seq_len=1, framework="torchvision")
-    zero2, zero3 = (data_communication(inputs(RESNET, recipe=recipe, sharding=kind))[0] for kind in (ZERO2, ZERO3))
+    zero2, zero3 = (sent_s(case(RESNET, recipe=recipe, sharding=kind), "data")[0] for kind in (ZERO2, ZERO3))
     assert zero3 / zero2 == pytest.approx(1.5)

@@ -10,22 +10,21 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import MIXTURE
-from optimizer.performance.compute import compute
-from optimizer.performance.experts import Experts, experts
-from optimizer.performance.inputs import Inputs
+from optimizer.performance.case import Case
 from optimizer.performance.kernels import GROUPED_PRODUCT
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
+from optimizer.performance.operations import host_time, operations
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, inputs_of
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, row_of
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 LOOP, GROUPED = Recipe(seq_len=4096, experts="loop"), Recipe(seq_len=4096, experts="grouped")
 
 
-def inputs(model: ModelSpec = MIXTRAL, recipe: Recipe = GROUPED, **grid: Any) -> Inputs:
-    return inputs_of(model, recipe, **({"sharding": ZERO3, "micro_batch": 1} | grid))
+def case(model: ModelSpec = MIXTRAL, recipe: Recipe = GROUPED, **grid: Any) -> Case:
+    return case_of(model, recipe, **({"sharding": ZERO3, "micro_batch": 1} | grid))
 
 
 def measured() -> list[MeasuredRun]:
@@ -65,75 +64,75 @@ def test_a_mixture_says_how_little_was_measured_of_it() -> None:
     assert unmeasured.residual(gpu, kind=MIXTURE).relative_error == pytest.approx(np.log(2))
 
 
+def product_s(x: Case) -> float:
+    """Seconds of the experts' products at their peak."""
+    row = row_of(x, "experts")
+    return float(row.count * row.flops / row.flop_per_s)
+
+
+# What a token's two experts compute in three passes.
+FLOPS = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
+
+
 def test_a_dense_model_has_nothing_of_it() -> None:
-    assert experts(inputs(LLAMA_8B)) == Experts()
+    assert not {"experts", "routing", "loop over experts"} & {row.name for row in operations(case(LLAMA_8B))}
 
 
 def test_grouped_experts_under_autocast_run_in_32_bits_and_sharded_ones_do_not() -> None:
-    """H100: 67 TFLOP/s against 989, on what a token's two experts compute, three passes."""
-    narrow, wide = (experts(inputs(sharding=sharding)) for sharding in (ZERO3, DDP))
-    flops = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
-    x = inputs()
-    slower = flops / x.coefficients.matmul_efficiency * (1 / 67e12 - 1 / 989e12)
-    assert float(wide.flop_s - narrow.flop_s) == pytest.approx(slower, rel=0.1)
-    assert float(wide.traffic_bytes) > 1.2 * float(narrow.traffic_bytes)
+    """H100: 67 TFLOP/s against 989."""
+    narrow, wide = (product_s(case(sharding=sharding)) for sharding in (ZERO3, DDP))
+    assert wide == pytest.approx(FLOPS / 67e12, rel=0.1)
+    assert narrow == pytest.approx(FLOPS / 989e12 / GROUPED_PRODUCT, rel=0.1)
+    sides = [float(row_of(case(sharding=sharding), "experts in 32 bits").moved) for sharding in (ZERO3, DDP)]
+    assert sides[1] > sides[0] == 0
     # Code with 16-bit weights of its own is never under autocast, and a loop's products are autocast operations.
     for recipe in (replace(GROUPED, framework="megatron-core"), LOOP):
-        one, other = (float(experts(inputs(recipe=recipe, sharding=sharding)).flop_s) for sharding in (ZERO1, ZERO3))
-        assert one == pytest.approx(other)
-        assert one < 0.1 * float(wide.flop_s)
+        assert product_s(case(recipe=recipe, sharding=ZERO1)) == pytest.approx(product_s(case(recipe=recipe)))
 
 
 def test_many_experts_of_few_tokens_fill_their_tiles_badly() -> None:
     """Half a tile of 128 rows an expert, with 128 rows each half as much again; and grouped, at 0.8 of the speed."""
-    few = float(experts(inputs()).flop_s)
-    x = replace(inputs(), experts=np.float64(64.0))
-    rows = 4096 * 2 / 64
-    flops = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
-    dense = flops / float(x.peak_flop_per_s) / x.coefficients.matmul_efficiency
-    for seconds, each in ((float(experts(x).flop_s), rows), (few, 4096 * 2 / 8)):
-        assert seconds == pytest.approx(dense * ((1 + 64 / each) / GROUPED_PRODUCT - 1))
+    for experts in (8, 64):
+        each = 4096 * 2 / experts
+        expected = FLOPS / 989.4e12 / GROUPED_PRODUCT * (1 + 64 / each)
+        assert product_s(case(replace(MIXTRAL, experts=experts))) == pytest.approx(expected, rel=1e-3)
 
 
 def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
     """torchao casts linear layers, which transformers' experts are not: their products and weights are as in bf16."""
-    narrow, eight = (inputs(recipe=replace(GROUPED, precision=precision)) for precision in ("bf16", "fp8"))
-    dense = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
-    seconds = [
-        float(experts(x).flop_s) * float(x.coefficients.matmul_efficiency) + dense / float(x.peak_flop_per_s)
-        for x in (narrow, eight)
-    ]
-    assert seconds[1] == pytest.approx(seconds[0])
-    more = replace(
-        eight, layer_parameters=eight.layer_parameters + 1e9, expert_parameters=eight.expert_parameters + 1e9
-    )
-    assert float(compute(more).layer_elementwise) == float(compute(eight).layer_elementwise)
+    narrow, eight = (case(recipe=replace(GROUPED, precision=precision)) for precision in ("bf16", "fp8"))
+    assert product_s(eight) == product_s(narrow)
+    wider = replace(MIXTRAL, ffn_size=2 * MIXTRAL.ffn_size, parameters=2 * MIXTRAL.parameters)
+    more = case(wider, recipe=eight.recipe)
+    beside = [x.layer_parameters - x.expert_parameters for x in (more, eight)]
+    casts = [float(row_of(x, "casts to 8 bits").moved) for x in (more, eight)]
+    assert casts[0] - casts[1] == pytest.approx(61 * 2 * (beside[0] - beside[1]), rel=0.01)
 
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:
     """Rows of a quarter more than the mean, and the tiles of one expert instead of eight."""
     recipe = replace(GROUPED, framework="megatron-core")
-    alone, spread = (float(experts(inputs(recipe=recipe, sharding=ZERO1, expert=expert)).flop_s) for expert in (1, 8))
-    assert spread / alone == pytest.approx((0.25 * 8192 + 64) / (8 * 64))
+    alone, spread = (product_s(case(recipe=recipe, sharding=ZERO1, expert=expert)) for expert in (1, 8))
+    assert spread / alone == pytest.approx((1.25 * 8192 + 64) / (8192 + 8 * 64))
 
 
 def test_a_loop_waits_for_every_turn_and_writes_all_gradients_for_each() -> None:
-    eight, sixteen = (experts(replace(inputs(recipe=LOOP), experts=np.float64(n))) for n in (8, 16))
-    assert float(sixteen.wait_layers) == 2 * float(eight.wait_layers) > 0
-    weights = 4 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters * 4  # passes, layers, 32 bits
-    assert float(sixteen.traffic_bytes - eight.traffic_bytes) > (16**2 - 8**2) * weights
-    again = experts(inputs(recipe=LOOP, checkpointing=FULL))
-    assert float(again.wait_layers) == 2 * float(eight.wait_layers)
-    assert float(experts(inputs(recipe=GROUPED)).wait_layers) == 0
+    eight, sixteen = (case(replace(MIXTRAL, experts=n), recipe=LOOP) for n in (8, 16))
+    assert float(host_time(sixteen).waits) == 2 * float(host_time(eight).waits) > 0
+    weights = 4 * MIXTRAL.expert_matrix_parameters * 4  # passes, 32 bits
+    moved = [float(row_of(x, "loop over experts").moved) for x in (sixteen, eight)]
+    assert moved[0] - moved[1] > (16**2 - 8**2) * weights
+    again = case(recipe=LOOP, checkpointing=FULL)
+    assert float(host_time(again).waits) == 2 * float(host_time(eight).waits)
+    assert float(host_time(case()).waits) == 0
 
 
 def test_a_loop_over_one_layer_takes_about_what_was_measured() -> None:
     """H200: 8192 tokens, width 1024, 8 experts of 3584, two a token: kernels of 7.1 ms, 9.8 ms in all (2026-11-21)."""
     (row,) = [row for row in measured() if row.setup.recipe.experts == "loop"]
-    x = row.setup.inputs(CALIBRATION)
-    costs, c = experts(x), x.coefficients
-    layer_s = c.host_s_per_layer * 1.4
-    waits = float(costs.wait_layers) / 12 * layer_s
+    x, c = row.setup.case(), row.setup.coefficients(CALIBRATION)
+    plain = replace(x, recipe=replace(x.recipe, experts="grouped"))
+    waits = float(host_time(x).waits) / 12 * c.host_s_per_layer
     assert waits == pytest.approx((9.8 - 7.1) * 1e-3 * 0.72, rel=0.25)  # the rest is short kernels
-    beside = float(costs.host_layers) / 12 * layer_s
+    beside = float(host_time(x).layers - host_time(plain).layers) / 12 * c.host_s_per_layer
     assert beside == pytest.approx(4.0e-3, rel=0.25)

@@ -12,12 +12,13 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.performance.calibration import load
-from optimizer.performance.compute import compute, model_flops_per_sample
-from optimizer.performance.evaluate import evaluate_inputs
+from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.fine_tuning import adapter_parameters, trained_parameters
+from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
 from optimizer.performance.types import DDP, ZERO3, Estimates, Grid
 from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.performance.fixtures import part_s
 
 LLAMA = resolve_model("llama-3.1-8b")
 GIB = 2**30
@@ -35,7 +36,8 @@ def _setup(*, gpus: int = 1, sharding: int = DDP, tuning: FineTuning | None = No
 
 
 def _estimate(**settings: Any) -> Estimates:
-    return evaluate_inputs(_setup(**settings).inputs(load()))
+    setup = _setup(**settings)
+    return estimate_case(setup.case(), setup.coefficients(load()))
 
 
 LORA, QLORA = FineTuning(method="lora"), FineTuning(method="qlora")
@@ -68,11 +70,10 @@ def test_states_are_those_of_the_method() -> None:
 
 
 def test_frozen_weights_have_no_products_for_their_gradients() -> None:
-    full, lora, frozen = (_setup(tuning=tuning).inputs(load()) for tuning in (None, LORA, FineTuning(frozen="16")))
+    full, lora, frozen = (_setup(tuning=tuning).case() for tuning in (None, LORA, FineTuning(frozen="16")))
     assert float(model_flops_per_sample(lora)) == pytest.approx(float(model_flops_per_sample(full)) * 2 / 3, rel=0.02)
     # Half of the layers run forward only.
-    halved = compute(frozen).layer_attention / compute(full).layer_attention
-    assert float(halved) == pytest.approx((1 + 2.5 / 2) / 3.5)
+    assert part_s(frozen, "attention") / part_s(full, "attention") == pytest.approx((1 + 2.5 / 2) / 3.5)
     assert _estimate(tuning=LORA).step_time_s < _estimate().step_time_s < _estimate(tuning=QLORA).step_time_s * 1.5
     assert _estimate(tuning=LORA).step_time_s < _estimate(tuning=QLORA).step_time_s
 

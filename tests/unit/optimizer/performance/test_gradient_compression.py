@@ -13,12 +13,11 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance.cells import Row
-from optimizer.performance.communication import data_communication
-from optimizer.performance.gradient_compression import sent_bytes
+from optimizer.performance.collectives import compressed_bytes
 from optimizer.performance.rows import read_row
 from optimizer.performance.types import DDP, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import inputs_of, of
+from tests.unit.optimizer.performance.fixtures import case_of, of, sent_s
 from tests.unit.optimizer.search.requests import answer
 
 LLAMA = {
@@ -56,9 +55,9 @@ def test_powersgd_sends_what_torchs_hook_sends(rank: int) -> None:
     shapes = layer * 24 + [(32000, 2048)] * 2 + [(2048,)]
     setup = read_row(Row(LLAMA | {"gpu": "h100-80gb", "gpus": 4, "sharding": "ddp"}), gpu_table())
     recipe = Recipe(seq_len=2048, gradient_compression=f"powersgd-{rank}")
-    x = inputs_of(setup.model, recipe, data=4, sharding=DDP)
+    x = case_of(setup.model, recipe, data=4, sharding=DDP)
     reduced = 4.0 * sum(int(np.prod(shape)) for shape in shapes)
-    assert float(sent_bytes(x, reduced)) == pytest.approx(4 * powersgd_elements(shapes, rank), rel=0.01)
+    assert float(compressed_bytes(x, reduced)[0]) == pytest.approx(4 * powersgd_elements(shapes, rank), rel=0.01)
 
 
 def test_a_16_bit_hook_sends_half_and_holds_the_cast_buckets() -> None:
@@ -66,11 +65,11 @@ def test_a_16_bit_hook_sends_half_and_holds_the_cast_buckets() -> None:
     assert torch.empty(8).to(torch.bfloat16).nbytes * 2 == torch.empty(8).nbytes
     bert = resolve_model("bert-large")
     plain, half = (
-        inputs_of(bert, Recipe(seq_len=512, gradient_compression=name), data=16, nodes=2, sharding=DDP)
+        case_of(bert, Recipe(seq_len=512, gradient_compression=name), data=16, nodes=2, sharding=DDP)
         for name in ("none", "fp16")
     )
-    assert float(sent_bytes(half, 100.0)) == 50.0
-    assert float(data_communication(half)[1]) < 0.8 * float(data_communication(plain)[1])
+    assert float(compressed_bytes(half, 100.0)[0]) == 50.0
+    assert sent_s(half, "data")[1] < 0.8 * sent_s(plain, "data")[1]
     held = [
         of(bert, sharding=DDP, recipe=Recipe(seq_len=512, gradient_compression=name)).memory_gib["communication"]
         for name in ("none", "bf16", "powersgd-4")

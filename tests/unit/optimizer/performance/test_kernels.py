@@ -15,7 +15,7 @@ from optimizer.performance.cells import Row
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rates import cycle_per_s
 from optimizer.performance.rows import read_row
-from optimizer.performance.step import step_seconds
+from optimizer.performance.table import build_table, step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
@@ -43,8 +43,9 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
     row |= {"seq_len": seq_len, "micro_batch": micro_batch, "activation_checkpointing": checkpointing}
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
     row |= {"experts_implementation": "loop" if row["experts"] else "", "tensor_parallel": "1", "attention": "flash"}
-    inputs = read_row(Row(row), gpu_table()).inputs(CALIBRATION)
-    return {part: float(np.ravel(seconds)[0]) for part, seconds in step_seconds(inputs).items()}
+    setup = read_row(Row(row), gpu_table())
+    parts = step_seconds(build_table(setup.case()), setup.coefficients(CALIBRATION))
+    return {part: float(np.ravel(seconds)[0]) for part, seconds in parts.items()}
 
 
 @pytest.mark.parametrize("settings", profiled(), ids=" ".join)

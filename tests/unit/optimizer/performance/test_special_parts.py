@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from optimizer.performance.activations import activation_bytes
-from optimizer.performance.compute import compute, model_flops_per_sample
-from optimizer.performance.inputs import Inputs
-from optimizer.performance.stage import stage_parameters
+from optimizer.performance.case import Case
+from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.types import Recipe
 from optimizer.workload.model import LatentAttention, ModelSpec, build_model
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import inputs_of
+from tests.unit.optimizer.performance.fixtures import case_of, part_s
 
 SEQ_LEN, HIDDEN, LAYERS = 2048, 512, 4
 RECIPE = Recipe(seq_len=SEQ_LEN, precision="bf16")
@@ -33,11 +32,11 @@ def small(**changes: Any) -> ModelSpec:
 
 def saved_bytes(model: ModelSpec, recipe: Recipe) -> float:
     """Bytes that one layer keeps of a token, in elements of the hidden size."""
-    return float(activation_bytes(alone(model, recipe))[0]) / (SEQ_LEN * LAYERS * HIDDEN)
+    return float(activation_bytes(alone(model, recipe)).saved) / (SEQ_LEN * LAYERS * HIDDEN)
 
 
-def alone(model: ModelSpec, recipe: Recipe) -> Inputs:
-    return inputs_of(model, recipe, data=1)
+def alone(model: ModelSpec, recipe: Recipe) -> Case:
+    return case_of(model, recipe, data=1)
 
 
 # Saved bytes a token, layer and hidden element that gpufleet profile traced with modules of transformers of SHAPE
@@ -66,19 +65,19 @@ def test_a_part_keeps_the_bytes_that_a_trace_counts(
 def test_soft_caps_and_sinks_have_no_fused_attention_in_pytorch() -> None:
     for part in ({"soft_cap": True}, {"sinks": True}):
         written = alone(small(**part), RECIPE)
-        assert written.flash == 0
-        assert float(compute(written).layer_attention) > float(compute(alone(small(), EAGER)).layer_attention)
-        assert alone(small(**part), replace(RECIPE, framework="megatron-core")).flash == 1
+        assert not written.has_flash
+        assert part_s(written, "attention") > part_s(alone(small(), EAGER), "attention")
+        assert alone(small(**part), replace(RECIPE, framework="megatron-core")).has_flash
 
 
 def test_a_window_leaves_out_scores_where_the_kernel_knows_it() -> None:
     """Tokens 0 to 511 see all before them, the others 512: 2 x 1/4 - 1/16 of the causal scores."""
     windowed, whole = small(window=512, windowed_layers=4), small()
     fused = replace(RECIPE, framework="megatron-core")
-    times = [float(compute(alone(model, fused)).layer_attention) for model in (windowed, whole)]
+    times = [part_s(alone(model, fused), "attention") for model in (windowed, whole)]
     assert times[0] / times[1] == pytest.approx(0.4375)
     # A mask makes plain PyTorch compute both halves.
-    times = [float(compute(alone(model, RECIPE)).layer_attention) for model in (windowed, whole)]
+    times = [part_s(alone(model, RECIPE), "attention") for model in (windowed, whole)]
     assert times[0] > 2 * times[1]
     scores = 3 * 4 * SEQ_LEN**2 * 512 / 2 * LAYERS
     less = float(model_flops_per_sample(alone(whole, RECIPE))) - float(model_flops_per_sample(alone(windowed, RECIPE)))
@@ -94,8 +93,8 @@ def test_latent_attention_multiplies_its_own_projections_and_keeps_whole_heads()
     shapes = [(1536, 7168), (24576, 1536), (576, 7168), (32768, 512), (7168, 16384)]
     assert model.attention_matrix_parameters == sum(rows * columns for rows, columns in shapes)
     # Scores of heads of 192 and values of 128; keys and values are as many as queries.
-    x = inputs_of(model, RECIPE)
-    assert x.query == x.kv == 128 * (192 + 128) / 2
+    x = case_of(model, RECIPE)
+    assert x.layer.query == x.layer.kv == 128 * (192 + 128) / 2
     forward = model_flops_per_sample(x) / 3 / SEQ_LEN
     expected = 2 * (model.active_parameters - 7168 * 129280) + 61 * SEQ_LEN * 128 * (192 + 128)
     assert float(forward) == pytest.approx(expected, rel=1e-4)
@@ -103,9 +102,9 @@ def test_latent_attention_multiplies_its_own_projections_and_keeps_whole_heads()
 
 def test_the_fullest_stage_of_an_uneven_mixture_has_its_expert_layers() -> None:
     model = resolve_model("deepseek-v3")
-    whole = inputs_of(model, RECIPE, data=8, expert=1)
-    assert float(stage_parameters(whole)) == pytest.approx(671026404352)
-    staged = inputs_of(model, RECIPE, data=1, pipeline=61)
+    whole = case_of(model, RECIPE, data=8, expert=1)
+    assert float(whole.stage_parameters) == pytest.approx(671026404352)
+    staged = case_of(model, RECIPE, data=1, pipeline=61)
     expert_layer = 256 * 3 * 7168 * 2048
-    assert float(stage_parameters(staged)) > expert_layer + 129280 * 7168
+    assert float(staged.stage_parameters) > expert_layer + 129280 * 7168
     assert model.dense_layer_parameters < 0.1 * expert_layer

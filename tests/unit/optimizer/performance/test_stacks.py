@@ -14,12 +14,12 @@ from bootstrap.trainer.models import build
 from bootstrap.trainer.run import open_samples
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.activations import activation_bytes, logits_bytes
-from optimizer.performance.compute import model_flops_per_sample
+from optimizer.performance.case import lengths
+from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import build_recipe
-from optimizer.performance.stacks import lengths
 from optimizer.performance.types import Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import inputs_of
+from tests.unit.optimizer.performance.fixtures import case_of
 
 T5: dict[str, Any] = {
     "model_type": "t5", "vocab_size": 2048, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 3,
@@ -50,7 +50,7 @@ def test_useful_flops_are_those_that_torch_counts(config: dict[str, Any], seq_le
     with FlopCounterMode(display=False) as counter:
         model(**batch).logits.sum().backward()
     spec = resolve_model(config)
-    useful = float(model_flops_per_sample(inputs_of(spec, Recipe(seq_len=seq_len))))
+    useful = float(model_flops_per_sample(case_of(spec, Recipe(seq_len=seq_len))))
     # Torch counts a decoder's own scores whole, and no gradient of the samples, which a stem's third product would be.
     targets = lengths(spec, Recipe(seq_len=seq_len))[1]
     masked = (spec.layers - spec.encoder_layers) * 3 * 4 * targets**2 * 0.5 * spec.attention_heads * spec.head_dim
@@ -72,9 +72,9 @@ def test_saved_bytes_are_those_that_a_trace_counts(
 ) -> None:
     for precision, traced in (("bf16", narrow), ("fp32", wide)):
         recipe = Recipe(seq_len=seq_len, precision=precision)  # type: ignore[arg-type]
-        x = inputs_of(resolve_model(config), recipe, data=1, micro_batch=8)
+        x = case_of(resolve_model(config), recipe, data=1, micro_batch=8)
         # Masks of dropout at rate 0, which the trace keeps and CUDA does not make, are 3% of ViT and Whisper.
-        assert float(activation_bytes(x)[0] + logits_bytes(x)) / 8e6 == pytest.approx(traced, rel=0.08)
+        assert float(activation_bytes(x).saved + logits_bytes(x)) / 8e6 == pytest.approx(traced, rel=0.08)
 
 
 def test_the_decoder_of_t5_is_as_long_as_span_corruption_makes_it() -> None:

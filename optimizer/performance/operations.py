@@ -1,0 +1,568 @@
+"""The table of a step: what one micro-batch runs on one rank, an operation a row, for all layers of the model.
+
+Symbols: t tokens of a micro-batch on a rank, h hidden size, b bytes of an element, T tensor ranks, E expert ranks.
+``operations`` lists what takes time, ``kept_bytes`` (activations.py) what the backward pass needs, by the same names.
+A new family is a function that yields its operations, and one that yields the bytes that they keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optimizer.performance import kernels
+from optimizer.performance.case import USUAL_SUBLAYERS, Case
+from optimizer.performance.fine_tuning import (
+    ADAPTER_INPUT,
+    ADAPTER_KERNELS,
+    ADAPTER_OUTPUT,
+    FOUR_BIT_KERNELS,
+    NF4_BYTES,
+    WIDENING_EFFICIENCY,
+    adapted_sides,
+)
+from optimizer.performance.types import FULL, SELECTIVE, ZERO2, ZERO3, Number
+from optimizer.workload.profile.records import ModuleProfile, Pass
+
+Part = Literal["matmul", "attention", "elementwise", "head"]
+PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
+# The fitted numbers that scale an operation's seconds, and "" for none: FLOPs over a peak by an efficiency, bytes over
+# the memory's rate by a factor on the traffic.
+Unit = Literal["matmul_efficiency", "attention_efficiency", ""]
+Traffic = Literal["matmul_traffic", "elementwise_traffic", ""]
+
+# Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
+EXPERT_CAPACITY = 1.25
+PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One row: sums of all its passes in one micro-batch, recomputation included.
+
+    Attributes:
+        count: layers that have it.
+        flops, flop_per_s, unit: of one layer, the peak of what computes them, and the number that is fitted to it.
+        moved, traffic: bytes of one layer, and their fitted factor.
+        kernels: started in one layer.
+    """
+
+    name: str
+    part: Part
+    count: Number = 1.0
+    flops: Number = 0.0
+    flop_per_s: Number = 1.0
+    unit: Unit = ""
+    moved: Number = 0.0
+    traffic: Traffic = ""
+    kernels: Number = 0.0
+
+
+def operations(x: Case) -> Iterator[Operation]:
+    """List the operations of a micro-batch, forward and backward."""
+    if x.model.layers:
+        yield from _products(x)
+        yield from _attention(x)
+        yield from _elementwise(x)
+        if x.model.experts:
+            yield from _experts(x)
+        if x.adapts:
+            yield from _adapters(x)
+        yield from _head(x)
+    if x.model.profile is not None:
+        yield from _module(x, x.model.profile)
+    elif x.model.flops_per_sample:
+        yield from _convolutions(x)
+
+
+def model_flops_per_sample(x: Case) -> float:
+    """Useful FLOPs of one sample, forward and backward: no recomputation, half the scores of causal attention.
+
+    Frozen weights have no products for gradients of their own.
+    """
+    layer, model = x.layer, x.model
+    seen = 1.0 - layer.windowed * (1.0 - layer.seen)
+    scores = 4.0 * layer.tokens * layer.keys * layer.query * (0.5 * seen if layer.causal else 1.0)
+    products = 2.0 * layer.matrix * layer.tokens * (1.0 + x.live_share * (2.0 - x.adapts))
+    layers = model.layers * (products + scores * (1.0 + 2.0 * x.live_share))
+    head = 2.0 * layer.head_tokens * x.table_parameters * (2.0 + x.trains_head)
+    if model.profile is not None:
+        return layers + head + model.profile.forward_flops.total + model.profile.backward_flops.total
+    return layers + head + 3.0 * model.flops_per_sample
+
+
+def _products(x: Case) -> Iterator[Operation]:
+    """List the products of attention's projections and of the feed-forward block, but routed experts."""
+    layer, model = x.layer, x.model
+    # Full recomputation repeats whole layers, selective a share of their products. torch's checkpoint ends before the
+    # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
+    # h200_fp8_202611.md).
+    stops = x.code.written_out and not (x.has_dropout or x.is_compiled or x.casts_fp8 or model.experts)
+    never = stops * model.hidden_size * model.ffn_size / max(layer.matrix, 1.0)
+    repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
+    # 3 where all weights train, 2 with a frozen base.
+    passes = 1.0 + x.live_share * (2.0 - x.adapts + repeated)
+    routed = model.matrices_per_ffn * model.hidden_size * layer.routed
+    latent = model.latent_attention.latent_width if model.latent_attention else 0
+    beside = x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters
+    for name, matrix, weights, whole, sliced in (
+        (
+            "attention projections", layer.attention_matrix, model.attention_matrix_parameters,
+            2.0 * model.hidden_size + latent, 2.0 * layer.query + 2.0 * layer.kv,
+        ),
+        (
+            "feed-forward", layer.matrix - layer.attention_matrix - routed, beside,
+            model.hidden_size, model.matrices_per_ffn * layer.inner,
+        ),
+    ):  # fmt: skip
+        sides = weights / x.tensor + x.tokens * (whole + sliced / x.tensor)
+        yield Operation(
+            name=name, part="matmul", count=model.layers,
+            flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=x.rates.peak, unit="matmul_efficiency",
+            moved=passes * x.element * sides, traffic="matmul_traffic",
+        )  # fmt: skip
+    if not model.experts:
+        return
+    # Rows of each expert's whole tiles.
+    local = model.experts / x.expert
+    expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.tensor
+    rows = x.tokens * model.experts_per_token * _capacity(x)
+    rate = x.rates.expert * (kernels.GROUPED_PRODUCT if x.groups_experts and not x.code.fused_kernels else 1.0)
+    sides = x.expert_parameters / x.expert / x.tensor + x.tokens * model.matrices_per_ffn * layer.routed / x.tensor
+    yield Operation(
+        name="experts", part="matmul", count=model.mixture_layers,
+        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
+        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, rate), unit="matmul_efficiency",
+        moved=passes * x.element * sides * (model.layers / model.mixture_layers), traffic="matmul_traffic",
+    )  # fmt: skip
+    if x.experts_miss_autocast:
+        sides = local * expert_matrix + rows * (
+            2.0 * model.hidden_size + model.matrices_per_ffn * model.ffn_size / x.tensor
+        )
+        yield Operation(
+            name="experts in 32 bits", part="elementwise", count=model.mixture_layers,
+            moved=passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0), traffic="matmul_traffic",
+        )  # fmt: skip
+
+
+def _capacity(x: Case) -> Number:
+    return np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+
+
+def _attention(x: Case) -> Iterator[Operation]:
+    """List what is computed of a score: with or without a fused kernel."""
+    layer = x.layer
+    scores = x.tokens * (layer.keys * layer.heads) / x.tensor
+    products = x.tokens * (4.0 * layer.keys * layer.query) / x.tensor
+    # Frozen layers have no backward pass: 2.5 of attention's 3.5 products.
+    layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
+    if x.has_flash and not (x.compiles_scores or x.groups_queries_in_32_bits):
+        # T5's mask is its bias.
+        masked = x.code.written_out and ((x.is_compiled and x.code.masks_compiled) or x.is_t5)
+        if layer.windowed and x.masked_share:
+            yield from _flash(x, layers * layer.windowed, products, scores, masked=True)
+            yield from _flash(x, layers * (1.0 - layer.windowed), products, scores, masked=masked)
+        else:  # a kernel with a window leaves out the scores beyond it
+            yield from _flash(x, layers * (1.0 - layer.windowed * (1.0 - layer.seen)), products, scores, masked=masked)
+        return
+    compiled = x.code.written_out and x.is_compiled
+    written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
+    forward, backward = kernels.COMPILED_SCORES if compiled else written if x.code.written_out else kernels.FUSED_SCORES
+    for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
+        if has and x.code.written_out:
+            forward, backward = forward + capped, backward + capped_again
+    yield Operation(
+        name="scores", part="attention", count=layers,
+        flops=(3.0 + x.checkpoints) * products, flop_per_s=x.rates.peak, unit="matmul_efficiency",
+        moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward), traffic="elementwise_traffic",
+    )  # fmt: skip
+    if compiled:  # a third of the compiler's products run in 32 bits
+        rate = kernels.FP32_BATCHED * x.rates.fp32
+        yield Operation(name="scores in 32 bits", part="attention", count=layers, flops=products, flop_per_s=rate)
+
+
+def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked: bool) -> Iterator[Operation]:
+    """List one fused attention: 3.5 forward passes in all (arXiv:2307.08691, 3.1)."""
+    halved = x.layer.causal and not masked
+    half_length = kernels.CAUSAL_HALF_LENGTH if halved else kernels.HALF_LENGTH
+    half_length *= kernels.HALF_LENGTH_32_BIT if x.element > 2.0 else 1.0
+    head = max(x.layer.query, 1.0) / max(x.layer.heads, 1.0)
+    computed = 0.5 if halved else 1.0
+    widths = (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
+    widths *= kernels.MASKED_ATTENTION if masked else 1.0
+    # The kernels of a context ring see a rank's part of the sequence.
+    shape = computed * widths * (1.0 + half_length * x.context / x.layer.keys)
+    yield Operation(
+        name="attention", part="attention", count=layers,
+        flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
+        moved=scores * x.element * kernels.BIAS_GRADIENT if x.is_t5 else 0.0,
+    )  # fmt: skip
+    if x.code.written_out and x.has_dropout:
+        forward, backward = kernels.ATTENTION_DROPOUT
+        drawn = computed * scores * (forward * (1.0 + x.repeats) + backward)
+        yield Operation(name="attention dropout", part="attention", count=layers, flops=drawn, flop_per_s=x.rates.fp32)
+
+
+def _elementwise(x: Case) -> Iterator[Operation]:
+    """List the kernels beside products and attention; bytes of a token in one layer, forward and backward."""
+    layer, model, element, h = x.layer, x.model, x.element, x.model.hidden_size
+    by_hand = not (x.code.fused_kernels or x.is_compiled)
+    # Frozen layers have no backward pass: 2 of 3 passes.
+    layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
+    again = 1.0 + x.checkpoints
+
+    def row(name: str, forward: Number, backward: Number) -> Operation:
+        return Operation(
+            name=name, part="elementwise", count=layers, moved=x.tokens * (forward * again + backward),
+            traffic="elementwise_traffic",
+        )  # fmt: skip
+
+    heads = (layer.query + layer.kv) / x.tensor
+    ffn = (layer.inner + layer.routed) / x.tensor
+    norms_by_hand = by_hand and not x.has_fused_norms
+    norms = kernels.COMPILED_NORM if x.is_compiled else kernels.NORM
+    written: tuple[Number, ...] = norms
+    if (model.gated_mlp or x.is_t5) and norms_by_hand:
+        narrow = zip(kernels.WRITTEN_NORM_16_BIT, kernels.WRITTEN_NORM, strict=True)
+        written = tuple(np.where(x.residual < 4.0, a, b) for a, b in narrow)
+    width = h * x.residual / x.split
+    yield row("norms", *(width * layer.norms * written[i] for i in PASSES))
+    sums = kernels.COMPILED_RESIDUAL if x.is_compiled else kernels.RESIDUAL
+    yield row("residual sums", *(width * 2.0 * sums[i] for i in PASSES))
+    dropped = kernels.DROPOUT if by_hand else kernels.FUSED_DROPOUT
+    if x.has_dropout:
+        yield row("dropout", *(2.0 * element * dropped[i] * h / x.split for i in PASSES))
+    if x.state.residual > element:
+        # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
+        readers = kernels.LLAMA_CASTS if model.gated_mlp else kernels.CASTS
+        read = [element + x.residual] * 2
+        if not x.is_compiled:
+            read = [
+                readers * (element + x.residual) * (1.0 + i) + i * 3.0 * x.residual * (readers - 2.0) for i in PASSES
+            ]
+        yield row("casts", *(np.where(x.residual > element, read[i], 0.0) * h / x.split for i in PASSES))
+    if model.gated_mlp and not x.is_t5:
+        written_rotary = kernels.WRITTEN_ROTARY if element < 4.0 else kernels.WRITTEN_ROTARY_32_BIT
+        moved = written_rotary if by_hand and not x.code.fused_rotary else kernels.FUSED_ROTARY * element
+        yield row("rotary positions", moved * heads, moved * heads)
+    if model.head_norms:
+        # Under autocast the kernel reads a widened copy, counted as if written out.
+        by_kernel = [
+            np.where(norms_by_hand | (by_hand & (x.residual > element)), kernels.WRITTEN_NORM_16_BIT[i], norms[i])
+            for i in PASSES
+        ]
+        yield row("norms of heads", *(element * by_kernel[i] * heads for i in PASSES))
+    gelu = [kernels.GELU[i] * element for i in PASSES]
+    if by_hand and x.code.written_out and layer.causal:
+        gelu = list(kernels.WRITTEN_GELU)
+    swiglu = kernels.SWIGLU if by_hand else kernels.FUSED_SWIGLU
+    yield row("activation function", *((swiglu[i] * element if model.gated_mlp else gelu[i]) * ffn for i in PASSES))
+    if x.is_t5:
+        # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
+        widened = np.where(x.state.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
+        gate = kernels.WRITTEN_GELU if model.gated_mlp and by_hand else (0.0, 0.0)
+        drop = [x.has_dropout * dropped[i] * element for i in PASSES]
+        yield row("within T5's block", *((drop[i] + widened + gate[i]) * ffn for i in PASSES))
+    if model.architecture == "speech" and by_hand:
+        # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
+        copied = kernels.COPIED_HEADS * (layer.query + 2.0 * layer.kv) + kernels.SCALED_QUERIES * layer.query
+        yield row("copies of heads", *(element * copied / x.split for _ in PASSES))
+    if x.masked_share:
+        yield row("masks of windows", *(x.masked_share * x.recipe.seq_len * kernels.MASK[i] for i in PASSES))
+    if x.recipe.precision == "fp8" and x.code.fused_kernels:
+        quantised = kernels.QUANTISE_BYTES * (2.0 * h + layer.query / x.tensor + ffn)
+        yield row("quantisation", quantised, quantised)
+    if x.casts_fp8:
+        yield _fp8_casts(x)
+    if not x.code.fused_kernels:
+        joined = kernels.RING_JOIN * (x.context - 1.0) * layer.query / x.tensor
+        yield Operation(
+            name="joins of the context ring", part="elementwise", count=model.layers, moved=x.tokens * joined,
+            traffic="elementwise_traffic",
+        )  # fmt: skip
+    usual = kernels.FUSED_KERNELS if x.code.fused_kernels else kernels.WRITTEN_KERNELS
+    each = kernels.COMPILED_KERNELS if x.is_compiled else usual
+    starts = layer.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
+    yield Operation(name="starts of kernels", part="elementwise", count=layers, kernels=starts)
+
+
+def _fp8_casts(x: Case) -> Operation:
+    """Casts to 8 bits in plain PyTorch; a mixture's experts stay in 16 bits."""
+    layer, model, h = x.layer, x.model, x.model.hidden_size
+    linear = 0.0 if model.experts else 1.0
+    up = linear * (model.matrices_per_ffn - 1.0)
+    read = (3.0 + up) * h + (layer.query + linear * model.ffn_size) / x.tensor
+    written = (1.0 + linear) * h + (layer.query + 2.0 * layer.kv + up * model.ffn_size) / x.tensor
+    weights = (x.layer_parameters - x.expert_parameters) / x.tensor
+    casts = (2.0 + x.repeats) * (x.tokens * read + weights) + 2.0 * x.tokens * written
+    moved = casts * (kernels.COMPILED_FP8_CAST if x.is_compiled else kernels.FP8_CAST)
+    return Operation(
+        name="casts to 8 bits", part="elementwise", count=model.layers, moved=moved, traffic="elementwise_traffic"
+    )
+
+
+# Products are computed in tiles of 128 rows, each expert's last half empty on average
+# (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
+TILE_ROWS = 128.0
+# Passes over the copied tokens, (of the residual's width, of the products'), forward and backward: Hugging Face's
+# grouped_mm_experts_forward (transformers 5.23, integrations/moe.py).
+WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
+# Passes of Hugging Face's loop over the experts (models/mixtral/modeling_mixtral.py, MixtralExperts).
+LOOP_PASSES = ((7.0, 2.0), (13.0, 3.0))
+# Zeros that each turn's gradient is summed into, and its sum with the others'.
+LOOP_ZEROS = 4.0
+# Fused permute and unpermute (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
+FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
+# Router: softmax in 32 bits, top k, mask and gradients, bytes a token and expert.
+ROUTER_BYTES = (40.0, 40.0)
+# Forward kernels of one turn of the loop; twice as many backward. Fused: megatron/core/transformer/moe/experts.py,
+# SequentialMLP.
+WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS = 14.0, 6.0
+# Each turn of the loop writes its gradient into zeros of all experts' weights (one pass) and adds them (three).
+SLICE_PASSES = 4.0
+
+
+def _experts(x: Case) -> Iterator[Operation]:
+    """List what a mixture does beside its products: routing and copies of tokens, counted in the sources above."""
+    model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
+    written, loops = not x.code.fused_kernels, not x.groups_experts
+    local = model.experts / x.expert
+    rows = x.tokens * model.experts_per_token * _capacity(x)
+    element = np.where(x.experts_in_32_bits, 4.0, x.element)
+    gates = kernels.SWIGLU if written else kernels.FUSED_SWIGLU
+    moved: Number = 0.0
+    for index, times in ((0, 1.0 + x.checkpoints), (1, 1.0)):
+        wide, own = (LOOP_PASSES if loops else WRITTEN_PASSES)[index] if written else FUSED_PASSES[index]
+        copied = rows * h * (wide * x.state.residual + own * element)
+        gate = rows * gates[index] * ffn / x.tensor * (element - x.element)
+        moved = moved + times * (copied + gate + x.tokens * model.experts * ROUTER_BYTES[index])
+    yield Operation(
+        name="routing", part="elementwise", count=model.mixture_layers, moved=moved, traffic="elementwise_traffic"
+    )
+    if not loops:
+        return
+    turn = (WRITTEN_LOOP_KERNELS if written else FUSED_LOOP_KERNELS) * (3.0 + x.repeats)
+    zeros: Number = 0.0
+    if written:
+        weights = x.state.weight if x.state.autocast else x.element
+        slices = local * (model.matrices_per_ffn * h * ffn / x.tensor) * weights
+        zeros = local * (LOOP_ZEROS * x.tokens * h * x.state.residual + SLICE_PASSES * slices)
+    yield Operation(
+        name="loop over experts", part="elementwise", count=model.mixture_layers, moved=zeros,
+        traffic="elementwise_traffic", kernels=local * turn,
+    )  # fmt: skip
+
+
+def _adapters(x: Case) -> Iterator[Operation]:
+    """List LoRA's products, and the widening of a 4-bit base."""
+    inputs, outputs, _ = adapted_sides(x.model, x.recipe.tuning)
+    layers, again = x.model.layers, x.checkpoints
+    forward = ADAPTER_INPUT[0] * inputs + ADAPTER_OUTPUT[0] * outputs
+    backward = ADAPTER_INPUT[1] * inputs + ADAPTER_OUTPUT[1] * outputs
+    yield Operation(
+        name="adapters", part="matmul", count=layers,
+        flops=2.0 * x.tokens * x.recipe.tuning.lora_rank * (inputs + outputs) * (3.0 + again),
+        flop_per_s=x.rates.peak, unit="matmul_efficiency",
+        moved=x.element * x.tokens * (forward * (1.0 + again) + backward),
+    )  # fmt: skip
+    more = further_kernels(x, again)
+    yield Operation(name="adapters' kernels", part="elementwise", count=layers, kernels=more)
+    if x.recipe.tuning.four_bit:
+        moved = (2.0 + again) * x.layer.matrix / x.tensor * (NF4_BYTES + x.element) / WIDENING_EFFICIENCY
+        yield Operation(name="widening of 4-bit weights", part="matmul", count=layers, moved=moved)
+
+
+def further_kernels(x: Case, again: Number) -> Number:
+    """Kernels that one layer with adapters starts beyond its own."""
+    if not x.adapts:
+        return 0.0
+    count = adapted_sides(x.model, x.recipe.tuning)[2]
+    widened = x.recipe.tuning.four_bit * (4.0 + x.model.matrices_per_ffn) * FOUR_BIT_KERNELS
+    return count * (ADAPTER_KERNELS[0] * (1.0 + again) + ADAPTER_KERNELS[1]) + widened * (2.0 + again)
+
+
+def _head(x: Case) -> Iterator[Operation]:
+    """List the output projection and the loss."""
+    h, logits = x.model.hidden_size, x.model.vocab_size / x.tensor
+    sides = x.element * (h * logits + x.head_tokens * (h + logits))
+    passes = 2.0 + x.trains_head
+    yield Operation(
+        name="output projection", part="head",
+        flops=passes * 2.0 * x.head_tokens * h * logits, flop_per_s=x.rates.head, unit="matmul_efficiency",
+        moved=passes * sides, traffic="matmul_traffic",
+    )  # fmt: skip
+    bytes_a_logit = x.code.loss_traffic_bytes
+    if x.is_compiled:
+        bytes_a_logit = min(bytes_a_logit, kernels.COMPILED_CROSS_ENTROPY)
+    elif x.model.logits_soft_cap:
+        bytes_a_logit += sum(kernels.SOFT_CAP) * x.element
+    # Hugging Face's tensor ranks each compute the whole loss.
+    lost = logits if x.code.splits_logits else x.model.vocab_size
+    yield Operation(name="loss", part="head", moved=x.head_tokens * (bytes_a_logit * lost + 6.0 * h * x.residual))
+
+
+# Each of a convolution's products reads or writes its input and its output.
+PASSES_PER_PRODUCT = 2.0
+# Time of a transformer's other kernels over that of their counted bytes: least error over suite h200
+# (measured_runs.csv).
+ELEMENTWISE_PASSES = 1.1
+
+
+def _convolutions(x: Case) -> Iterator[Operation]:
+    """List a CNN's operations, or those of the convolutions in front of an encoder."""
+    outputs = x.micro_batch * x.model.activations_per_sample
+    left = kernels.COMPILED_CNN if x.is_compiled else 1.0
+    yield Operation(
+        name="convolutions", part="matmul",
+        flops=3.0 * x.micro_batch * x.model.flops_per_sample, flop_per_s=x.rates.convolution, unit="matmul_efficiency",
+        moved=3.0 * PASSES_PER_PRODUCT * outputs * x.element, traffic="matmul_traffic",
+    )  # fmt: skip
+    yield Operation(
+        name="batch norms and activations", part="elementwise",
+        moved=outputs * x.element * kernels.CNN_PASSES * left, traffic="elementwise_traffic",
+    )  # fmt: skip
+    if not x.model.layers:
+        cycles = (outputs * kernels.CNN_CYCLES + x.micro_batch * kernels.STEM_CYCLES) * left
+        yield Operation(name="cycles of batch norms", part="elementwise", flops=cycles, flop_per_s=x.rates.cycles)
+
+
+def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
+    """List a profiled module's operations."""
+    forward = profile.forward_flops
+    left = kernels.COMPILED_CNN if x.is_compiled else 1.0
+    convolves = 2.0 * forward.convolution > forward.total
+
+    def costs(traced: Pass) -> tuple[Number, ...]:
+        convolutions = traced.flops.convolution / max(forward.convolution, 1.0)
+        outputs = profile.convolution_outputs * x.micro_batch
+        lines = traced.product_elements, traced.traffic
+        elements, moved = (line.fixed_bytes + line.bytes_per_sample * x.micro_batch for line in lines)
+        halved = 0.5 * forward.attention * (traced.flops.attention > 0)
+        return (
+            x.micro_batch * traced.flops.matmul,
+            x.micro_batch * traced.flops.convolution,
+            (elements + PASSES_PER_PRODUCT * convolutions * outputs) * x.element,
+            x.micro_batch * (traced.flops.attention + halved),
+            moved * (left if convolves else ELEMENTWISE_PASSES),
+            outputs * convolutions / 3.0 * kernels.CNN_CYCLES * left * convolves,
+            float(traced.kernels),
+        )
+
+    once, again = (costs(traced) for traced in module_passes(x, profile))
+    matmul, convolution, sides, attention, moved, cycles, started = (
+        np.where(x.checkpointing == FULL, b, a) for a, b in zip(once, again, strict=True)
+    )
+    yield Operation(
+        name="matrix products", part="matmul", flops=matmul, flop_per_s=x.rates.peak, unit="matmul_efficiency",
+        moved=sides, traffic="matmul_traffic",
+    )  # fmt: skip
+    yield Operation(
+        name="convolutions", part="matmul", flops=convolution, flop_per_s=x.rates.convolution,
+        unit="matmul_efficiency",
+    )  # fmt: skip
+    yield Operation(
+        name="attention", part="attention", flops=attention, flop_per_s=x.rates.attention, unit="attention_efficiency"
+    )
+    yield Operation(
+        name="other kernels", part="elementwise", flops=cycles, flop_per_s=x.rates.cycles, moved=moved,
+        traffic="elementwise_traffic", kernels=started,
+    )  # fmt: skip
+
+
+def module_passes(x: Case, profile: ModuleProfile) -> tuple[Pass, Pass]:
+    """Passes without and with activation checkpointing."""
+    width: Literal["16-bit", "32-bit"] = "16-bit" if x.is_low_precision else "32-bit"
+    none = profile.passed(width, "none")
+    assert none is not None  # checked by build_case
+    return none, profile.passed(width, "full") or none
+
+
+# A profile counts 1,872 kernels on BERT-large (26 layers with its ends), 3,570 on a Llama of 24 layers (36 such) (rows
+# h200-steps-* of measured_runs.csv).
+KERNELS_PER_LAYER = 85.0
+# Host time of a convolution with norm and activation: ResNet-152 of two images takes 29.7 ms longer than ResNet-18,
+# 0.22 ms a convolution; a layer of GPT-2 1.42 (H200, torch 2.11, h200_hosts_202611.md).
+LAYERS_PER_CONVOLUTION = 0.155
+# Host time of one turn, layers (1.33 ms a layer of Hugging Face's Llama, fitted): forward the GPU waits 0.24 ms,
+# backward it is 0.5 ms beside its work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token,
+# autocast: 3.3 ms forward, 6.5 backward; host 4.0, kernels 7.1 (H200, torch 2.11, 2026-11-21).
+LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTime:
+    """Host time of a micro-batch's layers: beside the GPU's work, and while the GPU waits.
+
+    Attributes:
+        layers, waits: in layers of plain code.
+        seconds: of collectives.
+        late_ranks: tensor ranks that wait for each other, once a collective, where a pipeline spans nodes.
+    """
+
+    layers: Number
+    waits: Number
+    seconds: Number
+    late_ranks: Number
+
+
+def host_time(x: Case) -> HostTime:
+    """Compute the host's time."""
+    model, written = x.model, not x.code.fused_kernels
+    compiled = kernels.COMPILED_HOST if x.is_compiled else 1.0
+    shards = (x.sharding >= ZERO2) & (x.ranks > 1)
+    if model.profile is not None:
+        none, _ = module_passes(x, model.profile)
+        units = model.profile.blocks.count if model.profile.blocks else 1
+        # Recomputation takes the host as long again.
+        layers = none.kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
+        layers = layers + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0)
+        return HostTime(layers=layers, waits=0.0, seconds=0.0, late_ranks=0.0)
+    layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
+    if not model.layers:
+        return HostTime(layers=layers, waits=0.0, seconds=0.0, late_ranks=0.0)
+    plain = x.layer.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
+    # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
+    dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
+    fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.is_compiled else 1.0
+    each = plain * compiled * fp8 * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
+    # An adapter's host time is as its kernels.
+    each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
+    each = each * (1.0 + 2.0 * x.live_share) / 3.0
+    # Times the stages, because a stage gets its share of this sum.
+    layers = layers + model.layers * each + kernels.END_LAYERS * x.pipeline
+    waits: Number = 0.0
+    if model.experts and not x.groups_experts:
+        turns = model.mixture_layers * model.experts / x.expert * plain
+        beside = (1.0 + x.repeats / 3.0) * FUSED_LOOP_KERNELS / kernels.FUSED_KERNELS
+        layers = layers + turns * (LOOP_HOST_LAYERS if written else beside)
+        waits = turns * LOOP_WAIT_LAYERS * (1.0 + x.repeats) if written else 0.0
+    calls = model.layers * (4.0 + 2.0 * x.repeats)
+    outside = (x.tensor > 1) & (x.pipeline > 1) & (x.nodes > 1)
+    return HostTime(
+        layers=layers,
+        waits=waits,
+        seconds=np.where(x.tensor > 1, calls * kernels.HOST_S_PER_COLLECTIVE, 0.0),
+        late_ranks=np.where(outside, calls * x.tensor, 0.0),
+    )
+
+
+def weight_bytes_moved(x: Case) -> Number:
+    """Bytes of copies of weights and sums of gradients in a micro-batch."""
+    copied: Number = 0.0 if x.casts_fp8 or x.state.cast <= 0 else 4.0 + x.state.cast
+    if x.code.fsdp2:
+        # FSDP2 copies into and out of its collectives.
+        a_step = 1.0 / x.grad_accum
+        kept = (x.sharding < ZERO2) | x.code.marks_last
+        gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(kept, a_step, 1.0))
+        reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
+        sharded = gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY
+        copied = np.where(x.uses_fully_shard, sharded, copied)
+    if not x.code.written_out:
+        return x.stage_parameters * copied
+    # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.
+    summed = 3.0 * x.state.gradient * (1.0 - 1.0 / x.grad_accum)
+    reduced = np.where(x.sharding >= ZERO2, x.updated_parameters, x.stage_parameters)
+    return x.stage_parameters * copied + reduced * summed

@@ -1,0 +1,210 @@
+"""The table of a step as sums, and its seconds: one roofline, and a few fitted numbers (docs/estimator.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from optimizer.performance import kernels
+from optimizer.performance.calibration import Coefficients
+from optimizer.performance.case import Case
+from optimizer.performance.collectives import Collective, Wires, collectives, hook_seconds, wires_of
+from optimizer.performance.operations import PARTS, HostTime, host_time, operations, weight_bytes_moved
+from optimizer.performance.types import DDP, ZERO1, ZERO3, Number
+
+_NO_TIME_S = 1e-12  # of a stage without work
+# Between the longer of GPU and host time (power infinity) and their sum (power 1).
+_OVERLAP_POWER = 2.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """Seconds at full rates of some operations, by the fitted number that scales them (``plain``: by none)."""
+
+    matmul_efficiency: Number = 0.0
+    attention_efficiency: Number = 0.0
+    matmul_traffic: Number = 0.0
+    elementwise_traffic: Number = 0.0
+    plain: Number = 0.0
+    kernels: Number = 0.0
+
+    def seconds(self, c: Coefficients) -> Number:
+        """Compute the seconds with these fitted numbers."""
+        products = self.matmul_efficiency / c.matmul_efficiency + self.attention_efficiency / c.attention_efficiency
+        traffic = self.matmul_traffic * c.matmul_traffic + self.elementwise_traffic * c.elementwise_traffic
+        return (products + traffic + self.plain + self.kernels * c.kernel_s) * c.overhead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTable:
+    """All that a step's seconds follow from, but the fitted numbers.
+
+    Attributes:
+        sums: of the operations by part, for all layers.
+        weights_s: copies of weights and sums of gradients, a micro-batch.
+        share, last_share: of the layers, on the fullest stage and on the last.
+        hides_context: share of attention beside which a context ring sends.
+        hides_tensor, hides_data: flags of communication beside computation.
+        gathers_all_along: flag of ZeRO-3, which gathers in the forward pass too.
+        throttling: extra share of time of arithmetic at the power limit.
+        hook_s, optimizer_s, load_s: of a step.
+    """
+
+    sums: dict[str, Sums]
+    collectives: dict[str, Collective]
+    wires: Wires
+    host: HostTime
+    weights_s: Number
+    share: Number
+    last_share: Number
+    stages: Number
+    virtual_stages: Number
+    micro_batches: Number
+    hides_context: Number
+    hides_tensor: Number
+    hides_data: Number
+    gathers_all_along: Number
+    throttling: Number
+    hook_s: Number
+    optimizer_s: Number
+    load_s: Number
+
+
+def build_table(x: Case) -> StepTable:
+    """Sum the operations of each layout."""
+    layers = x.model.layers
+    hides_data: Number = 0.0
+    if x.code.overlaps_data and not x.powersgd_rank:  # PowerSGD's hook synchronizes the device in every bucket
+        hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
+    return StepTable(
+        sums=_sum_operations(x),
+        collectives=dict(collectives(x)),
+        wires=wires_of(x),
+        host=host_time(x),
+        weights_s=weight_bytes_moved(x) / x.rates.memory,
+        share=x.stage_layers / layers if layers else 1.0,
+        last_share=x.last_stage_layers / layers if layers else 1.0,
+        stages=x.pipeline,
+        virtual_stages=x.virtual_stages,
+        micro_batches=x.grad_accum,
+        hides_context=1.0 - 1.0 / x.context,
+        hides_tensor=float(x.code.overlaps_tensor),
+        hides_data=hides_data,
+        gathers_all_along=np.where(x.sharding >= ZERO3, 1.0, 0.0),
+        throttling=x.rates.throttling,
+        hook_s=hook_seconds(x),
+        optimizer_s=_optimizer_seconds(x),
+        load_s=x.rates.load_s_per_sample * x.micro_batch * x.grad_accum,
+    )
+
+
+def _sum_operations(x: Case) -> dict[str, Sums]:
+    totals: dict[str, dict[str, Number]] = {part: {} for part in PARTS}
+    for op in operations(x):
+        total = totals[op.part]
+        for name, value in (
+            (op.unit or "plain", op.flops * (op.count / op.flop_per_s)),
+            (op.traffic or "plain", op.moved * (op.count / x.rates.memory)),
+            ("kernels", op.kernels * op.count),
+        ):
+            total[name] = total.get(name, 0.0) + value
+    return {part: Sums(**total) for part, total in totals.items()}
+
+
+def _optimizer_seconds(x: Case) -> Number:
+    """Seconds of the optimizer step on the rank's parameters; memory-bound."""
+    moved = x.state.update + x.state.master + (x.state.weight if x.state.master > 0 else 0.0)
+    # DDP copies gradients to its buckets and back.
+    copies = np.where((x.sharding == DDP) & (x.ranks > 1), 2.0 * x.state.bucket, 0.0)
+    return x.updated_parameters * (moved + copies) / x.rates.memory
+
+
+def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
+    """Seconds by part of one optimizer step; the parts add up to the step."""
+    work = {part: t.sums[part].seconds(c) for part in PARTS}
+    sent: dict[str, Number] = dict.fromkeys(("tensor", "context", "expert", "pipeline", "data"), 0.0)
+    step_s: Number = 0.0
+    for row in t.collectives.values():
+        seconds = row.seconds(t.wires, c)
+        sent[row.axis] = sent[row.axis] + seconds * row.a_micro_batch
+        step_s = step_s + seconds * row.a_step
+    # A context rank's sends hide behind attention to the previous rank's keys.
+    context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
+    tensor = sent["tensor"] * np.where(t.hides_tensor > 0, c.exposed_communication, 1.0)
+    host_s = t.host.layers * c.host_s_per_layer + t.host.seconds
+    late_s, waits_s = t.host.late_ranks * c.pipeline_hop_s, t.host.waits * c.host_s_per_layer
+    each = work["matmul"] + work["attention"] + work["elementwise"] + tensor + context + sent["expert"]
+    stage, with_head = (
+        np.maximum(_longer(each * part + head, host_s * part), (host_s + late_s) * part) + waits_s * part
+        for part, head in ((t.share, 0.0), (t.last_share, work["head"]))
+    )
+
+    # A stage that is nearly all arithmetic is slower at the power limit.
+    arithmetic = work["matmul"] + work["attention"]
+    dense = (arithmetic * t.last_share + work["head"]) / np.maximum(with_head, _NO_TIME_S)
+    over = np.maximum(0.0, dense - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
+    slower = t.throttling * over**kernels.THROTTLING_POWER
+    stage = stage + slower * arithmetic * t.share
+    with_head = with_head + slower * (arithmetic * t.last_share + work["head"])
+    # The slowest stage sets the pace: the last, unless layers are spread with the head's weight.
+    paced_by_last = with_head >= stage
+    last = np.where(paced_by_last, with_head, stage)
+    share = np.where(paced_by_last, t.last_share, t.share)
+    head = np.where(paced_by_last, work["head"], 0.0)
+    throttling = slower * (arithmetic * share + head)
+
+    # 1F1B (arXiv:2104.04473, 2.2); interleaving divides the bubble. Sends hide unless slower than a stage.
+    sends = sent["pipeline"] * np.where(t.stages > 2.0, 1.0, 0.5)
+    held_up = (t.micro_batches - 1.0) * np.maximum(0.0, sends - last)
+    bubble = (t.stages - 1.0) * (stage / t.virtual_stages + sent["pipeline"]) + held_up
+
+    # A fitted share of data ranks' communication always shows, and all that outlasts the computation.
+    always = np.where(t.hides_data > 0, c.exposed_communication, 1.0)
+    backward = last * 2.0 / 3.0
+    room = np.where(t.gathers_all_along > 0, last, backward)
+    hidden = (1.0 - always) * sent["data"]
+    shown = always * sent["data"] + np.maximum(0.0, hidden - room)
+    left = np.maximum(0.0, np.minimum(room, backward) - hidden)
+    shown_a_step = always * step_s + np.maximum(0.0, (1.0 - always) * step_s - left) + t.hook_s
+    busy = t.micro_batches * share
+
+    parts = {
+        "matmul": work["matmul"] * busy,
+        "attention": work["attention"] * busy,
+        "elementwise": work["elementwise"] * busy + t.weights_s * t.micro_batches,
+        "head": head * t.micro_batches,
+        "throttling": throttling * t.micro_batches,
+        "host": (last - throttling - each * share - head) * t.micro_batches + c.host_s_per_step,
+        "tensor_communication": tensor * busy,
+        "context_communication": context * busy,
+        "expert_communication": sent["expert"] * busy,
+        "data_communication": shown * t.micro_batches + shown_a_step,
+        "bubble": bubble,
+        "optimizer": t.optimizer_s,
+    }
+    # Loader processes work while the GPU does; a step lasts at least as long as its samples take to prepare.
+    return parts | {"input": np.maximum(0.0, t.load_s - sum(parts.values()))}
+
+
+def _longer(gpu: Number, host: Number) -> Number:
+    """Smooth maximum of a stage's GPU and host seconds."""
+    return (gpu**_OVERLAP_POWER + host**_OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
+
+
+def stack(tables: Sequence[Any]) -> Any:
+    """Join records of single configurations into one of arrays, an element a record; a row that one lacks is empty."""
+    first = tables[0]
+    if isinstance(first, dict):
+        names = dict.fromkeys(name for table in tables for name in table)
+        like = {name: next(table[name] for table in tables if name in table) for name in names}
+        empty = {name: Collective(axis=row.axis, kind=row.kind) for name, row in like.items() if name not in PARTS}
+        return {name: stack([table.get(name, empty.get(name)) for table in tables]) for name in names}
+    if is_dataclass(first):
+        kind: Any = type(first)
+        return kind(**{f.name: stack([getattr(table, f.name) for table in tables]) for f in fields(first)})
+    if isinstance(first, str):
+        return first
+    return np.array(tables, dtype=np.float64).reshape(-1)
