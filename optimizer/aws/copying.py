@@ -1,7 +1,10 @@
 """Copies a run's newest valid checkpoint and its ledger from one region's bucket to another's, inside S3.
 
-The nodes cannot read the old bucket themselves: they reach S3 through an endpoint of their own region
-(https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
+New nodes could read the old bucket: their gateway endpoint reaches its own region alone, an interface endpoint other
+regions, too (https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-cross-region-privatelink-support.html).
+The copy is better: no node is paid while it runs, the transfer between the regions costs the same and no endpoint an
+hour, no node may read the bucket and use the key of another stack, and the old stack may go at once, not only after
+the new one's first checkpoint.
 """
 
 from __future__ import annotations
