@@ -82,7 +82,7 @@ def _this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
 @pytest.fixture
 def unaudited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands take made-up plans: their subject is the resources."""
-    for place in ("optimizer.audit.run", "optimizer.commands.preflight"):
+    for place in ("optimizer.audit", "optimizer.commands.preflight"):
         monkeypatch.setattr(f"{place}.audit", lambda plan, catalog: [])
 
 

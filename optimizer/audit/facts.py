@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date
 
-from optimizer.audit.fault import AGAIN, Fault
 from optimizer.catalog import Catalog, region_transfer
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.contract.errors import GpufleetError, InvalidInputError
@@ -18,11 +18,26 @@ from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.search.plan_builder import can_stand_in, describe_node
 from optimizer.workload.resolve import resolve_model
 
+AGAIN = "make the plan anew with `gpufleet recommend`, with what you want to change in its request"
 # Change of a price since the plan was made that needs no new plan: the estimate's own error is larger.
 PRICE_CHANGE = 0.05
 
 # The request has the price of an owned reservation, and a Capacity Block's is in its offering: the catalog has neither.
 _PRIVATE: tuple[Market, ...] = ("owned-reservation", "capacity-block")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One field of a plan with its value, the limit that it breaks, why there is one, and the next step."""
+
+    field: str
+    value: str
+    limit: str
+    why: str
+    next_step: str = AGAIN
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value}, limit {self.limit}: {self.why}"
 
 
 def check_facts(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
@@ -49,7 +64,6 @@ def check_facts(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
                 value=str(value),
                 limit=str(fact),
                 why=f"{plan.instance_type} has it ({instance.source}, {instance.as_of})",
-                next_step=AGAIN,
             )
     yield from _check_places(plan, catalog, offer)
     yield from _check_model(plan)
@@ -71,7 +85,7 @@ def _check_model(plan: FleetPlan) -> Iterator[Fault]:
             trained = trained_parameters(model, job.tuning.facts)
         if job.parameters != described:
             value = f"{job.parameters:,}"
-            yield Fault(field="job.parameters", value=value, limit="its model's", why=why, next_step=AGAIN)
+            yield Fault(field="job.parameters", value=value, limit="its model's", why=why)
     if trained is None:
         return
     size_gib = rounded(checkpoint_gib(trained, job.optimizer, pure=job.precision == "pure-bf16"))
@@ -81,7 +95,6 @@ def _check_model(plan: FleetPlan) -> Iterator[Fault]:
             value=f"{job.checkpoint_gib:g}",
             limit=f"{size_gib:g}",
             why=f"{trained:,} trained parameters and {job.optimizer}'s state have it",
-            next_step=AGAIN,
         )
 
 
@@ -93,7 +106,6 @@ def _check_places(plan: FleetPlan, catalog: Catalog, offer: Offer | None) -> Ite
             value=", ".join(plan.zone_ids),
             limit=f"among {', '.join(offer.zone_ids)}",
             why=f"{', '.join(strangers)} does not offer {plan.instance_type}",
-            next_step=AGAIN,
         )
     known = {instance.name: instance for instance in catalog.instance_types}
     own = known[plan.instance_type]
@@ -104,7 +116,6 @@ def _check_places(plan: FleetPlan, catalog: Catalog, offer: Offer | None) -> Ite
                 value=name,
                 limit=f"types with the GPUs and network of {plan.instance_type}, and nothing smaller",
                 why="the layout, memory and hours are of one kind of node",
-                next_step=AGAIN,
             )
 
 

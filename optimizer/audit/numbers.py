@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from optimizer.audit.fault import AGAIN, Fault
+from optimizer.audit.facts import Fault
 from optimizer.catalog import Catalog, UnitPrice
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.region_transfer import transfer_price
@@ -85,7 +85,6 @@ def check_numbers(plan: FleetPlan, catalog: Catalog) -> Iterator[Fault]:
             value="without one of the nodes by the hour",
             limit=f"the {plan.purchase.option} price of {plan.instance_type} in {plan.region}",
             why="nobody could meter these nodes",
-            next_step=AGAIN,
         )
         return
     cost, numbers = _work_out(plan, outcome, bought, _running_costs(plan, catalog))
@@ -145,7 +144,7 @@ def _pairs(stated: BaseModel, derived: Mapping[str, Any], path: str = "") -> Ite
 
 def _unequal(field: str, value: float, expected: float) -> Fault:
     why = next(why for begins, why in _WHY.items() if field.startswith(begins))
-    return Fault(field=field, value=f"{value:.6g}", limit=f"{expected:.6g}", why=why, next_step=AGAIN)
+    return Fault(field=field, value=f"{value:.6g}", limit=f"{expected:.6g}", why=why)
 
 
 def _bought(plan: FleetPlan) -> Bought | None:
@@ -209,7 +208,6 @@ def _check_p95(plan: FleetPlan, outcome: Outcome, cost: FleetCost, node_usd: flo
             value=f"{stated:.2f}",
             limit=f"{p95:.2f} at least",
             why=f"the nodes' prices and hours.p95 {plan.hours.p95:g}",
-            next_step=AGAIN,
         )
 
 

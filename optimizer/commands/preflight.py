@@ -20,7 +20,7 @@ from infra.naming import PROJECT, Names
 from infra.offline.preview import stand_in
 from infra.s3_uri import read_s3_prefix
 from infra.settings import ConfigError, interface_endpoints, keys
-from optimizer.audit.run import audit
+from optimizer.audit import audit
 from optimizer.aws import clients, errors, quotas
 from optimizer.catalog import load
 from optimizer.commands.asking import confirm, require_terminal
