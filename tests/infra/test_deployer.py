@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -92,6 +93,33 @@ def test_another_stacks_resources_are_out_of_reach() -> None:
         )
         assert not allows(policy, other), other
         assert not allows(policy, Question(call.action, call.resource.replace("123456789012", "210987654321")))
+
+
+# What each look-up of the program asks AWS for; STS answers get_caller_identity without permission:
+# https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+LOOK_UPS = {
+    "get_ami": "ec2:DescribeImages",
+    "get_availability_zones": "ec2:DescribeAvailabilityZones",
+    "get_caller_identity": "",
+    "get_instance_type_offerings": "ec2:DescribeInstanceTypeOfferings",
+    "get_parameter": "ssm:GetParameter",
+    "get_partition": "",
+    "get_subnet": "ec2:DescribeSubnets",
+    "get_vpc_endpoint_service": "ec2:DescribeVpcEndpointServices",
+}
+
+
+def test_every_look_up_of_the_program_is_allowed(repository: Path) -> None:
+    """Which of them a plan reaches differs, so a recorded deployment does not show all."""
+    found, allowed = set(), deployer_policy(NAMES)["Statement"][0]["Action"]
+    for path in (repository / "infra").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert "boto3" not in ast.unparse(node), f"{path}: map its calls too"
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("aws.") and node.attr.startswith("get"):
+                found.add(node.attr)
+    assert found == LOOK_UPS.keys()
+    assert {LOOK_UPS[name] for name in found} - {""} <= set(allowed)
 
 
 @pytest.mark.parametrize(
