@@ -45,12 +45,13 @@ class Observability(Component):
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
         # EC2's events name no group or tag, so the controller drops those of other instances:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-        for event, kind in EVENTS.items():
+        # https://github.com/aws/aws-node-termination-handler/issues/536
+        for event, pattern in EVENTS.items():
             rule = aws.cloudwatch.EventRule(
                 f"{prefix}-{event}",
                 name=names.rule(event),
                 description=f"gpufleet {names.stack}: {event}",
-                event_pattern=json.dumps({"source": ["aws.ec2"], "detail-type": [kind]}),
+                event_pattern=json.dumps(pattern),
                 tags=self._tags,
                 opts=self._claimed,
             )

@@ -59,6 +59,7 @@ class MeteredInstance:
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
     rebalanced: bool = False  # EC2 may take it back
+    maintenance_at: datetime | None = None  # EC2 ends or restarts it then
     given_back: bool = False  # without a fault of its own: the others of its launch were refused, or came too late
     leaving_since: datetime | None = None  # first tick in its terminate hook
     report: ReportState | None = None  # last of the present run

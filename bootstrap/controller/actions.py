@@ -81,14 +81,16 @@ def _of_group(
     tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup, *, is_wanted: bool
 ) -> list[Action]:
     now, ended, actions = tick.now, tick.seen.ended, list[Action]()
+    gone = _due(tick, state, place, group) if is_wanted else []
     protected = [] if is_wanted else lift_protection(group.members)
     if tick.settings.mode == "workers":
         sizes = _workers_sizes(tick, group, up=is_wanted)
     else:
         # The group still counts a node that EC2 has ended, and would launch another in its place.
-        gone = sorted(set(group.in_service) & ended) if is_wanted and not tick.settings.places[place].by_size else []
-        actions += [GiveBack(instance_id=key) for key in gone]
-        sizes = _gang_sizes(tick, state, place, group, is_wanted=is_wanted, gone=len(gone))
+        if is_wanted and not tick.settings.places[place].by_size:
+            gone += sorted(set(group.in_service) & ended)
+        sizes = _gang_sizes(tick, state, place, group, is_wanted=is_wanted, gone=gone)
+    actions += [GiveBack(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
@@ -112,6 +114,19 @@ def _of_group(
     return [*actions, *end_leaving(group.members, leaving_since, limit, now, ended | unused)]
 
 
+def _due(tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup) -> list[str]:
+    """Return the nodes in service whose maintenance begins before the run's end: they save, and are replaced."""
+    left = timedelta.max
+    if tick.settings.mode == "training":
+        left = (1 - state.progress) * timedelta(hours=tick.settings.places[place].hours_p95)
+    times = {key: instance.maintenance_at for key, instance in state.instances.items()}
+    return [
+        key
+        for key in group.in_service
+        if (at := times.get(key)) and key not in tick.seen.ended and at - tick.now <= left
+    ]
+
+
 def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:
     # Workers start and stop by the bounds of the size, which the Pulumi program does not set back.
     smallest, largest = tick.settings.min_nodes, tick.settings.node_count
@@ -123,7 +138,7 @@ def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup
 
 
 def _gang_sizes(
-    tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup, *, is_wanted: bool, gone: int
+    tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup, *, is_wanted: bool, gone: list[str]
 ) -> SetGroup:
     """Keep the size at the nodes that live, so that Auto Scaling launches none by itself."""
     settings = tick.settings
@@ -131,7 +146,7 @@ def _gang_sizes(
     if is_wanted and settings.places[place].by_size:
         desired = settings.node_count
     elif is_wanted:
-        desired = group.count_staying(tick.seen.ended)
+        desired = group.count_staying(tick.seen.ended.union(gone))
     min_size = max_size = None
     # Once a run has ended, no schedule may start nodes.
     largest = 0 if state.phase in ENDED and settings.scheduled else settings.node_count
@@ -141,5 +156,5 @@ def _gang_sizes(
         min_size, max_size = 0, largest
     # A launch that has no answer yet may have raised the size before its nodes are listed.
     is_open = state.launch is not None and state.launch.place == place
-    changes = desired != group.desired - gone and not is_open
+    changes = desired != group.desired - len(gone) and not is_open
     return SetGroup(desired=desired if changes else None, min_size=min_size, max_size=max_size)

@@ -16,7 +16,7 @@ from bootstrap.controller.activities import find_missed_machines, read_activitie
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
-from bootstrap.controller.notices import INTERRUPTION, REBALANCE, receive_notices
+from bootstrap.controller.notices import receive_notices
 from bootstrap.controller.observation import AutoScalingGroup, Observation
 from bootstrap.controller.scores import read_scores
 
@@ -35,7 +35,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     problems: list[str] = []
     since = state.updated_at if state else None
     # First: an instance they name is then among the machines.
-    notices, receipts = receive_notices(clients, settings, problems)
+    notices = receive_notices(clients, settings, problems)
     groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, state, now, problems)
     activities, unread_until = read_activities(clients, settings, groups, since, now)
@@ -55,14 +55,15 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         groups=groups,
         machines=machines,
         missed=missed,
-        interrupted=frozenset(notices[INTERRUPTION]),
-        rebalanced=frozenset(notices[REBALANCE]),
+        interrupted=frozenset(notices.interrupted),
+        rebalanced=frozenset(notices.rebalanced),
+        maintenance=notices.maintenance,
         reports=load_reports(clients, settings, reported_at, problems),
         failed_launches=read_failed_launches(clients, settings, groups, since, now),
         request=request,
         scores=read_scores(clients, settings, state, now, problems),
     )
-    return Gathered(seen=seen, receipts=receipts, problems=problems)
+    return Gathered(seen=seen, receipts=notices.receipts, problems=problems)
 
 
 def _first_request(settings: ControllerSettings) -> PersonRequest | None:

@@ -33,6 +33,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
             served=old.served or key in in_service or new.report not in (None, "unfit"),
             interrupted=old.interrupted or key in interrupted,
             rebalanced=old.rebalanced or key in seen.rebalanced,
+            maintenance_at=seen.maintenance.get(key, old.maintenance_at),
             leaving_since=(old.leaving_since or now) if key in leaving else None,
         )
         passed |= new.served and not old.served

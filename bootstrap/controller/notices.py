@@ -1,39 +1,70 @@
-"""Read EC2's notices on nodes from the queue, and delete the counted ones."""
+"""Read AWS's notices on nodes from the queue, and delete the counted ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
 
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.controller.clients import Clients
+from bootstrap.controller.clients import Clients, to_seconds
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
+RESERVATION = "EC2 Capacity Reservation Instance Interruption Warning"
+HEALTH = "AWS Health Event"
 # Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
 
 
-def receive_notices(
-    clients: Clients, settings: ControllerSettings, problems: list[str]
-) -> tuple[dict[str, set[str]], list[str]]:
-    """Return instance ids by kind of notice, and the messages' receipts."""
-    instances: dict[str, set[str]] = {INTERRUPTION: set(), REBALANCE: set()}
-    receipts: list[str] = []
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notices:
+    """Instances by kind of notice, of the whole account."""
+
+    interrupted: set[str] = field(default_factory=set)
+    rebalanced: set[str] = field(default_factory=set)
+    maintenance: dict[str, datetime] = field(default_factory=dict)  # when EC2 ends or restarts the instance
+    receipts: list[str] = field(default_factory=list)  # of the messages
+
+
+def receive_notices(clients: Clients, settings: ControllerSettings, problems: list[str]) -> Notices:
+    """Receive all messages of the queue."""
+    notices = Notices()
     for _ in range(QUEUE_BATCHES):
         answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
         messages = answer.get("Messages", [])
         if not messages:
             break
         for message in messages:
-            receipts.append(message["ReceiptHandle"])
+            notices.receipts.append(message["ReceiptHandle"])
             try:
-                event = json.loads(message["Body"])
-                if (kind := event["detail-type"]) in instances:
-                    instances[kind].add(event["detail"]["instance-id"])
-            except (ValueError, KeyError, TypeError):
+                _take(notices, json.loads(message["Body"]))
+            except (ValueError, KeyError, TypeError, AttributeError):
                 problems.append(f"a message is not an event: {message['Body'][:200]}")
-    return instances, receipts
+    return notices
+
+
+def _take(notices: Notices, event: Any) -> None:
+    """Take in an event; infra/policies/resources.py has the kinds, with AWS's pages."""
+    kind, detail = event["detail-type"], event["detail"]
+    if kind == HEALTH:
+        if detail.get("statusCode") != "closed":
+            starts_at = to_seconds(parsedate_to_datetime(detail["startTime"]))
+            notices.maintenance.update(
+                {entity["entityValue"]: starts_at for entity in detail.get("affectedEntities", [])}
+            )
+    elif kind == REBALANCE:
+        notices.rebalanced.add(detail["instance-id"])
+    elif kind == INTERRUPTION:
+        notices.interrupted.add(detail["instance-id"])
+    elif kind == RESERVATION:
+        # No page says that the metadata service tells the node, which has two minutes to save.
+        notices.interrupted.add(detail["instance-id"])
+        ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
+        notices.maintenance[detail["instance-id"]] = to_seconds(ends_at)
 
 
 def delete_notices(clients: Clients, settings: ControllerSettings, receipts: Sequence[str]) -> None:

@@ -5,6 +5,8 @@ training processes read. The notices:
 
 - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html (early and often false)
+- https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/viewing_scheduled_events.html (days ahead; the controller replaces
+  the node)
 - https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
 """
 
@@ -43,6 +45,7 @@ DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 
 SPOT_PATH = "spot/instance-action"
 REBALANCE_PATH = "events/recommendations/rebalance"
+MAINTENANCE_PATH = "events/maintenance/scheduled"
 LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
 # States in which Auto Scaling ends the machine. Detached and Standby leave it running; Warmed:Stopped is the target of
 # a new warm-pool node during its set-up.
@@ -70,7 +73,7 @@ class Watcher:
     stop_notice: Notice | None = field(default=None, init=False)
     save_notice: Notice | None = field(default=None, init=False)
     _last_save_notice: Notice | None = field(default=None, init=False)
-    _last_rebalance: str = field(default="", init=False)
+    _last_advance: dict[str, str] = field(default_factory=dict, init=False)
     _unreachable: str = field(default="", init=False)
     _unreadable: set[str] = field(default_factory=set, init=False)
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
@@ -141,6 +144,7 @@ class Watcher:
             (SPOT_PATH, self._take_spot),
             (LIFECYCLE_PATH, self._take_lifecycle),
             (REBALANCE_PATH, self._take_rebalance),
+            (MAINTENANCE_PATH, self._take_maintenance),
         ):
             try:
                 value = imds.get(path)
@@ -186,11 +190,20 @@ class Watcher:
             self._ask_stop(Notice(source=LIFECYCLE_PATH, detail=value, save_by=time.time() + hook_limit_s()))
 
     def _take_rebalance(self, value: str) -> None:
-        noticed_at = _json_field(value, "noticeTime") or value
-        if noticed_at != self._last_rebalance:
-            self._last_rebalance = noticed_at
-            logger.warning("rebalance recommendation of %s: saving a checkpoint and going on", noticed_at)
-            self._ask_save(Notice(source=REBALANCE_PATH, detail=noticed_at))
+        self._take_advance(REBALANCE_PATH, _json_field(value, "noticeTime") or value)
+
+    def _take_maintenance(self, value: str) -> None:
+        with suppress(ValueError, TypeError, AttributeError):
+            active = [event for event in json.loads(value) if event.get("State") == "active"]
+            if told := "; ".join(f"{event.get('Code')} from {event.get('NotBefore')}" for event in active):
+                self._take_advance(MAINTENANCE_PATH, told)
+
+    def _take_advance(self, path: str, detail: str) -> None:
+        """Save once for a notice that comes long before the end."""
+        if detail != self._last_advance.get(path):
+            self._last_advance[path] = detail
+            logger.warning("%s says %s: saving a checkpoint and going on", path, detail)
+            self._ask_save(Notice(source=path, detail=detail))
 
     def _ask_save(self, notice: Notice) -> None:
         self.save_notice = self._last_save_notice = notice

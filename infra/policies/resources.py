@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from infra.naming import Names
 from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
 
-# Detail type of the event that each EventBridge rule forwards: those that bootstrap/controller/notices.py reads.
-EVENTS = {
-    "spot-interruption": "EC2 Spot Instance Interruption Warning",
-    "rebalance": "EC2 Instance Rebalance Recommendation",
+# Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/notices.py reads.
+EVENTS: dict[str, dict[str, Any]] = {
+    name: {"source": ["aws.ec2"], "detail-type": [kind]}
+    for name, kind in (
+        ("spot-interruption", "EC2 Spot Instance Interruption Warning"),
+        ("rebalance", "EC2 Instance Rebalance Recommendation"),
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html
+        ("reservation-interruption", "EC2 Capacity Reservation Instance Interruption Warning"),
+    )
+}
+# Retirements, reboots and maintenance of hosts: https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html
+EVENTS["maintenance"] = {
+    "source": ["aws.health"],
+    "detail-type": ["AWS Health Event"],
+    "detail": {"service": ["EC2"], "eventTypeCategory": ["scheduledChange"]},
 }
 _ENCRYPT_AND_DECRYPT = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 _WRITE_ENCRYPTED = ["kms:GenerateDataKey", "kms:Decrypt"]

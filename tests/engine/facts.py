@@ -16,6 +16,7 @@ from pulumi._types import resource_types
 
 from bootstrap.contract.settings import ControllerSettings
 from infra.place_group import RESERVATIONS_FIRST
+from infra.policies.resources import EVENTS
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import REGION, Deployment
 from tests.engine.plugin.naming import terraform_type
@@ -213,7 +214,7 @@ def check_key(deployed: Deployment) -> None:
 
 
 def check_events(deployed: Deployment) -> None:
-    """Events of interruption and rebalance reach the queue, which has a dead letter queue."""
+    """Events of interruption, rebalance and maintenance reach the queue, which has a dead letter queue."""
     sqs, events = deployed.aws("sqs"), deployed.aws("events")
     url = deployed.stack.outputs()["queue_url"]
     attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
@@ -226,7 +227,7 @@ def check_events(deployed: Deployment) -> None:
         kinds.update(json.loads(rule["EventPattern"])["detail-type"])
         targets = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
         assert [target["Arn"] for target in targets] == [attributes["QueueArn"]]
-    assert kinds == {"EC2 Instance Rebalance Recommendation", "EC2 Spot Instance Interruption Warning"}
+    assert kinds == {kind for pattern in EVENTS.values() for kind in pattern["detail-type"]}
 
 
 def check_controller(deployed: Deployment) -> None:

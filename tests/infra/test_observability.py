@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.controller.notices import INTERRUPTION, REBALANCE
+from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
 from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, deploy
 
@@ -21,7 +21,12 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     own = [rule.inputs for rule in stack.all("EventRule") if rule.parent == "observability"]
     rules = {given["name"]: json.loads(given["eventPattern"]) for given in own}
     assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS}
-    assert {kind for pattern in rules.values() for kind in pattern["detail-type"]} == {INTERRUPTION, REBALANCE}
+    assert {kind for pattern in rules.values() for kind in pattern["detail-type"]} == {
+        INTERRUPTION,
+        REBALANCE,
+        RESERVATION,
+        HEALTH,
+    }
     targets = [target.inputs for target in stack.all("EventTarget") if target.parent == "observability"]
     assert {target["rule"] for target in targets} == rules.keys()
     for target in targets:

@@ -101,9 +101,9 @@ class Stack:
         }
         self.put(f"nodes/arn:aws:ec2:us-east-1:123456789012:instance/{instance}.json", report)
 
-    def send(self, kind: str, instance: str) -> None:
+    def send(self, kind: str, instance: str, **detail: Any) -> None:
         """Put an event of EC2 into the queue, as EventBridge does."""
-        body = {"detail-type": kind, "source": "aws.ec2", "detail": {"instance-id": instance}}
+        body = {"detail-type": kind, "source": "aws.ec2", "detail": {"instance-id": instance, **detail}}
         self.clients.sqs.send_message(QueueUrl=self.config.queue_url, MessageBody=json.dumps(body))
 
     def metrics(self) -> dict[str, float]:

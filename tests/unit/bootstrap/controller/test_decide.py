@@ -226,6 +226,23 @@ def test_a_gang_that_held_forgets_earlier_attempts() -> None:
     assert world.known.attempts == 0
 
 
+def test_a_node_saves_and_is_replaced_before_its_maintenance_where_the_run_lasts_longer() -> None:
+    world = trained(World(settings(steps=100)))
+    first, second, third = world.in_service()
+    # The run takes 20 hours at p95, of which a half is left.
+    for key in world.in_service():
+        world.say(key, "training", done_steps=50)
+    world.maintenance = {first: world.now + timedelta(hours=14), "i-of-somebody-else": world.now}
+    world.run(15)
+    assert set(world.in_service()) == {first, second, third}
+    world.maintenance = {second: world.now + timedelta(hours=6)}
+    world.run(3)
+    assert world.nodes[second].leaving_at and set(world.in_service()) == {first, third}
+    world.run(12)
+    assert (world.phase, len(world.in_service())) == ("running", 3) and len(world.nodes) == 4
+    assert (world.known.interruptions, world.known.unfit_nodes) == (0, 0)
+
+
 def test_rebalance_recommendations_are_counted_and_end_nothing() -> None:
     world = trained(World(settings()))
     world.rebalanced = {world.in_service()[0], "i-of-somebody-else"}

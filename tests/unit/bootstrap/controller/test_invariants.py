@@ -34,7 +34,7 @@ class Event:
 
 KINDS = (
     "interrupt silent-interrupt no-capacity capacity slow fast bad hang stop run gave-up done new-run lost-actions "
-    "actions outage external-0 external-n drought rain scores no-scores"
+    "actions outage external-0 external-n drought rain scores no-scores maintenance"
 )
 EVENTS = st.builds(
     Event,
@@ -55,6 +55,8 @@ def happen(world: World, event: Event) -> None:
     spot: dict[Lifecycle, int] = {"on-demand": 9, "capacity-block": 9}
     if event.kind in ("interrupt", "silent-interrupt") and victim:
         world.interrupt(victim, notice=event.kind == "interrupt")
+    elif event.kind == "maintenance" and victim:
+        world.maintenance[victim] = world.now + timedelta(hours=10 * event.which)
     elif event.kind in ("no-capacity", "capacity"):
         world.capacity = {**spot, "spot": event.which % 3 if event.kind == "no-capacity" else 9}
     elif event.kind in ("drought", "rain"):

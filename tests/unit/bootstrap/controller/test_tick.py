@@ -20,7 +20,7 @@ from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
 from bootstrap.controller.gather import gather
 from bootstrap.controller.handler import TickError, handler, tick
-from bootstrap.controller.notices import INTERRUPTION, REBALANCE
+from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
 from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.engine.moto_extension.auto_scaling_launches import rooms
@@ -275,6 +275,20 @@ def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stac
     assert (state.phase, state.unfit_nodes) == ("waiting", 0)
     assert {state.instances[key].ended_at is None for key in [first, *others]} == {False}
     assert stack.tick(5).phase == "starting"
+
+
+def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Stack) -> None:
+    """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
+    first, second, third = stack.trained()
+    later = (stack.now + timedelta(hours=1)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    for node, status in ((first, "upcoming"), (second, "closed")):
+        entities = [{"entityValue": node}, {"entityValue": "i-0123456789abcdef0"}]
+        stack.send(HEALTH, "", statusCode=status, startTime=later, affectedEntities=entities)
+    soon = (stack.now + timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stack.send(RESERVATION, third, **{"instance-action": "terminate", "instance-termination-time": soon})
+    state = stack.tick()
+    assert [state.instances[node].interrupted for node in (first, second, third)] == [False, False, True]
+    assert sorted(stack.members("Terminating:Wait")) == sorted([first, third])
 
 
 def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:

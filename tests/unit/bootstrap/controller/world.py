@@ -174,6 +174,7 @@ class World:
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
     rebalanced: set[str] = field(default_factory=set)
+    maintenance: dict[str, datetime] = field(default_factory=dict)
     failed: list[FailedLaunch] = field(default_factory=list)
     state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
@@ -295,6 +296,7 @@ class World:
             ),
             interrupted=frozenset(self.interrupted),
             rebalanced=frozenset(self.rebalanced),
+            maintenance=dict(self.maintenance),
             reports={
                 key: said
                 for key, said in reports.items()
@@ -324,7 +326,7 @@ class World:
         seen = self.observe()
         decision = decide(self.config, self.state, seen, self.now)
         first = decision
-        self.interrupted, self.rebalanced, self.failed = set(), set(), []
+        self.interrupted, self.rebalanced, self.maintenance, self.failed = set(), set(), {}, []
         while True:
             self.state = decision.state
             self.decisions.append(decision)
@@ -365,10 +367,14 @@ class World:
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
         elif isinstance(action, GiveBack):
-            # In its launch it has no hook to wait for.
-            assert self.nodes[action.instance_id].state == "Pending:Wait"
             self.sizes[place] -= 1
-            self._end(action.instance_id)
+            if self.nodes[action.instance_id].state == "Pending:Wait":
+                # In its launch it has no hook to wait for.
+                self._end(action.instance_id)
+            else:
+                assert self.nodes[action.instance_id].state == "InService"
+                self.nodes[action.instance_id].state = "Terminating:Wait"
+                self.nodes[action.instance_id].leaving_at = self.now
         elif isinstance(action, EndStaying):
             assert (self.nodes[action.instance_id].state, self.sizes.get(place, 0)) == ("InService", 0)
             self.nodes[action.instance_id].state = "Terminating:Wait"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import os
 import re
@@ -189,6 +190,24 @@ def test_node_that_stays_announces_nothing(files: NoticeFiles) -> None:
     training.announce_saved()
     training.close()
     assert list(files.path.parent.iterdir()) == []
+
+
+def test_scheduled_maintenance_asks_for_a_checkpoint_once_and_ends_nothing(service: LocalImds, client: Imds) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/viewing_scheduled_events.html"""
+    event = {"NotBefore": "5 Dec 2026 09:00:43 GMT", "Code": "instance-retirement", "State": "completed"}
+    watcher = Watcher(client, signals=False)
+    for value in ("[]", "not JSON", json.dumps([event])):
+        service.values["events/maintenance/scheduled"] = value
+        assert watcher.poll_imds(client)
+        assert watcher.save_notice is None
+    service.values["events/maintenance/scheduled"] = json.dumps([{**event, "State": "active"}])
+    watcher.poll_imds(client)
+    assert str(watcher.save_notice) == (
+        "events/maintenance/scheduled (instance-retirement from 5 Dec 2026 09:00:43 GMT)"
+    )
+    watcher.save_done()
+    watcher.poll_imds(client)
+    assert (watcher.save_notice, watcher.stop_notice) == (None, None)
 
 
 def test_rebalance_goes_through_the_drain_file_once(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
