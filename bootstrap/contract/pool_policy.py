@@ -186,7 +186,7 @@ class Adaptive(Generic[Pool]):
     def worth(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
         """Return the pools of ``rank`` that are worth asking now; the restarts of on-demand nodes spend slack, too."""
         ranked = self.rank(view)
-        if view.mode is not Mode.ON_DEMAND:
+        if view.mode is not Mode.ON_DEMAND or not ranked:
             return ranked
         terms, worth = self._terms(view, ranked), []
         for prospect in ranked:

@@ -257,10 +257,12 @@ def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int)
     usd = f"{on_demand.usd_per_hour:g} USD an hour ({on_demand.source}, {on_demand.as_of})"
     notes: list[object] = [*history.skipped, f"on-demand {history.instance_type} costs {usd}"]
     if not traces:
-        traces = assume_capacity(history, nodes=nodes)
-        notes.append(
-            f"no trace is given: {zones} are assumed to have capacity all the time, so that only prices differ"
-        )
+        traces, left_out = assume_capacity(history, nodes=nodes)
+        names = ", ".join(trace.name for trace in traces)
+        notes += [
+            *left_out,
+            f"no trace is given: {names} are assumed to have capacity all the time: only prices differ",
+        ]
     write_notes(notes)
     return traces, on_demand.usd_per_hour / usd_by_tick(history, traces)
 

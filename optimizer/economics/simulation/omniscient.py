@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.economics.simulation.job import SimulatedJob
-from optimizer.economics.simulation.simulator import Runs, over_ticks
+from optimizer.economics.simulation.simulator import Runs
 from optimizer.performance.types import Bools, Floats
 
 # Rows of the modes; from _SPOT on a row a pool.
@@ -49,7 +49,8 @@ def lower_bound(available: Bools, gap_s: float, job: SimulatedJob, prices: Float
         available: the pool has the gang; shape (runs, pools, ticks).
         prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
     """
-    lengths, stretches, rates = _stretches(available, over_ticks(prices, available), gap_s / 3600, job.deadline_hours)
+    by_tick = np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
+    lengths, stretches, rates = _stretches(available, by_tick, gap_s / 3600, job.deadline_hours)
     count = len(available)
     too_little = _Sequences(*(np.zeros(count) for _ in _Sequences._fields))
     enough = _best_sequences(lengths, stretches, job, rates, np.full(count, _ANY_PRICE))

@@ -23,6 +23,9 @@ from optimizer.performance.types import Floats
 
 # Tick of pools that have no trace: that of the published traces of 2022.
 ASSUMED_GAP_S = 600.0
+# Prices of pools with capacity change several times a week; the bounds are choices of ours.
+MOST_AGE_S = 14 * 86400
+LEAST_SPAN = 0.5  # of the history's time
 _FORMAT = (
     '{"SpotPriceHistory": [{"AvailabilityZone": ..., "InstanceType": ..., "ProductDescription": "Linux/UNIX", '
     '"SpotPrice": ..., "Timestamp": ...}, ...]}'
@@ -89,16 +92,36 @@ def read_histories(paths: Sequence[Path]) -> PriceHistory:
     return PriceHistory(instance_type=types[0], zones=tuple(zones), skipped=tuple(skipped))
 
 
-def assume_capacity(history: PriceHistory, *, nodes: int) -> list[CapacityTrace]:
-    """Traces of pools that always have capacity, from the moment when all zones have a price to the newest entry."""
-    start = max(float(zone.since[0]) for zone in history.zones)
+def assume_capacity(history: PriceHistory, *, nodes: int) -> tuple[list[CapacityTrace], list[str]]:
+    """Traces of pools that always have capacity, from the moment when all have a price to the newest entry.
+
+    Returns:
+        The traces, and the zones left out with the reason: one without a new price for days may have no capacity, and
+        one that opened late would cut the time of all.
+    """
+    first, kept, left_out = min(float(zone.since[0]) for zone in history.zones), [], []
+    for zone in history.zones:
+        age_s, span_s = (history.newest - float(at) for at in (zone.since[-1], zone.since[0]))
+        if age_s > MOST_AGE_S:
+            left_out.append(
+                f"{zone.zone_name} is left out: its last price is {age_s / 86400:.0f} days older than others'"
+            )
+        elif span_s < LEAST_SPAN * (history.newest - first):
+            left_out.append(f"{zone.zone_name} is left out: its prices begin {span_s / 3600:.3g} h before the end")
+        else:
+            kept.append(zone)
+    if not kept:
+        raise InvalidInputError(
+            "--price-history has no zone with recent prices over half of its time",
+            why="; ".join(left_out),
+            next_step=_COMMAND,
+        )
+    start = max(float(zone.since[0]) for zone in kept)
     ticks = int((history.newest - start) // ASSUMED_GAP_S)
     begin = datetime.fromtimestamp(start, UTC)
     always = np.full(max(ticks, 1), nodes, dtype=np.int64)
-    return [
-        CapacityTrace(name=zone.zone_name, gap_s=ASSUMED_GAP_S, nodes=always, start_time=begin)
-        for zone in history.zones
-    ]
+    traces = [CapacityTrace(name=zone.zone_name, gap_s=ASSUMED_GAP_S, nodes=always, start_time=begin) for zone in kept]
+    return traces, left_out
 
 
 def usd_by_tick(history: PriceHistory, traces: Sequence[CapacityTrace]) -> Floats:

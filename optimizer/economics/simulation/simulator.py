@@ -94,11 +94,11 @@ def simulate(
     random = np.random.default_rng(seed)
     count = len(available)
     restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
-    by_tick = over_ticks(prices, available).transpose(0, 2, 1)
     played = []
-    for window, price, restart, lost in zip(available, by_tick, restarts, losses, strict=True):
+    for window, by_pool, restart, lost in zip(available, prices, restarts, losses, strict=True):
+        price = by_pool.T.tolist() if by_pool.ndim == 2 else [by_pool.tolist()] * window.shape[1]
         policy = new_policy(len(window), job)
-        run = SimulatedRun(window.tolist(), gap_hours, job, launching, price.tolist(), policy, restart, lost)
+        run = SimulatedRun(window.tolist(), gap_hours, job, launching, price, policy, restart, lost)
         run.play()
         played.append(run)
 
@@ -114,11 +114,6 @@ def simulate(
         refusals=column("refusals"),
         moves=column("moves"),
     )
-
-
-def over_ticks(prices: Floats, available: Bools) -> Floats:
-    """Prices of each tick, shape (runs, pools, ticks), from those or from constant ones, shape (runs, pools)."""
-    return np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
 
 
 class SimulatedRun:
@@ -146,6 +141,8 @@ class SimulatedRun:
     ) -> None:
         self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
         self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
+        # A policy that never leaves on-demand nodes is not asked in each of their ticks.
+        self._stays_on_demand = getattr(policy, "stays_on_demand", False)
         self._present, self._tick = prices[0], 0
         self._delays = Delays(
             restart_hours=job.restart_hours,
@@ -169,6 +166,9 @@ class SimulatedRun:
             if self.work <= DONE_HOURS:
                 return
             self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
+            if self.mode is Mode.ON_DEMAND and self._stays_on_demand:
+                self.advance(self._job.deadline_hours - elapsed)
+                return
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             working = self.mode is Mode.SPOT and self.loading_hours <= 0
             # No policy leaves working nodes of the cheapest pool that it has kept while they worked: slack stays.

@@ -50,9 +50,24 @@ def test_a_tick_has_the_price_in_force_whatever_the_order_of_the_entries(tmp_pat
     assert [zone.zone_name for zone in history.zones] == ["us-east-1a", "us-east-1b", "us-east-1c"]
     traces = [trace("pool-us-east-1a.json", 4), trace("us-east-1b_p5.json", 4), trace("use1-az4.json", 4)]
     assert usd_by_tick(history, traces).tolist() == [[20, 20, 30, 30], [10, 18, 18, 18], [25, 25, 25, 25]]
-    assumed = assume_capacity(history, nodes=3)
+    assumed, left_out = assume_capacity(history, nodes=3)
     # From the hour when all zones have a price, 0, to the newest entry, 4.
     assert {(len(one.nodes), one.start_time, int(one.nodes.min())) for one in assumed} == {(24, START, 3)}
+    assert not left_out
+
+
+def test_an_old_or_short_zone_is_left_out_by_name(tmp_path: Path) -> None:
+    """A price of 80 days ago counted as capacity throughout, and a zone of two hours cut the time of all to two."""
+    days = [entry("a", 24 * day, 20) for day in range(90)]
+    path = write(
+        tmp_path / "h.json", *days, entry("b", 24 * 9, 3.1), entry("c", 24 * 89 - 2, 9), entry("c", 24 * 89, 9)
+    )
+    assumed, left_out = assume_capacity(read_histories([path]), nodes=1)
+    assert [trace.name for trace in assumed] == ["us-east-1a"] and assumed[0].hours > 88 * 24
+    assert [text.split(" is left out: ") for text in left_out] == [
+        ["us-east-1b", "its last price is 80 days older than others'"],
+        ["us-east-1c", "its prices begin 2 h before the end"],
+    ]
 
 
 def test_unusable_entries_are_skipped_with_their_line(tmp_path: Path) -> None:
