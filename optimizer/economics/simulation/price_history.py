@@ -25,7 +25,7 @@ from optimizer.performance.types import Floats
 ASSUMED_GAP_S = 600.0
 # Prices of pools with capacity change several times a week; the bounds are choices of ours.
 MOST_AGE_S = 14 * 86400
-LEAST_SPAN = 0.5  # of the history's time
+LEAST_SPAN = 0.25  # of the history's time
 _FORMAT = (
     '{"SpotPriceHistory": [{"AvailabilityZone": ..., "InstanceType": ..., "ProductDescription": "Linux/UNIX", '
     '"SpotPrice": ..., "Timestamp": ...}, ...]}'
@@ -112,7 +112,7 @@ def assume_capacity(history: PriceHistory, *, nodes: int) -> tuple[list[Capacity
             kept.append(zone)
     if not kept:
         raise InvalidInputError(
-            "--price-history has no zone with recent prices over half of its time",
+            "--price-history has no zone with recent prices over a quarter of its time",
             why="; ".join(left_out),
             next_step=_COMMAND,
         )

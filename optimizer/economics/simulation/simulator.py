@@ -166,14 +166,12 @@ class SimulatedRun:
             if self.work <= DONE_HOURS:
                 return
             self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
-            if self.mode is Mode.ON_DEMAND and self._stays_on_demand:
-                self.advance(self._job.deadline_hours - elapsed)
-                return
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             working = self.mode is Mode.SPOT and self.loading_hours <= 0
             # No policy leaves working nodes of the cheapest pool that it has kept while they worked: slack stays.
             kept = working and kept_launch == self._launches and self.has_capacity(self.pool)
-            if kept and prices[self.pool] <= min(prices):
+            stays = self.mode is Mode.ON_DEMAND and self._stays_on_demand
+            if stays or (kept and prices[self.pool] <= min(prices)):
                 self.advance(step)
                 continue
             before = self._launches
