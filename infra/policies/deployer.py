@@ -118,11 +118,6 @@ def deployer_policy(
         allow("Bucket", _actions("s3", "bucket"), names.bucket_arn),
         allow("Objects", _actions("s3", "objects"), f"{names.bucket_arn}/*"),
         allow(
-            "Parameters",
-            ["ssm:GetParametersByPath", "ssm:PutParameter"],
-            [here("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
-        ),
-        allow(
             "Logs",
             _actions("logs", "groups"),
             [f"{here('logs', f'log-group:{group}')}{streams}" for group in log_groups for streams in ("", ":*")],

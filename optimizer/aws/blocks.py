@@ -166,24 +166,6 @@ def bought(client: EC2Client, offering: Offering) -> list[Any]:
     ]
 
 
-def may_buy(client: EC2Client, offering: Offering) -> bool:
-    """Return whether the credentials may buy, by PurchaseCapacityBlock's DryRun, which makes no request.
-
-    Raises:
-        ClientError: AWS refuses for another reason.
-        UnusableAnswerError: AWS did not answer as to a dry run.
-    """
-    try:
-        client.purchase_capacity_block(DryRun=True, CapacityBlockOfferingId=offering.id, InstancePlatform=PLATFORM)
-    except ClientError as error:
-        if errors.code(error) == "DryRunOperation":
-            return True
-        if errors.is_not_permitted(error):
-            return False
-        raise
-    raise errors.UnusableAnswerError("PurchaseCapacityBlock with DryRun answered without DryRunOperation")
-
-
 def buy(client: EC2Client, offering: Offering) -> Any:
     """Buy an offering and return its reservation, as AWS describes it.
 

@@ -9,12 +9,11 @@ the new one's first checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
-from s3transfer.subscribers import BaseSubscriber
 
 from bootstrap.contract.checkpoint import (
     ENGINE_PREFIX,
@@ -103,17 +102,6 @@ def _check_files(contents: Contents, sizes: Mapping[str, int | None]) -> None:
             raise ManifestError(f"{name} {got}, and its manifest says {size}")
 
 
-class _Progress(BaseSubscriber):
-    """Says how far the copies are, from the transfer's threads."""
-
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
-        self._total, self._say, self._done = total, say, 0
-
-    def on_progress(self, future: object, bytes_transferred: int, **_: object) -> None:
-        self._done += bytes_transferred
-        self._say(f"{self._done / GIB:,.2f} of {self._total / GIB:,.2f} GiB are there")
-
-
 def copy(
     source: S3Client,
     target: S3Client,
@@ -134,20 +122,20 @@ def copy(
     """
     there = _list_sizes(target, to_bucket, prefix)
     missing = {key: size for key, size in carried.objects.items() if not _is_checkpoint(key) or there.get(key) != size}
-    progress = _Progress(sum(missing.values()), say)
+    total, done = sum(missing.values()), 0
 
-    def copy_all(keys: Iterable[str]) -> None:
+    def copy_all(keys: Sequence[str]) -> None:
+        nonlocal done
         config = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=16)
         with create_transfer_manager(target, config) as manager:
-            copies = [
-                manager.copy(
-                    {"Bucket": from_bucket, "Key": f"{prefix}/{key}"}, to_bucket, f"{prefix}/{key}", CHECKSUM,
-                    [progress], source,
-                )
-                for key in keys
-            ]  # fmt: skip
-            for running in copies:
+            copies = {}
+            for key in keys:
+                place = {"Bucket": from_bucket, "Key": f"{prefix}/{key}"}
+                copies[key] = manager.copy(place, to_bucket, place["Key"], CHECKSUM, source_client=source)
+            for key, running in copies.items():
                 running.result()
+                done += missing[key]
+                say(f"{done / GIB:,.2f} of {total / GIB:,.2f} GiB are there")
         arrived = _list_sizes(target, to_bucket, prefix)
         for key in keys:
             if arrived.get(key) != missing[key]:
@@ -161,4 +149,4 @@ def copy(
     copy_all([key for key in missing if key != carried.manifest])
     if carried.manifest in missing:
         copy_all([carried.manifest])
-    return sum(missing.values())
+    return total

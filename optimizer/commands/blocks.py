@@ -175,7 +175,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     says how to look.
 
     Afterwards the lines for the request are printed that make a plan for the block: its start and end follow. Without
-    --buy AWS is only asked whether the credentials may buy (a dry run). Needs ec2:DescribeCapacityBlockOfferings,
+    --buy AWS is only asked for the price. Needs ec2:DescribeCapacityBlockOfferings,
     ec2:DescribeCapacityReservations and ec2:PurchaseCapacityBlock, which gpufleet stack policy does not list.
 
     Exit status: 0 bought, or it could be; 1 refused by AWS, or unknown; 2 wrong usage or price; 3 not offered (any
@@ -191,7 +191,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     say(_describe(offering, search))
     again = shlex.join(["gpufleet", "blocks", "buy", offering_id, *_again(plan, plan_number, search)])
     if not buys:
-        _dry_run(offering, search, f"{again} --buy")
+        say(f"nothing was bought; to buy it: {again} --buy")
         return
     if typed is None:
         typed = _ask_price(again)
@@ -333,15 +333,6 @@ def _describe(offering: Offering, search: Search) -> str:
         usd = offering.surplus_usd(search.nodes)
         lines.append(f"surplus: {counted(surplus, 'node')} more than asked for, {usd:,.2f} USD of the price")
     return "\n".join(lines)
-
-
-def _dry_run(offering: Offering, search: Search, again: str) -> None:
-    if not _ask_aws(lambda: blocks.may_buy(clients.ec2_once(search.region), offering)):
-        raise GpufleetError(
-            "nothing was bought, and these credentials may not buy it",
-            next_step="allow ec2:PurchaseCapacityBlock; gpufleet stack policy leaves it out on purpose",
-        )
-    say(f"nothing was bought; to buy it: {again}")
 
 
 def _parse_price(text: str) -> Decimal:

@@ -12,12 +12,10 @@ from typing import Any
 import click
 
 from bootstrap.contract.state import ENDED, ControllerState
-from infra.offline.preview import resources
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
 from optimizer.commands.preflight import check, write_findings
-from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
@@ -69,14 +67,7 @@ def deploy(
     if config:
         change_stack_file(stack_path(directory, stack), config)
     prepare(plan, stack, directory, again, accept_stale_prices=accept_stale_prices)
-    carry_out(stack, directory, count_declared=lambda: count_declared(stack, directory))
-
-
-def count_declared(stack: str, directory: Path) -> int:
-    """Count the resources that a stack's program declares."""
-    file = read_stack(stack, directory)
-    with patience("counting the stack's resources"):
-        return len(resources(file.plan, stack=stack, config=file.config_texts)) + 1  # the stack itself
+    carry_out(stack, directory)
 
 
 def follow_run(

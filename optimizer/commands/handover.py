@@ -16,7 +16,7 @@ from bootstrap.contract.words import counted
 from infra.control_settings import job_id
 from infra.naming import Names
 from infra.s3_uri import read_s3_prefix
-from optimizer.aws import clients, control, copying, errors, paging
+from optimizer.aws import clients, control, copying, errors
 from optimizer.aws.copying import Carried
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.deploying import deploy, run_recommend
@@ -136,8 +136,6 @@ def stand_up(
     waiting = {**config, "gpufleet:waits": True}
     deploy(plan, name, directory, again, config=waiting, accept_stale_prices=accept_stale_prices)
     names, caller = resolve_names(read_stack(name, directory))
-    if origin := find_stack(source, directory):
-        _name_missing_parameters(resolve_names(origin)[0], names)
     request = read_asked(names)
     if request is None or request.want != "stop" or not request.moved_to:
         ask(names, caller, "stop", moved_to=source)
@@ -197,28 +195,6 @@ def hand_over(source: StackFile, names: Names, target: Names, caller: str, again
         f"{names.region} has no node and costs {rate:,.3f} USD an hour, on the same meter, until "
         f"gpufleet down --stack {source.stack}; its checkpoints stay"
     )
-
-
-def _name_missing_parameters(source: Names, target: Names) -> None:
-    """Name the parameters that the training command may read of the old stack and the new one lacks.
-
-    https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_GetParametersByPath.html
-    """
-    named = []
-    for names in (source, target):
-        below = {"Path": names.parameter_path, "Recursive": True}
-        try:
-            listed = list(paging.pages(clients.ssm(names.region), "get_parameters_by_path", "Parameters", **below))
-        except errors.AWS_ERRORS as error:
-            say(f"note: parameters below {names.parameter_path} cannot be listed: {errors.reason(error)}", err=True)
-            return
-        named.append({item["Name"].removeprefix(names.parameter_path) for item in listed})
-    if missing := sorted(named[0] - named[1]):
-        say(
-            f"note: {', '.join(missing)} below {source.parameter_path} are not below {target.parameter_path} in "
-            f"{target.region}; where the training command reads them, put them there: aws ssm put-parameter",
-            err=True,
-        )
 
 
 def _settle(names: Names) -> ControllerState | None:

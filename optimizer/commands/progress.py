@@ -40,25 +40,13 @@ def steps(title: str, total: int, *, is_patient: bool = False) -> Iterator[Calla
 
 
 @contextmanager
-def relayed(
-    title: str, is_done: Callable[[str], bool] | None = None, count_steps: Callable[[], int] = lambda: 0
-) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line of progress.
-
-    On a terminal a bar below the lines counts those of which ``is_done`` is true, out of ``count_steps`` (0: unknown);
-    without ``is_done`` it shows the time gone.
-    """
+def relayed(title: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a line of another's progress; a terminal shows the time gone below the lines."""
     if not sys.stderr.isatty():
         yield lambda line: click.echo(line, err=True)
         return
-    with _bar(title, count_steps() or None, ticks=True, counts=is_done is not None) as (bar, task):
-
-        def show(line: str) -> None:
-            bar.console.print(line, markup=False, highlight=False)
-            if is_done is not None and is_done(line):
-                bar.advance(task)
-
-        yield show
+    with _bar(title, None, ticks=True, counts=False) as (bar, _):
+        yield lambda line: bar.console.print(line, markup=False, highlight=False)
 
 
 @contextmanager

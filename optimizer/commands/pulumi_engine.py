@@ -5,7 +5,6 @@ https://www.pulumi.com/docs/iac/concepts/automation-api/
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +33,6 @@ _REMEDIES = {
 }
 
 
-_DONE = re.compile(r"^\s*[-+~]+\s+\S+ \S+ (created|updated|replaced|deleted)\b")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StateResource:
     """A resource of a stack, with the provider's id."""
@@ -55,10 +51,8 @@ def require_pulumi() -> None:
         )
 
 
-def carry_out(stack: str, directory: Path, *, count_declared: Callable[[], int]) -> None:
+def carry_out(stack: str, directory: Path) -> None:
     """Run ``pulumi up``; make the stack where it is new. Pulumi's progress goes to standard error.
-
-    ``count_declared`` counts the resources that the program declares: the stack gets those that it lacks.
 
     Raises:
         GpufleetError: Pulumi failed, or was interrupted.
@@ -67,10 +61,10 @@ def carry_out(stack: str, directory: Path, *, count_declared: Callable[[], int])
     with _explained("pulumi up", again):
         # https://www.pulumi.com/docs/reference/pkg/python/pulumi/#pulumi.automation.create_or_select_stack
         program = automation.create_or_select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        with relayed(f"stack {stack}", is_done, lambda: max(0, count_declared() - len(_state(program)))) as show:
+        with relayed(f"stack {stack}") as show:
             _run(
                 lambda: program.up(
-                    on_output=_told_to(show), color="never", suppress_progress=True, suppress_outputs=True
+                    on_output=_without_blanks(show), color="never", suppress_progress=True, suppress_outputs=True
                 ),
                 again,
             )
@@ -86,12 +80,10 @@ def take_down(stack: str, directory: Path) -> list[StateResource]:
     again = f"gpufleet down --stack {stack}, again: it goes on where this ended"
     with _explained("pulumi destroy", again):
         program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        with relayed(
-            f"stack {stack}", is_done, lambda: sum(not resource.get("protect") for resource in _state(program))
-        ) as show:
+        with relayed(f"stack {stack}") as show:
             _run(
                 lambda: program.destroy(
-                    on_output=_told_to(show), color="never", suppress_progress=True, exclude_protected=True
+                    on_output=_without_blanks(show), color="never", suppress_progress=True, exclude_protected=True
                 ),
                 again,
             )
@@ -151,14 +143,5 @@ def _explained(command: str, again: str) -> Iterator[None]:
         raise GpufleetError(f"{command} failed: {complaint}", next_step=remedy) from error
 
 
-def _told_to(show: Callable[[str], None]) -> Callable[[str], None]:
-    def tell(line: str) -> None:
-        if line.strip():
-            show(line)
-
-    return tell
-
-
-def is_done(line: str) -> bool:
-    """Tell whether a line of Pulumi's is the end of one resource's change: " +  aws:ec2/vpc:Vpc net created (2s)"."""
-    return bool(_DONE.match(line))
+def _without_blanks(show: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: show(line) if line.strip() else None

@@ -16,7 +16,6 @@ from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.options import FiniteRange, FurtherOption, Hours, LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
-from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import steps
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.units import rounded
@@ -154,7 +153,6 @@ Example:
     show_default=True,
     help="Seed of starts and delays.",
 )
-@plot_option
 @format_option
 def command(
     first_traces: tuple[Path, ...],
@@ -168,7 +166,6 @@ def command(
     price_histories: tuple[Path, ...],
     try_minutes: float,
     move_hours: float,
-    plot: Path | None,
     output_format: str,
     **job: Any,
 ) -> None:
@@ -188,8 +185,6 @@ def command(
     metadata.start_time. Without a trace every zone of the history is assumed to have capacity all the time.
     """
     together = together or bool(price_histories)
-    if plot:
-        check_plot(plot)
     paths = (*first_traces, *more_traces)
     if not paths and not price_histories:
         raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
@@ -231,8 +226,6 @@ def command(
     if output_format == "table" and len(traces) > 1 and not together:
         click.echo()
         write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces", spare=_SPARE)
-    if plot:
-        _draw(plot, results)
 
 
 def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int) -> tuple[list[CapacityTrace], Floats]:
@@ -265,25 +258,6 @@ def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int)
         ]
     write_notes(notes)
     return traces, on_demand.usd_per_hour / usd_by_tick(history, traces)
-
-
-def _draw(path: Path, results: Sequence[PolicyFigures]) -> None:
-    figure = new_figure(9, 5)
-    axes = figure.add_subplot()
-    policies = list(dict.fromkeys(result.policy for result in results))
-    by_trace = [results[place : place + len(policies)] for place in range(0, len(results), len(policies))]
-    # From the pool with the most capacity to that with the least, as the last policy's cost has it.
-    by_trace.sort(key=lambda of_trace: of_trace[-1].mean_normalised_cost)
-    for number, policy in enumerate(policies):
-        costs = [of_trace[number].mean_normalised_cost for of_trace in by_trace]
-        axes.plot(range(len(costs)), costs, "o-", markersize=3, label=policy)
-    axes.set_xticks(range(len(by_trace)), [of_trace[0].trace.removesuffix(".json") for of_trace in by_trace])
-    axes.tick_params("x", labelrotation=90, labelsize=6)
-    axes.set_ylabel("mean cost (on-demand = 1)")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    save_plot(figure, path)
 
 
 def _row(result: PolicyFigures) -> dict[str, Any]:

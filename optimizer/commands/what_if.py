@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,7 +12,6 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands.options import FurtherOption, LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
-from optimizer.commands.plot import check_plot, new_figure, plot_option, save_plot
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
@@ -22,9 +21,6 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingF
 from optimizer.contract.request import Constraints, Workload
 from optimizer.contract.units import parse_hours, parse_usd
 from optimizer.what_if import Axis, CurvePoint, find_curves
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLUMNS = {
     "against": "against",
@@ -41,7 +37,6 @@ COLUMNS = {
     "cost_usd_expected": "USD",
     "cost_usd_p95": "p95 USD",
 }
-_LABELS: dict[Axis, str] = {"deadline": "deadline, h", "nodes": "nodes", "budget": "budget, USD"}
 _PARSERS: dict[Axis, Callable[[str], float]] = {"deadline": parse_hours, "nodes": int, "budget": parse_usd}
 _REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
 
@@ -77,7 +72,7 @@ def _wrong_values(text: str, reason: str = "") -> InvalidInputError:
 Example:
   gpufleet what-if request.yaml
   gpufleet what-if request.yaml --against deadline=12h,24h,48h,3d --format csv
-  gpufleet what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --plot curves.svg
+  gpufleet what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --against nodes
 """,
 )
 @click.option(
@@ -87,10 +82,6 @@ Example:
     help="Curve to show: deadline, nodes or budget, also with the values to try (deadline=12h,3d; nodes=1,2,4; "
     "budget=100,1k); repeatable.  [default: all three]",
 )
-# Earlier forms of --against deadline=..., nodes=... and budget=...
-@click.option("--deadlines", hidden=True)
-@click.option("--node-counts", hidden=True)
-@click.option("--budgets", hidden=True)
 @click.option(
     "--points",
     cls=FurtherOption,
@@ -99,16 +90,11 @@ Example:
     show_default=True,
     help="Points of a curve without values, from the fastest plan to the cheapest.",
 )
-@plot_option
 @calibration_option
 @format_option
 def command(
     against: tuple[str, ...],
-    deadlines: str | None,
-    node_counts: str | None,
-    budgets: str | None,
     points: int,
-    plot: Path | None,
     calibration: Path | None,
     output_format: str,
     request_file: Path | None,
@@ -121,10 +107,7 @@ def command(
     count, the fastest at a current price for a budget. Limits bind the 95th percentile. Old spot prices (~) count only
     where no plan at a current price keeps the limits. Exit status 3: no point has a plan.
     """
-    if plot:
-        check_plot(plot)
-    earlier = zip(_PARSERS, (deadlines, node_counts, budgets), strict=True)
-    curves = _parse_against([*against, *(f"{axis}={values}" for axis, values in earlier if values is not None)])
+    curves = _parse_against(against)
     request = read_request(request_file, flags)
     too_many = [count for count in curves.get("nodes", ()) if count > request.constraints.max_nodes]
     if too_many:
@@ -170,8 +153,6 @@ def command(
     old = [point.plan.spot_range.age_days for point in curve_points if point.plan and point.plan.spot_range]
     if old and output_format == "table":
         write_notes([f"spot prices (~) are {counted(max(old), 'day')} old: gpufleet recommend --refresh reads today's"])
-    if plot:
-        _draw(plot, curve_points)
 
 
 # The request's own parameters have one definition, recommend's.
@@ -197,32 +178,3 @@ def _row(point: CurvePoint) -> dict[str, Any]:
         "cost_usd_p95": plan.cost_usd.p95,
         "price_stale": "yes" if plan.spot_range else "no",
     }
-
-
-def _draw(path: Path, curve_points: Sequence[CurvePoint]) -> None:
-    axes = list(dict.fromkeys(point.against for point in curve_points))
-    figure = new_figure(4.5 * len(axes), 4)
-    for place, name in enumerate(axes, start=1):
-        _draw_curve(figure.add_subplot(1, len(axes), place), name, [p for p in curve_points if p.against == name])
-    save_plot(figure, path)
-
-
-def _draw_curve(axes: Axes, against: Axis, curve_points: Sequence[CurvePoint]) -> None:
-    drawn = [(point.value, point.plan) for point in curve_points if point.plan]
-    values = [value for value, _ in drawn]
-    by_budget = against == "budget"
-    spreads = [plan.hours if by_budget else plan.cost_usd for _, plan in drawn]
-    heights = [spread.expected for spread in spreads]
-    axes.plot(values, heights, "o-", label="expected")
-    axes.plot(values, [spread.p95 for spread in spreads], "--", label="p95")
-    axes.set_xscale("log", base=2 if against == "nodes" else 10)
-    axes.set_xlabel(_LABELS[against])
-    axes.set_ylabel("hours" if by_budget else "USD")
-    if heights and max(heights) > 10 * min(heights):
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.grid(alpha=0.3)
-    axes.legend()

@@ -63,11 +63,6 @@ def block(**changes: Any) -> dict[str, Any]:
 def market(aws: FakeAws) -> FakeAws:
     """An account that may buy, without a block, and two offers."""
 
-    def purchase(params: dict[str, Any]) -> Any:
-        if params.get("DryRun"):
-            return Refusal("DryRunOperation", 412)
-        return {"CapacityReservation": block()}
-
     other = [block(State="payment-failed"), block(TotalInstanceCount=4), block(ReservationType="default")]
     aws.answers = {
         "DescribeCapacityBlockOfferings": [
@@ -75,14 +70,14 @@ def market(aws: FakeAws) -> FakeAws:
             {"CapacityBlockOfferings": [offering("cb-short", "60", StartDate=END - timedelta(hours=5))]},
         ],
         "DescribeCapacityReservations": {"CapacityReservations": other},
-        "PurchaseCapacityBlock": purchase,
+        "PurchaseCapacityBlock": {"CapacityReservation": block()},
     }
     return aws
 
 
 def purchases(market: FakeAws) -> list[dict[str, Any]]:
-    """Purchases asked for that were no dry run."""
-    return [call for call in market.asked("PurchaseCapacityBlock") if not call.get("DryRun")]
+    """Purchases asked for."""
+    return market.asked("PurchaseCapacityBlock")
 
 
 def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
@@ -152,7 +147,7 @@ def test_buy_shows_and_buys_nothing_without_the_exact_price(
     code, out, _ = gpufleet(*BUY, plan)
     assert code == 0 and "price: 566.40 USD upfront, 11.80 USD a node and hour" in out
     assert f"nothing was bought; to buy it: gpufleet blocks buy {ID} {plan} --region us-east-1 --buy" in out
-    assert [call["DryRun"] for call in market.asked("PurchaseCapacityBlock")] == [True]
+    assert purchases(market) == []
     for arguments, status, says in [
         (("--buy",), 2, "standard input is no terminal"),
         (("--price", "566.40"), 2, "--price buys nothing without --buy"),
@@ -233,7 +228,3 @@ def test_an_unknown_outcome_says_where_to_look_and_a_refusal_that_nothing_was_bo
     market.answers["PurchaseCapacityBlock"] = Refusal("UnauthorizedOperation", 403)
     code, _, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
     assert code == 1 and "was not bought" in err
-    code, _, err = gpufleet(*BUY, plan)
-    assert code == 1 and "allow ec2:PurchaseCapacityBlock" in err
-    market.answers["PurchaseCapacityBlock"] = {}  # a dry run that did not answer like one
-    assert gpufleet(*BUY, plan)[0] == 1

@@ -12,7 +12,7 @@ import pytest
 from optimizer.cli import cli
 from optimizer.contract.errors import InvalidInputError
 
-FLAGS = ("--out", "--save", "--plot")
+FLAGS = ("--out", "--save")
 
 
 def outputs(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
@@ -39,7 +39,7 @@ def fails(*words: str) -> InvalidInputError:
 
 
 def test_the_list_has_the_long_ones() -> None:
-    assert {("recommend", "--save"), ("simulate", "--plot"), ("estimate", "--out"), *FOLDERS} <= set(COMMANDS)
+    assert {("recommend", "--save"), ("estimate", "--out"), *FOLDERS} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

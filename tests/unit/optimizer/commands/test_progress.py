@@ -7,7 +7,6 @@ import rich.progress  # noqa: F401 - takes the clock when it is imported, which 
 
 from optimizer.commands import progress
 from optimizer.commands.progress import patience, relayed, steps
-from optimizer.commands.pulumi_engine import is_done
 
 
 def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,38 +56,6 @@ def test_steps_of_a_short_work_are_not_told(
     assert capsys.readouterr().err == "policies, 2 of 2: adaptive\n"
 
 
-@pytest.mark.parametrize(("total", "counted"), [(2, "1/2"), (0, "1/?")])
-def test_a_terminal_counts_what_another_program_has_done(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, total: int, counted: str
-) -> None:
-    lines = [" +  aws:ec2/vpc:Vpc net creating (0s)", " +  aws:ec2/vpc:Vpc net created (2s)"]
-    with relayed("stack dev", is_done, lambda: total) as show:
-        show(lines[0])
-    assert capsys.readouterr().err == lines[0] + "\n"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    with relayed("stack dev", is_done, lambda: total) as show:
-        for line in lines:
-            show(line)
-        time.sleep(0.3)  # a bar is redrawn ten times a second
-    shown = capsys.readouterr().err
-    assert all(line in shown for line in lines) and "stack dev" in shown and counted in shown
-
-
-@pytest.mark.parametrize(
-    ("line", "done"),
-    [
-        (" +  pulumi:pulumi:Stack gpufleet-dev creating (0s)", False),
-        (" -  aws:ec2/securityGroup:SecurityGroup nodes deleted (61s)", True),
-        (" ++ aws:ec2/launchTemplate:LaunchTemplate nodes created replacement (1s)", True),
-        ("    + 71 created", False),
-        ("Outputs:", False),
-    ],
-)
-def test_a_line_of_pulumi_ends_a_change_or_not(line: str, done: bool) -> None:
-    assert is_done(line) is done
-
-
 def test_a_terminal_shows_how_long_lines_without_a_count_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,4 +66,3 @@ def test_a_terminal_shows_how_long_lines_without_a_count_take(
         time.sleep(0.2)
     shown = capsys.readouterr().err
     assert all(words in shown for words in ("nodes: 2 InService", "nodes save and end", "0:00:00"))
-    assert "0/?" not in shown

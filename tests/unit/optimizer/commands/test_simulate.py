@@ -55,13 +55,6 @@ def test_all_traces_together_are_a_table_at_80_columns(
     assert "Left out at 80 columns: trace, starts" in simulate(trace, str(second), "--together")
 
 
-def test_the_plot_has_a_line_a_policy(trace: str, tmp_path: Path) -> None:
-    simulate(trace, "--policy", "greedy", "--policy", "adaptive", "--plot", str(tmp_path / "costs.svg"))
-    drawn = (tmp_path / "costs.svg").read_bytes()
-    assert drawn.startswith(b"<?xml") and drawn.count(b"<!-- uniform_progress -->") == 0
-    assert drawn.count(b"<!-- greedy -->") == drawn.count(b"<!-- adaptive -->") == 1
-
-
 def test_errors_of_the_user(trace: str) -> None:
     with pytest.raises(InvalidInputError, match="no trace is given"):
         simulate()

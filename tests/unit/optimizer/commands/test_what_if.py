@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import InvalidInputError, NothingFeasibleError
 from tests.unit.optimizer.search.requests import answer
 
 ASKED = "--model gpt2-xl --samples 200k --seq-len 1024 --global-batch 64 --region us-east-1 --region us-west-2"
@@ -71,15 +69,6 @@ def test_a_later_deadline_never_costs_more(more: tuple[str, ...]) -> None:
     assert usd == sorted(usd, reverse=True) and usd[0] > usd[-1]
 
 
-@pytest.mark.parametrize(("name", "magic"), [("curves.png", b"\x89PNG"), ("curves.svg", b"<?xml")])
-def test_the_plot_is_drawn(tmp_path: Path, name: str, magic: bytes) -> None:
-    what_if("--against", "nodes", "--against", "deadline", "--points", "3", "--plot", str(tmp_path / name))
-    drawn = (tmp_path / name).read_bytes()
-    assert drawn.startswith(magic)
-    if name.endswith("svg"):
-        assert drawn.count(b'id="axes_') == 2
-
-
 def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
     def curve(purchase: str, form: str) -> tuple[str, str]:
         arguments = (*FLAGS, "--against", "nodes=1", "--purchase", purchase, "--format", form)
@@ -101,7 +90,6 @@ def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
         (("--against", "budget=1k,-5"), InvalidInputError, "--against is 'budget=1k,-5'"),
         (("--against", "nodes=1,8"), InvalidInputError, "--max-nodes 8"),
         (("--against", "hours=3"), click.BadParameter, "'hours' is none of deadline, nodes, budget"),
-        (("--plot", "curves.pdf"), InvalidInputError, ".png or .svg"),
         # recommend has a plan: its request has no budget.
         (("--against", "budget=0.01"), NothingFeasibleError, "without values of budget"),
         (("--against", "budget=100", "--deadline", "1min"), NothingFeasibleError, "without values of budget"),
@@ -111,9 +99,3 @@ def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
 def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message.replace(".", r"\.")):
         CliRunner().invoke(cli, ["what-if", *FLAGS, *arguments], catch_exceptions=False, standalone_mode=False)
-
-
-def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(GpufleetError, match=r"pip install 'gpufleet\[plot\]'"):
-        CliRunner().invoke(cli, ["what-if", *FLAGS, "--plot", "curves.svg"], catch_exceptions=False)
