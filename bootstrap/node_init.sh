@@ -102,12 +102,6 @@ watcher=$!
 steps=$(in_order steps)
 for name in $steps; do run_step "$name"; done
 run_step check-xid-errors # again: the smoke test may have shown a sick GPU
-# Before the hook is completed: a node of the warm pool is stopped right after.
-target=$(imds autoscaling/target-lifecycle-state) || target=""
 run_step complete-launch-hook CONTINUE
-if [[ $target == Warmed:* ]]; then
-  log "node ready for the warm pool after $SECONDS s: it is stopped, and comes here again when it is wanted"
-  exit 0
-fi
 run_step start-training
 log "node ready after $SECONDS s"

@@ -53,8 +53,7 @@ class Controller(Component):
     def _function(self) -> aws.lambda_.Function:
         args, names = self._args, self._names
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        settings = self._settings
-        policy = self._policy(controller_policy, args.key_arn, warm_pool=settings.warm_pool > 0)
+        policy = self._policy(controller_policy, args.key_arn)
         permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
         archive = self._object(

@@ -141,7 +141,7 @@ class PlaceGroup(Component):
                 (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
             )
         ]
-        mixed, pool = args.place.purchase == "spot", self._settings.warm_pool
+        mixed = args.place.purchase == "spot"
         # Not "$Latest": the group's state then says which template its next node gets.
         version = template.latest_version.apply(str)
         group = aws.autoscaling.Group(
@@ -154,15 +154,6 @@ class PlaceGroup(Component):
             launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
             mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
             capacity_reservation_specification=self._top_up_target(),
-            warm_pool=aws.autoscaling.GroupWarmPoolArgs(
-                pool_state="Stopped",
-                min_size=pool,
-                # Unset means as many as the group could grow by:
-                # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_PutWarmPool.html
-                max_group_prepared_capacity=pool,
-            )
-            if pool
-            else None,
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",
@@ -247,11 +238,11 @@ class PlaceGroup(Component):
 
     def _left_to_others(self) -> list[str]:
         """Properties that `up` does not set back, because others change them."""
-        # The provider reads and updates the hooks only as resources of their own.
-        left = ["initialLifecycleHooks"]
-        if self._settings.warm_pool:
-            # The controller suspends launches while no node may run.
-            left.append("suspendedProcesses")
+        # The provider reads and updates the hooks only as resources of their own. AWS may answer the size's type after
+        # another has set the size, and refuses to clear it; set here, a newer provider plans it again and again:
+        # https://github.com/hashicorp/terraform-provider-aws/issues/37523
+        # https://github.com/hashicorp/terraform-provider-aws/issues/47088
+        left = ["initialLifecycleHooks", "desiredCapacityType"]
         if self._settings.moving_bounds:
             # The controller stops nodes by these bounds, between which policies and schedules move the size.
             left += ["minSize", "maxSize"]

@@ -315,7 +315,6 @@ def _gang_refusals(settings: StackSettings) -> Iterator[str]:
                 f"{nodes}: fewer cannot train, and would be paid for"
             )
     for_workers = {
-        f"warmPool {settings.warm_pool}": settings.warm_pool,
         f"scaling.minNodes {scaling.min_nodes}": scaling.min_nodes,
         "scaling.gpuUtilizationPercent": scaling.gpu_utilization_percent,
         "scaling.queue": scaling.queue,
@@ -372,24 +371,6 @@ def _worker_refusals(settings: StackSettings) -> Iterator[str]:
                 f"{counted(schedule.nodes, 'node')}: the group has "
                 f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
             )
-
-
-def _pool_refusals(settings: StackSettings) -> Iterator[str]:
-    """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-warm-pools.html"""
-    option, nodes = settings.plan.purchase.option, settings.plan.node_count
-    pool = f"gpufleet:warmPool {settings.warm_pool}:"
-    if not 0 < settings.warm_pool <= nodes:
-        yield f"{pool} it takes 1 to {nodes} nodes, the plan's, or 0 for none"
-    if option == "spot":
-        yield f"{pool} AWS keeps no spot instance in a warm pool; use a plan with purchase on-demand"
-    elif option != "on-demand":
-        yield (
-            f"{pool} a stopped node leaves its place in the {option} capacity, which is paid for all the same; use none"
-        )
-    if not settings.scaling:
-        yield f"{pool} without gpufleet:scaling the group has one size, and nothing takes a node from the pool"
-    if not settings.train_command:
-        yield f"{pool} without gpufleet:trainCommand a node has no work to be ready for"
 
 
 def _file_refusals(settings: StackSettings) -> Iterator[str]:
@@ -511,7 +492,6 @@ RULES: tuple[tuple[Callable[[StackSettings], object], Callable[[StackSettings], 
     (_is_any, _time_refusals),
     (lambda s: s.mode == "training", _gang_refusals),
     (lambda s: s.mode == "workers", _worker_refusals),
-    (lambda s: s.mode == "workers" and s.warm_pool, _pool_refusals),
     (lambda s: s.plan.lustre, _lustre_refusals),
     (lambda s: s.file_system, _file_system_refusals),
 )

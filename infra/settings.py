@@ -238,8 +238,6 @@ class StackSettings(_Model):
     scaling: ScalingSettings | None = None
     """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
     10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
-    warm_pool: int = 0
-    """Stopped nodes kept ready for a group of workers that is bought on demand; their volumes are billed."""
 
     @field_validator("ceiling_usd")
     @classmethod

@@ -69,22 +69,6 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
     }
 
 
-# User data runs at the first boot only, and a node of the warm pool boots again with its launch hook waiting. A node
-# that has the training service only reboots.
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/warm-pool-instance-lifecycle.html
-# https://docs.cloud-init.io/en/latest/reference/modules.html#scripts-per-boot
-_AT_EVERY_BOOT = f"""
-cat >/var/lib/cloud/scripts/per-boot/gpufleet.sh <<'END_OF_SCRIPT'
-#!/bin/bash
-if [[ ! -e /etc/systemd/system/gpufleet-train.service ]]; then
-  rm -f /var/lib/gpufleet/launch-hook
-  exec /opt/gpufleet/{ENTRY_POINT}
-fi
-END_OF_SCRIPT
-chmod 0755 /var/lib/cloud/scripts/per-boot/gpufleet.sh
-"""
-
-
 def environment_file(variables: Mapping[str, object]) -> str:
     """Lines that a shell reads back exactly; a value with a control character raises ValueError."""
     texts = {name: str(value) for name, value in variables.items()}
@@ -124,7 +108,7 @@ done
 echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
 tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
-{_AT_EVERY_BOOT if settings.warm_pool else ""}
+
 trap - ERR
 exec /opt/gpufleet/{ENTRY_POINT}
 """

@@ -34,7 +34,7 @@ from bootstrap.contract.timings import SILENT
 FILE = "state.json"
 SCHEMA_VERSION: Literal[1] = 1
 # Fields of earlier versions, which nobody reads any more.
-_GONE = ("reservation", "unreserved", "unused_usd_per_hour")
+_GONE = ("reservation", "unreserved", "unused_usd_per_hour", "scores", "scored_at", "launches_off")
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
@@ -162,13 +162,10 @@ class ControllerState:
     desired_seen: int = 0  # the group's size at the last tick that wanted nodes
     request: PersonRequest | None = None  # the last obeyed
     instances: dict[str, MeteredInstance] = field(default_factory=dict)
-    scores: dict[str, int] = field(default_factory=dict)  # spot placement scores by zone id
-    scored_at: datetime | None = None
     capacity: dict[str, PoolEvents] = field(default_factory=dict)  # by PoolName, of all runs
     launch: LaunchRequest | None = None  # unanswered
     answers: dict[str, PlaceAnswer] = field(default_factory=dict)  # by place
     elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack that the run moved away from
-    launches_off: bool = False  # the controller has suspended the group's launches, for its warm pool
 
     def to_text(self) -> str:
         """Format the object."""

@@ -31,20 +31,12 @@ class SetGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeProcesses:
-    """Resume processes that Auto Scaling or the controller has suspended, and ends of nodes that a person has."""
+    """Resume processes that Auto Scaling has suspended, and ends of nodes that a person has."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SuspendLaunches:
-    """Keep Auto Scaling from filling the warm pool, whose size it maintains beside a group of none.
-
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
-    """
-
-
-Action = SetGroup | ResumeProcesses | SuspendLaunches | EndAction
+Action = SetGroup | ResumeProcesses | EndAction
 
 
 class GroupAction(NamedTuple):
@@ -54,7 +46,6 @@ class GroupAction(NamedTuple):
     action: Action
 
 
-LAUNCH = "Launch"
 # The Pulumi program suspends it.
 _STAYS_SUSPENDED = "AZRebalance"
 
@@ -94,13 +85,10 @@ def _of_group(
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
-    own = (LAUNCH,) if group.launches_off and state.launches_off else ()
-    if is_wanted and (names := (*(name for name in group.suspended if name != _STAYS_SUSPENDED), *own)):
+    if is_wanted and (names := tuple(name for name in group.suspended if name != _STAYS_SUSPENDED)):
         actions.append(ResumeProcesses(names=names))
     if not is_wanted and group.ends_off:
         actions.append(ResumeProcesses(names=(TERMINATE,)))
-    if not is_wanted and group.warm_pool and not group.launches_off:
-        actions.append(SuspendLaunches())
     actions += [*protected, *([sizes] if sizes != SetGroup() else [])]
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html

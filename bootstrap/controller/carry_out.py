@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import LAUNCH, GroupAction, ResumeProcesses, SetGroup, SuspendLaunches
+from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
 # The state's counts by metric.
@@ -29,9 +29,6 @@ def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction
         return
     if isinstance(action, ResumeProcesses):
         clients.autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=list(action.names))
-        return
-    if isinstance(action, SuspendLaunches):
-        clients.autoscaling.suspend_processes(AutoScalingGroupName=group, ScalingProcesses=[LAUNCH])
         return
     for operation, parameters in calls(
         action, group=group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook

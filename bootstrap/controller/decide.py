@@ -20,7 +20,6 @@ from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
 from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress, weigh_leaving
 from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
-from bootstrap.controller.scores import keep_scores
 from bootstrap.controller.spot_policy import view_run
 
 
@@ -37,7 +36,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
-    counted = keep_scores(tick, update_instances(tick, state))
+    counted = update_instances(tick, state)
     state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
     group = tick.group(state)
     state = replace(
@@ -47,7 +46,6 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         # The size that the tick's actions leave.
         desired_seen=min(group.desired, tick.staying(state)) if group and state.phase in UP else 0,
         nodes=count_nodes(tick, state),
-        launches_off=_are_launches_off(tick, state),
         decision=_explain_standing(tick, state, before.decision if before else None),
     )
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)
@@ -74,16 +72,6 @@ def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[
             changes.append((following.phase, following.reason))
         state = following
     return plan_launch(tick, state), tuple(changes)
-
-
-def _are_launches_off(tick: Tick, state: ControllerState) -> bool:
-    """Return whether the controller's suspension of launches stands, or is about to be made."""
-    group = tick.group(state)
-    if group is None:
-        return state.launches_off
-    if state.phase in UP:
-        return state.launches_off and group.launches_off
-    return state.launches_off or (group.warm_pool and not group.launches_off)
 
 
 def _explain_standing(tick: Tick, state: ControllerState, before: StandingDecision | None) -> StandingDecision | None:

@@ -119,7 +119,7 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
 def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, *groups: AutoScalingGroup | None) -> float:
     """Return the price of the nodes that a place may get before the next tick, beside the members of ``groups``."""
     settings, place = tick.settings, tick.settings.places[name]
-    # Neither a stopped node of the warm pool nor a detached one is a member: a node may come beside each.
+    # A detached node is no member: another may come beside it.
     members = {member.instance_id for group in groups if group for member in group.members}
     leaving = {key for group in groups if group for key in group.leaving}
     staying = sum(instance.ended_at is None and key in members - leaving for key, instance in state.instances.items())

@@ -11,14 +11,12 @@ from bootstrap.contract.ending import TERMINATE, Member
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.actions import LAUNCH
-from bootstrap.controller.activities import find_missed_machines, read_activities, read_failed_launches
+from bootstrap.controller.activities import find_missed_machines, read_failed_launches
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.machines import read_machines
 from bootstrap.controller.notices import receive_notices
 from bootstrap.controller.observation import AutoScalingGroup, Observation
-from bootstrap.controller.scores import read_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +36,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     notices = receive_notices(clients, settings, problems)
     groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, state, now, problems)
-    activities, unread_until = read_activities(clients, settings, groups, since, now)
-    if unread_until:
-        problems.append(f"too many scaling activities: the outage until {unread_until} counts at its highest cost")
-    missed = find_missed_machines(settings, activities, state, machines, now, unread_until)
+    missed = find_missed_machines(clients, settings, groups, state, machines, now)
     reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
@@ -61,7 +56,6 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         reports=load_reports(clients, settings, reported_at, problems),
         failed_launches=read_failed_launches(clients, settings, groups, since, now),
         request=request,
-        scores=read_scores(clients, settings, state, now, problems),
     )
     return Gathered(seen=seen, receipts=notices.receipts, problems=problems)
 
@@ -98,9 +92,7 @@ def _parse_group(group: Any) -> AutoScalingGroup:
             for member in group["Instances"]
         ),
         suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
-        launches_off=suspended.get(LAUNCH) is False,
         ends_off=TERMINATE in suspended,
-        warm_pool="WarmPoolConfiguration" in group,
     )
 
 

@@ -98,7 +98,7 @@ def _charge_described(
     running_until = now if machine.running else machine.until or now
     if not machine.running:
         running_until = max(running_until, machine.launched_at + SHORTEST)
-    # A stopped node of a warm pool costs its volume; it has a later launch time when it starts again.
+    # A node that a person stops costs its volume; it has a later launch time when it starts again.
     running_from = max(instance.metered_until, machine.launched_at)
     until = running_until if machine.ended else max(now, running_until)
     spent = hours(running_until - running_from) * (price - volume) + hours(until - instance.metered_until) * volume

@@ -23,9 +23,7 @@ class AutoScalingGroup:
     max_size: int
     members: tuple[Member, ...]
     suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
-    launches_off: bool = False  # somebody else has suspended launches
     ends_off: bool = False  # the ends of nodes are suspended
-    warm_pool: bool = False
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""
@@ -102,7 +100,6 @@ class Observation:
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     failed_launches: tuple[FailedLaunch, ...] = ()  # by the groups' sizes, since the last tick
     request: PersonRequest | None = None
-    scores: Mapping[str, int] | None = None  # spot placement scores by zone id; None: not asked
 
     @property
     def members(self) -> list[Member]:

@@ -7,7 +7,7 @@ would miss the deadline, or where spot has refused in all places before. An adap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -22,8 +22,6 @@ from bootstrap.controller.spot_policy import buying, left_hours, make_policy, vi
 
 # No nodes that work are given up for a place that refused less long ago: about a gang's boot.
 _EMPTY = timedelta(minutes=30)
-# Costs that differ by less are equal: a refusal's two minutes are more of any run below three hours.
-_EQUAL_COST = 1.01
 
 
 def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
@@ -80,10 +78,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     }
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
-        most_usd = _EQUAL_COST * places[own].usd_per_work_hour
-        equal = [name for name in in_time if name in ready and places[name].usd_per_work_hour <= most_usd]
-        name = _best_scored(tick, state, [own, *equal]) if own in spot else own
-        return ChosenPlace(name=name, why="the plan's own place" if name == own else _why_scored(tick, state, name))
+        return ChosenPlace(name=own, why="the plan's own place")
     if best := _best_spot(tick, state, view, {name: place for name, place in in_time.items() if name in ready}):
         return best
     worthless = any(name in ready for name in in_time)
@@ -160,21 +155,6 @@ def _why_now(view: RunView[str]) -> str:
     )
 
 
-def _score(tick: Tick, state: ControllerState, name: str) -> int:
-    """Best spot placement score of a place's zones; 0 without one."""
-    subnets = tick.settings.places[name].subnets.split(",")
-    return max(state.scores.get(tick.settings.zones.get(subnet, ""), 0) for subnet in subnets)
-
-
-def _best_scored(tick: Tick, state: ControllerState, names: Sequence[str]) -> str:
-    """Return the place with the best score, the first of equal ones."""
-    return max(names, key=lambda name: _score(tick, state, name))
-
-
-def _why_scored(tick: Tick, state: ControllerState, name: str) -> str:
-    return f"at equal cost its spot placement score is the best: {_score(tick, state, name)} of 10"
-
-
 def _has_just_refused(state: ControllerState, name: str) -> bool:
     record, since = state.pools.get(name), state.round_started_at
     return bool(record and record.empty_at_s is not None and since and record.empty_at_s >= since.timestamp())
@@ -203,20 +183,10 @@ def _best_spot(
     ranked = make_policy(state, ready).worth(view)
     if ranked:
         best = ranked[0]
-        # Places that the run knows as little of, and as cheap.
-        equal = {
-            candidate.name: candidate
-            for candidate in ranked
-            if (candidate.chance, candidate.stay_s) == (best.chance, best.stay_s)
-            and view.prices[candidate.name] <= _EQUAL_COST * view.prices[best.name]
-        }
-        best = equal[_best_scored(tick, state, list(equal))]
         why = (
             f"the best of {len(ready)} spot places: chance {best.chance:.0%}, stay {best.stay_s / 3600:.1f} h, "
             f"{ready[best.name].usd_per_hour:.2f} USD/h a node"
         )
-        if len(equal) > 1 and state.scores:
-            why += f"; {_why_scored(tick, state, best.name)}"
         return ChosenPlace(name=best.name, why=why)
     if ready and not buying(tick.settings.places, "on-demand"):
         name = min(ready, key=view.prices.__getitem__)

@@ -12,11 +12,6 @@ if [[ -z $data ]]; then
   log "no data to copy"
   exit 0
 fi
-# A node of the warm pool is stopped next, which empties its NVMe disks; its next boot comes here again.
-if [[ $data == s3://* && $(imds autoscaling/target-lifecycle-state) == Warmed:* ]]; then
-  log "$data is copied when this node leaves the warm pool"
-  exit 0
-fi
 linked=()
 if [[ -n ${GPUFLEET_LUSTRE:-} ]]; then linked=("$LUSTRE_MOUNT"); fi
 if [[ $data == s3://* ]]; then

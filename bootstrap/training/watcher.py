@@ -47,9 +47,8 @@ SPOT_PATH = "spot/instance-action"
 REBALANCE_PATH = "events/recommendations/rebalance"
 MAINTENANCE_PATH = "events/maintenance/scheduled"
 LIFECYCLE_PATH = "autoscaling/target-lifecycle-state"
-# States in which Auto Scaling ends the machine. Detached and Standby leave it running; Warmed:Stopped is the target of
-# a new warm-pool node during its set-up.
-LEAVING_STATES = frozenset({"Terminated", "Warmed:Terminated"})
+# State in which Auto Scaling ends the machine. Detached and Standby leave it running.
+LEAVING_STATE = "Terminated"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _mask = threading.local()  # signals that a thread blocked before its fork
 
@@ -186,7 +185,7 @@ class Watcher:
             self._ask_save(Notice(source=SPOT_PATH, detail="unreadable notice"))
 
     def _take_lifecycle(self, value: str) -> None:
-        if value in LEAVING_STATES:
+        if value == LEAVING_STATE:
             self._ask_stop(Notice(source=LIFECYCLE_PATH, detail=value, save_by=time.time() + hook_limit_s()))
 
     def _take_rebalance(self, value: str) -> None:

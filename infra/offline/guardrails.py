@@ -41,7 +41,7 @@ _TAGS = {"Project", f"{PROJECT}:stack", f"{PROJECT}:model"}
 # Sid of a role's statement whose resources do not have this stack's name.
 BEYOND_THE_STACK = {
     "UseKeyThroughServices": "the stack's key, whose ARN AWS chooses; only through the services named",
-    "SeeNodes": "Describe calls have no resource-level permissions; six, of metadata, prices and scores, in one region",
+    "SeeNodes": "Describe calls have no resource-level permissions; five, of metadata and prices, in one region",
     "LaunchGangs": "EC2 makes up the ids of fleets and launch templates; Auto Scaling launches, for the stack's groups",
     "ReadOwnSettings": "the stack's key, whose ARN AWS chooses; only for the controller's own variables",
     "FindPeers": "Describe calls have no resource-level permissions; two, of metadata, in one region",

@@ -77,8 +77,6 @@ def _group(given: Inputs) -> str:
         types = [override["instanceType"] for override in mixed["launchTemplate"].get("overrides", [])]
         if len(types) > 1:
             words.append(f"of {', '.join(types)}")
-    if pool := given.get("warmPool"):
-        words.append(f"{pool['minSize']:g} more stopped and ready")
     return "; ".join(words)
 
 

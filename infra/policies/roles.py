@@ -177,7 +177,7 @@ def training_policy(
     )
 
 
-def controller_policy(names: Names, *, key_arn: str, warm_pool: bool) -> Policy:
+def controller_policy(names: Names, *, key_arn: str) -> Policy:
     """Policy of the controller's role."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
@@ -191,8 +191,6 @@ def controller_policy(names: Names, *, key_arn: str, warm_pool: bool) -> Policy:
                 "autoscaling:ResumeProcesses",
                 "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
-                # Auto Scaling fills the warm pool of a group of size 0 too.
-                *(["autoscaling:SuspendProcesses"] if warm_pool else []),
                 # For a part of a gang, and a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
                 # For the bounds. Another launch template would take ec2:RunInstances.
@@ -209,8 +207,6 @@ def controller_policy(names: Names, *, key_arn: str, warm_pool: bool) -> Policy:
                 "ec2:DescribeInstances",
                 "ec2:DescribeLaunchTemplateVersions",
                 "ec2:DescribeSpotPriceHistory",
-                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sps-iam-permission.html
-                "ec2:GetSpotPlacementScores",
             ],
         ),
         # LaunchInstances asks for it, and for DescribeLaunchTemplateVersions:

@@ -25,7 +25,7 @@ CONTROLLER_MAY_TAKE = timedelta(minutes=3)
 CONTROLLER_MORE = timedelta(minutes=2)
 # From hook to leaving the group; not billed.
 LEAVES_GROUP = timedelta(minutes=20)
-# Processes that would raise the size again, or fill the warm pool (SuspendLaunches in controller/actions.py).
+# Processes that would raise the size again.
 RAISING_PROCESSES = ["AlarmNotification", "ScheduledActions", "Launch"]
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from bootstrap.contract.requirements import read_pins
 from infra.images import WITH_TORCH, WITHOUT_TORCH
 from infra.settings import WITH_LUSTRE_CLIENT
-from infra.wheels import TRAINER_LIST
+from infra.wheels import TORCH_LIST, TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.contract.plan import FleetPlan
 from tests.engine import pulumi_cli
@@ -136,7 +136,7 @@ def write_project(scratch: Path, name: str) -> None:
         shutil.copytree(REPOSITORY / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
     # Only the upload is tested; no node installs it.
     with tarfile.open(wheels, "w") as archive:
-        for pin in read_pins(TRAINER_LIST.read_text(encoding="utf-8")):
+        for pin in read_pins(TRAINER_LIST.read_text(encoding="utf-8") + TORCH_LIST.read_text(encoding="utf-8")):
             archive.addfile(tarfile.TarInfo(f"{pin.name.replace('-', '_')}-{pin.version}-py3-none-any.whl"))
     text = (REPOSITORY / "Pulumi.yaml").read_text(encoding="utf-8")
     assert "virtualenv: .venv" in text

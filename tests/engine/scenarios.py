@@ -309,7 +309,7 @@ def capacity_block(tools: Tools, scratch: Path) -> None:
 
 
 def workers(tools: Tools, scratch: Path) -> None:
-    """A group of workers that follows a queue, with a schedule and a warm pool; then one that follows its GPUs."""
+    """A group of workers that follows a queue, with a schedule; then one that follows its GPUs."""
     plan = sample_plan(
         node_count=4,
         parallelism={"data": 32, "sharding": "ddp", "micro_batch": 4, "grad_accum": 1},
@@ -318,7 +318,7 @@ def workers(tools: Tools, scratch: Path) -> None:
     schedules = [{"cron": "0 8 * * 1-5", "nodes": 4, "timezone": "Europe/Berlin"}]
     by_queue = {"minNodes": 0, "queue": {"name": "jobs", "messagesPerNode": 10}, "schedules": schedules}
     by_utilization = {"minNodes": 1, "gpuUtilizationPercent": 70, "schedules": schedules}
-    config = {"mode": "workers", "warmPool": 1, "trainCommand": "work.py", "scaling": by_queue}
+    config = {"mode": "workers", "trainCommand": "work.py", "scaling": by_queue}
     with fleet(tools, scratch, "workers", plan, config) as (deployed, empty):
         assert_created(deployed)
         check_workers(deployed, empty)
@@ -342,8 +342,6 @@ def workers(tools: Tools, scratch: Path) -> None:
             deployed.aws("s3"), known.bucket, known.control_prefix, want="stop", by="a person", now=datetime.now(UTC)
         )
         assert running.tick(deployed, now + 2 * running.MINUTE).phase == "draining"
-        suspended = {process["ProcessName"] for process in facts.group(deployed)["SuspendedProcesses"]}
-        assert suspended == {"AZRebalance", "Launch"}
         assert_settled(deployed)
 
 
@@ -355,7 +353,6 @@ def check_workers(deployed: Deployment, empty: Inventory) -> None:
     check_tags(deployed, empty)
     group = facts.group(deployed)
     assert group["NewInstancesProtectedFromScaleIn"] is False, "scaling takes workers away"
-    assert group["WarmPoolConfiguration"]["MinSize"] == group["WarmPoolConfiguration"]["MaxGroupPreparedCapacity"] == 1
 
 
 SCENARIOS: dict[str, Callable[[Tools, Path], None]] = {

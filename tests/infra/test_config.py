@@ -159,7 +159,6 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
     [
         ({}, {"gpufleet:gangWindowMinutes": "5"}, "gangWindowMinutes is 5: .* use 15 to 1440"),
         ({}, {"gpufleet:gangWindowMinutes": "-1"}, "gangWindowMinutes is -1"),
-        ({}, {"gpufleet:warmPool": "1"}, "warmPool 1: for gpufleet:mode workers only"),
         ({}, {"gpufleet:scaling": json.dumps(QUEUE)}, "scaling.queue: for gpufleet:mode workers only"),
         ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "minNodes 1, scaling.gpuUtilizationPercent: for gpufleet"),
         ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 node, and a gang has 0 or 2"),
@@ -205,15 +204,6 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
             workers(scaling={"schedules": [at(f"{n % 60} {n // 60} * * *")["schedules"][0] for n in range(126)]}),
             "126 schedules: Auto Scaling takes 125",
         ),
-        ({"parallelism": {"sharding": "ddp"}}, workers(warmPool=1, scaling=UTILIZATION), "no spot instance"),
-        (
-            {**reserved(), "parallelism": {"sharding": "ddp"}},
-            workers(warmPool=1, scaling=UTILIZATION),
-            "leaves its place in the reserved capacity",
-        ),
-        (WORKERS, workers(warmPool=3, scaling=UTILIZATION), "warmPool 3: it takes 1 to 2 nodes"),
-        (WORKERS, workers(warmPool=1), "without gpufleet:scaling"),
-        (WORKERS, workers(warmPool=1, scaling=UTILIZATION), "without gpufleet:trainCommand"),
     ],
 )
 def test_scaling_that_cannot_be_right_is_refused(plan: dict[str, Any], settings: dict[str, str], message: str) -> None:

@@ -176,16 +176,6 @@ def test_workers_come_and_go_one_by_one() -> None:
     assert len(group["vpcZoneIdentifiers"]) == 2
 
 
-POOL = workers(warmPool=2, scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, trainCommand="work.py")
-
-
-def test_a_warm_pool_has_the_size_that_was_asked_for_whatever_the_groups() -> None:
-    stack = deploy(WORKERS, POOL)
-    assert "autoscaling:SuspendProcesses" in stack.policy("RolePolicy", "-controller")["RunGroup"]["Action"]
-    assert stack.one("Group")["warmPool"] == {"poolState": "Stopped", "minSize": 2, "maxGroupPreparedCapacity": 2}
-    assert "/var/lib/cloud/scripts/per-boot/gpufleet.sh" in stack.user_data
-
-
 def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
     """The group's ``ignore_changes``, which Pulumi's stand-in engine does not tell."""
     seen: list[str] = []
@@ -202,14 +192,12 @@ def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
 
 
 def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert left_to_others(monkeypatch) == ["initialLifecycleHooks"]
+    assert left_to_others(monkeypatch) == ["initialLifecycleHooks", "desiredCapacityType"]
     # The groups of other places are left as they are declared.
     rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
-    assert rotating == ["initialLifecycleHooks"] * 2
+    assert rotating == ["initialLifecycleHooks", "desiredCapacityType"] * 2
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
-    assert "suspendedProcesses" not in group
-    assert "suspendedProcesses" in left_to_others(monkeypatch, WORKERS, POOL)
     night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
     assert {"minSize", "maxSize"} < set(left_to_others(monkeypatch, {}, {"gpufleet:scaling": json.dumps(night)}))
 

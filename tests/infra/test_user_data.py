@@ -256,10 +256,9 @@ def test_the_deployed_template_carries_this_script() -> None:
     )
 
 
-@pytest.mark.parametrize("warm_pool", [False, True])
-def test_shellcheck_has_nothing_to_say(warm_pool: bool, tmp_path: Path) -> None:
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     path = tmp_path / "user_data.sh"
-    path.write_text(script(warmPool=int(warm_pool)))
+    path.write_text(script())
     done = subprocess.run(
         [Path(sys.executable).parent / "shellcheck", path], capture_output=True, text=True, check=False, timeout=120
     )
@@ -285,29 +284,6 @@ def test_the_run_is_that_of_the_code_the_command_and_the_plan() -> None:
     # More money is the same run, another command or layout is not.
     assert run({"job": {"budget_usd": 9999}}) == same
     assert len({same, run(trainCommand="train.py"), run({"parallelism": {"micro_batch": 8, "grad_accum": 1}})}) == 3
-
-
-def test_a_node_of_the_warm_pool_proves_itself_again_at_its_next_boot(node: Path) -> None:
-    _, digest = bundle(node, f"#!/bin/bash\necho booted >>{node}/ran\n")
-    (node / "var/lib/cloud/scripts/per-boot").mkdir(parents=True)
-    (node / "var/lib/gpufleet").mkdir(parents=True)
-    (node / "var/lib/gpufleet/launch-hook").write_text("CONTINUE\n")
-    text = script(digest, warmPool=1)
-    for folder in ("/var/lib/cloud", "/var/lib/gpufleet", "/etc/systemd"):
-        text = text.replace(folder, f"{node}{folder}")
-    assert boot(node, text).returncode == 0
-    at_boot = node / "var/lib/cloud/scripts/per-boot/gpufleet.sh"
-
-    subprocess.run([at_boot], check=True, timeout=120)
-    # The hook waits once more, so the answer to its first wait is forgotten.
-    assert not (node / "var/lib/gpufleet/launch-hook").exists()
-    assert (node / "ran").read_text() == "booted\nbooted\n"
-
-    # A node in service reboots: its training service starts by itself, and no hook waits.
-    (node / "etc/systemd/system").mkdir(parents=True)
-    (node / "etc/systemd/system/gpufleet-train.service").touch()
-    subprocess.run([at_boot], check=True, timeout=120)
-    assert (node / "ran").read_text() == "booted\nbooted\n"
 
 
 def test_the_run_of_an_older_plan_goes_on() -> None:

@@ -192,9 +192,7 @@ class _Biller:
             yield from self._nodes(group, ("on-demand",), instance_type, rented)
         else:
             yield from self._nodes(group, ("on-demand",), instance_type, count)
-        pool = int(group.inputs.get("warmPool", {}).get("minSize", 0))
         yield from self._volumes(group, template, count, "nodes")
-        yield from self._volumes(group, template, pool, "always", note="of stopped nodes of the warm pool")
         if any(self._of_kind("Function")):
             item, quantity = "metrics published, once a minute each node", count * MINUTES_PER_MONTH
             yield self._unit_line(group, item, "metric-request", quantity, basis="nodes")

@@ -106,6 +106,13 @@ def update_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
     """
     request = self._get_params()
+    if request.get("DesiredCapacityType") == "":
+        # https://github.com/hashicorp/terraform-provider-aws/issues/37523
+        raise AutoscalingClientError(
+            "ValidationError",
+            "1 validation error detected: Value '' at 'desiredCapacityType' failed to satisfy constraint: Member must "
+            "have length greater than or equal to 1",
+        )
     group = self.autoscaling_backend.autoscaling_groups.get(request["AutoScalingGroupName"])
     policy = group.mixed_instances_policy if group else None
     result = _update_group(self)

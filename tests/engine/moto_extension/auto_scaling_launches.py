@@ -75,8 +75,6 @@ def _check(group: FakeAutoScalingGroup, request: dict[str, Any]) -> None:
         problem = "Mixed policies combining both On-Demand and Spot Instances are not supported"
     if problem:
         raise AutoscalingClientError("ValidationError", problem)
-    if group.warm_pool is not None:
-        raise AutoscalingClientError("UnsupportedOperation", "The group has a warm pool")
 
 
 def _market(group: FakeAutoScalingGroup) -> str:

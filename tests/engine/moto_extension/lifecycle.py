@@ -61,7 +61,12 @@ def launch(self: FakeAutoScalingGroup, count_needed: int, propagated_tags: dict[
 
 
 def set_desired_capacity(self: FakeAutoScalingGroup, new_capacity: int | None) -> None:
-    """Launch what is missing; end what is too much and not protected, which a terminate hook holds."""
+    """Launch what is missing; end what is too much and not protected, which a terminate hook holds.
+
+    From then on AWS may answer the type of the size, which nobody has set:
+    https://github.com/terraform-aws-modules/terraform-aws-eks/issues/3723
+    """
+    self.desired_capacity_type = "units"  # type: ignore[attr-defined]
     wanted = int((self.min_size if new_capacity is None else new_capacity) or 0)
     surplus = len(self.active_instances()) - wanted
     if surplus <= 0 or not _hooked(self, TERMINATING):

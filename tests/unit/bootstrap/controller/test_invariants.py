@@ -34,7 +34,7 @@ class Event:
 
 KINDS = (
     "interrupt silent-interrupt no-capacity capacity slow fast bad hang stop run gave-up done new-run lost-actions "
-    "actions outage external-0 external-n drought rain scores no-scores maintenance"
+    "actions outage external-0 external-n drought rain maintenance"
 )
 EVENTS = st.builds(
     Event,
@@ -76,9 +76,6 @@ def happen(world: World, event: Event) -> None:
         world.lose_actions = event.kind == "lost-actions"
     elif event.kind == "outage":
         world.advance(event.which * MINUTE)
-    elif event.kind.endswith("scores"):
-        told = {f"use1-az{zone}": 1 + (event.which * zone) % 10 for zone in (1, 2, 3)}
-        world.scores = {} if event.kind == "no-scores" else told
     elif event.kind.startswith("external"):
         # AWS refuses a size above the largest. A schedule is the own group's.
         world.desired = min(3, world.max_size) if event.kind.endswith("n") else 0

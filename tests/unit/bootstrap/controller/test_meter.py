@@ -113,7 +113,7 @@ def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> 
     assert (later.spent_usd, later.usd_per_hour) == pytest.approx((60, 30))
 
 
-def test_a_stopped_node_of_a_warm_pool_costs_its_volume_alone() -> None:
+def test_a_stopped_node_costs_its_volume_alone() -> None:
     config = settings(volume_usd_per_node_hour=1.0)
     stopped = machine(running=False, until=START + HOUR)
     again = machine(launched_at=START + 5 * HOUR)

@@ -192,30 +192,3 @@ def test_nodes_that_a_schedule_starts_are_in_the_plans_own_place_and_elsewhere_w
     world.desired = 3
     world.run_until("running")
     assert where(world) == "spot p4d az1"
-
-
-def test_scores_order_places_of_equal_cost_that_nothing_is_known_of() -> None:
-    equal = {name: replace(one, usd_per_hour=10.0, usd_p95=600.0) for name, one in SPOT.items()}
-    config = rotating(places={**equal, "on-demand p4d az2": PLACES["on-demand p4d az2"]})
-    for scores, first, second in (
-        ({}, "spot p4d az1", "spot p4d az2"),
-        ({"use1-az1": 3, "use1-az2": 3, "use1-az3": 3}, "spot p4d az1", "spot p4d az2"),
-        ({"use1-az1": 5, "use1-az2": 1, "use1-az3": 3}, "spot p4d az1", "spot p4de az3"),
-        ({"use1-az3": 9, "use1-az2": 8}, "spot p4de az3", "spot p4d az2"),
-    ):
-        world = World(config, rooms=empty("az1", "az2", "az3"), scores=scores)
-        world.tick()
-        assert [request.place for request, _ in world.asked[:2]] == [first, second]
-    # A dearer place is no rival, whatever its score, and what the run has seen counts more.
-    world = World(rotating(), scores={"use1-az3": 9, "use1-az2": 8})
-    world.tick()
-    assert where(world) == "spot p4d az1"
-    assert "placement score" not in world.known.reason
-
-
-def test_an_on_demand_plan_stays_where_it_is_whatever_the_scores() -> None:
-    own = {"on-demand p4d az1": place(4, "az1", "on-demand", 10.0)}
-    world = World(rotating(places={**own, **{n: replace(one, usd_per_hour=10.0) for n, one in SPOT.items()}}))
-    world.scores = {"use1-az2": 9}
-    world.tick()
-    assert where(world) == "on-demand p4d az1"

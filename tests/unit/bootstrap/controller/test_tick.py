@@ -24,7 +24,6 @@ from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERV
 from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.engine.moto_extension.auto_scaling_launches import rooms
-from tests.engine.moto_extension.placement_scores import scores
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack, complete, make_group
 from tests.unit.bootstrap.controller.world import PLACES, rotating
 
@@ -88,33 +87,6 @@ def test_launches_that_aws_has_suspended_go_on(stack: Stack, monkeypatch: pytest
     stack.ask("stop")
     stack.tick()
     assert len(resumed) == 1
-
-
-def test_a_warm_pool_is_not_filled_while_no_node_may_run(stack: Stack) -> None:
-    """Auto Scaling keeps its size beside a group of none: nodes that fail their set-up would come for ever."""
-    stack.config = replace(stack.config, mode="workers", min_nodes=1)
-    client: Any = stack.clients.autoscaling
-    client.put_warm_pool(AutoScalingGroupName=stack.config.group, PoolState="Stopped", MinSize=2)
-
-    def suspended() -> list[str]:
-        (group,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[stack.config.group])["AutoScalingGroups"]
-        return [process["ProcessName"] for process in group["SuspendedProcesses"]]
-
-    stack.tick()
-    assert suspended() == []
-    stack.ask("stop")
-    stack.tick()
-    assert suspended() == ["Launch"]
-    # The pool is gone meanwhile: what was switched off is switched on all the same.
-    client.delete_warm_pool(AutoScalingGroupName=stack.config.group)
-    stack.tick()
-    stack.ask("run")
-    assert (stack.tick().phase, suspended()) == ("running", [])
-    # A person's suspension stays.
-    stack.tick()
-    client.suspend_processes(AutoScalingGroupName=stack.config.group, ScalingProcesses=["Launch"])
-    stack.tick()
-    assert suspended() == ["Launch"]
 
 
 def test_ends_that_a_person_has_suspended_go_on_where_no_node_may_run(stack: Stack) -> None:
@@ -605,7 +577,6 @@ def test_a_refused_gang_starts_in_the_other_places_group_in_the_same_tick(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = take_places(stack, deadline_hours=1.0)
-    refuse(monkeypatch, stack.clients.ec2, "get_spot_placement_scores")  # of one spot place nothing is asked
     rooms(stack.group).update(nodes=1, code="UnfulfillableCapacity")
     state = stack.tick()
     assert (state.phase, state.group) == ("starting", other)
@@ -707,34 +678,6 @@ def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(st
     for _ in range(2):
         stack.tick(60 * 25)
     assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
-
-
-def test_more_activities_than_a_tick_reads_never_count_less_than_was_paid(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The unread time is charged at all that the group can run, with a node that leaves beside each."""
-    monkeypatch.setattr("bootstrap.controller.activities.MAX_ACTIVITIES", 100)
-    stack.config = replace(stack.config, volume_usd_per_node_hour=0.5)
-    stack.trained()
-    before = stack.tick()
-    went, minute = stack.now, timedelta(minutes=1)
-    all_ended, begins_unread = "i-0000000000000aaa", "i-0000000000000bbb"
-    for number in range(60):
-        record(stack.group, f"Failed to do something {number}", went + minute, went + minute)
-    record(stack.group, f"Launching a new EC2 instance: {all_ended}", went + 10 * minute, went + 11 * minute)
-    record(stack.group, f"Launching a new EC2 instance: {begins_unread}", went + 10 * minute, went + 11 * minute)
-    record(stack.group, f"Terminating EC2 instance: {all_ended}", went + 30 * minute, went + 31 * minute)
-    for number in range(99):
-        record(stack.group, f"Failed to do something {number}", went + 60 * minute, went + 60 * minute)
-    record(stack.group, f"Terminating EC2 instance: {begins_unread}", went + 90 * minute, went + 91 * minute)
-    state = stack.tick(120)
-    new = {key: one.spent_usd for key, one in state.instances.items() if key not in before.instances}
-    unread = f"unread-since-{went:%Y%m%dT%H%M%SZ}"
-    assert new == pytest.approx({unread: 60 / 60 * 2 * 3 * 30.5, begins_unread: 31 / 60 * 30.5})
-    assert state.unfit_nodes == 0
-    (told,) = events(capsys.readouterr().out, "unreadable")
-    assert f"the outage until {went + timedelta(hours=1)} counts" in told["reason"]
-    assert stack.tick().total_usd == pytest.approx(state.total_usd + before.usd_per_hour / 60)
 
 
 def forget(stack: Stack, nodes: list[str]) -> None:
@@ -864,49 +807,3 @@ def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, m
     monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3
-
-
-def test_spot_placement_scores_are_asked_where_a_place_is_chosen_and_missed_without_harm(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    subnets = [subnet["SubnetId"] for subnet in stack.clients.ec2.describe_subnets()["Subnets"][:2]]
-    places = {
-        name: replace(PLACES["spot p4d az1"], subnets=subnet)
-        for name, subnet in zip(("own", "other"), subnets, strict=True)
-    }
-    zones = dict(zip(subnets, ("use1-az4", "use1-az6"), strict=True))
-    stack.config = rotating(queue_url=stack.config.queue_url, places=places, zones=zones)
-    asked = watch(monkeypatch, stack.clients.ec2, "get_spot_placement_scores")
-    scores(ec2_backends[ACCOUNT][REGION]).update({"use1-az6": 7, "use1-az4": 3})
-    state = stack.tick()
-    assert state.place and state.place.name == "other"
-    assert "at equal cost its spot placement score is the best: 7 of 10" in state.reason
-    assert state.scores["use1-az4"] == 3 and state.scored_at == state.updated_at
-    # The score of one type is asked once: kept for ten minutes, and not asked of a gang that is complete.
-    (query,) = asked
-    assert query == {
-        "InstanceTypes": ["p4d.24xlarge"],
-        "TargetCapacity": 3,
-        "SingleAvailabilityZone": True,
-        "RegionNames": ["us-east-1"],
-    }
-    stack.tick(9)
-    assert len(asked) == 1
-    stack.tick(1)
-    assert len(asked) == 2
-    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
-    assert stack.tick(20).phase == "running" and len(asked) == 3
-    stack.tick(20)
-    assert len(asked) == 3
-    stack.group.instance_states.pop()
-    # A throttled or denied call is a note; the scores of before are too old to count.
-    refuse(monkeypatch, stack.clients.ec2, "get_spot_placement_scores", "UnauthorizedOperation")
-    stack.tick()
-    capsys.readouterr()
-    state = stack.tick()
-    assert (state.phase, state.scores) == ("running", {})
-    (line,) = events(capsys.readouterr().out, "unreadable")
-    assert (
-        line["reason"].startswith("no spot placement scores, so places keep their order")
-        and "Unauthorized" in line["reason"]
-    )

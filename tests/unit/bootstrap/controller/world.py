@@ -154,7 +154,6 @@ class World:
         sizes: desired size of each place's group; the others have none.
         min_size, max_size: of every group.
         owned_room: nodes that the owned reservation has room for.
-        scores: spot placement scores by zone id, told in each tick.
         code: of the refusals for lack of capacity.
         is_silent: AWS answers no launch; by themselves groups launch nothing.
         asked: launches that AWS has answered.
@@ -179,7 +178,6 @@ class World:
     state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
-    scores: dict[str, int] | None = None
     code: str = "InsufficientInstanceCapacity"
     born: datetime = START
     is_silent: bool = False
@@ -304,7 +302,6 @@ class World:
             },
             failed_launches=tuple(self.failed),
             request=self.request,
-            scores=self.scores,
         )
 
     def _group(self, place: str) -> AutoScalingGroup:

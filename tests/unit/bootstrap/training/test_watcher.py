@@ -144,7 +144,7 @@ def test_unreadable_spot_notice_saves_and_goes_on(service: LocalImds, client: Im
 
 @pytest.mark.parametrize(
     ("state", "leaves"),
-    [("InService", False), ("Detached", False), ("Standby", False), ("Terminated", True), ("Warmed:Stopped", False)],
+    [("InService", False), ("Detached", False), ("Standby", False), ("Terminated", True)],
 )
 def test_lifecycle_states(service: LocalImds, client: Imds, state: str, leaves: bool) -> None:
     service.values["autoscaling/target-lifecycle-state"] = state

@@ -56,7 +56,6 @@ def test_without_a_controller_nodes_stuck_in_their_hook_are_ended_after_the_time
     assert SAVE <= clock.passed <= SAVE + timedelta(minutes=1)
     suspended = deployed.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[deployed.names.group])
     names = {process["ProcessName"] for process in suspended["AutoScalingGroups"][0]["SuspendedProcesses"]}
-    # Launch, too: Auto Scaling maintains the size of a warm pool beside a group of none.
     assert names == {"AlarmNotification", "ScheduledActions", "Launch"}
 
 

@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "capacity block": (capacity_block(), {}),
     "workers": (
         WORKERS,
-        workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, warmPool="1", trainCommand="serve.py"),
+        workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, trainCommand="serve.py"),
     ),
     "workers of a queue": (WORKERS, workers(scaling={"minNodes": 0, "queue": {"name": "q", "messagesPerNode": 10}})),
 }
@@ -100,15 +100,6 @@ def test_a_capacity_block_is_paid_before(catalog: Catalog) -> None:
     _, _, lines = bill(catalog, {**capacity_block(), "prices": [{**price, "as_of": "2026-11-21"}]}, {})
     line = by_item(lines)["p4d.24xlarge, capacity block"]
     assert line.usd_per_hour == 16 and "when the block was bought" in line.note
-
-
-def test_a_warm_pool_pays_for_its_volumes(catalog: Catalog) -> None:
-    _, _, lines = bill(catalog, *VARIANTS["workers"])
-    pool = [line for line in lines if "warm pool" in line.note]
-    assert [(line.item, line.quantity, line.basis) for line in pool] == [
-        ("gp3 volumes", 200, "always"),
-        ("gp3 throughput", 125, "always"),
-    ]
 
 
 def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -> None:
