@@ -48,12 +48,19 @@ from optimizer.search.advice import (
 )
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
-from optimizer.search.candidates import CandidateTable, find_candidates, find_tables, list_cheapest
+from optimizer.search.candidates import (
+    Candidate,
+    CandidateTable,
+    find_candidates,
+    find_tables,
+    list_cheapest,
+    list_rejections,
+)
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem, Rooms
-from optimizer.search.ranking import list_chosen, purchase_at, rank, rank_first
+from optimizer.search.ranking import list_chosen, rank, rank_first
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 
@@ -154,78 +161,60 @@ def recommend(
     catalog = catalog or load()
     calibration = calibration or calibrations.load()
     problem = Problem.resolve(request, catalog, calibration, rooms=rooms)
-    limits = request.constraints
-    searched: list[CandidateTable] = []
-    feasible: list[CandidateTable] = []
-    rejected: list[Rejection] = []
-    for result in find_candidates(problem):
-        if isinstance(result, Rejection):
-            rejected.append(result)
-            continue
-        searched.append(result)
-        excluded = [] if rooms is None else result.excluded_by_quota(limits)
-        rejected += excluded
-        if result.feasible(limits).any():
-            feasible.append(result)
-        elif not excluded:
-            rejected.append(result.reject(limits))
-    ranking = rank(feasible, request)
+    results = find_candidates(problem)
+    tables = [result for result in results if isinstance(result, CandidateTable)]
+    rejected = [rejection for result in results for rejection in list_rejections(problem, result)]
+    ranking = rank(tables, request)
     chosen = list_chosen(ranking, request)
-    contrasts = [position for position in (ranking.faster, ranking.cheaper) if position]
-    positions = list(dict.fromkeys([*ranking.pareto, *chosen, *contrasts]))
-    candidates = [(feasible[table], row) for table, row in positions]
+    contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
+    candidates = list(dict.fromkeys([*ranking.pareto, *chosen, *contrasts]))
     built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
-    plans = dict(zip(positions, built, strict=True))
-    for position in chosen[:PRICED_PLANS]:
-        outlook = price_policies(plans[position])
-        plans[position] = plans[position].model_copy(update={"spot_policy": outlook})
-    pareto = tuple(plans[position] for position in ranking.pareto)
-    alternatives: list[dict[str, Any]] = []
-    if chosen:
-        table = feasible[chosen[0].table]
-        alternatives = list_alternatives(problem, plans[chosen[0]], table.purchases[table.purchase[chosen[0].row]])
-    advice: list[str] = []
-    levers: list[str] = []
-    if chosen:
-        first = plans[chosen[0]]
-        offer = catalog.offer(first.instance_type, first.region)
-        savings = [*describe_batch(problem, searched, first), *describe_compiler(problem, first)]
-        advice = [
-            *savings,
-            *describe_commitments(first, offer, only_long=True),
-            *describe_network(first),
-            *describe_capacity(first),
-            *describe_input(first, problem.recipe.samples_per_vcpu_s),
-        ]
-        levers = [
-            *savings,
-            *describe_reclaims(problem, feasible[chosen[0].table], chosen[0].row),
-            *describe_commitments(first, offer, only_long=False),
-        ]
+    plans = dict(zip(candidates, built, strict=True))
+    for candidate in chosen[:PRICED_PLANS]:
+        outlook = price_policies(plans[candidate])
+        plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})
+    first = plans[chosen[0]] if chosen else None
+    savings = [*describe_batch(problem, tables, first), *describe_compiler(problem, first)] if first else []
     return Recommendation(
         problem=problem,
-        plans=tuple(plans[position] for position in chosen),
-        pareto=pareto,
+        plans=tuple(plans[candidate] for candidate in chosen),
+        pareto=tuple(plans[candidate] for candidate in ranking.pareto),
         faster=plans[ranking.faster] if ranking.faster else None,
         cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
-        nearest=() if chosen else tuple(find_nearest(problem, searched)),
+        nearest=() if first else tuple(find_nearest(problem, tables)),
         rejected=tuple(rejected),
-        candidates=list_cheapest(searched, limits),
-        searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in searched),
-        configurations=sum(table.fastest.configurations for table in searched),
-        alternatives=tuple(alternatives),
-        levers=tuple(levers),
+        candidates=list_cheapest(tables, request.constraints),
+        searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
+        configurations=sum(table.fastest.configurations for table in tables),
+        alternatives=tuple(list_alternatives(problem, first, chosen[0].purchase)) if first else (),
+        levers=(*savings, *_describe_levers(problem, chosen[0], first)) if first else (),
         notes=(
             *_workload_notes(problem),
             *_batch_notes(problem),
             *trainer_notes(problem),
             *_spot_notes(problem),
-            *_reservation_notes(problem, searched, rejected, [purchase_at(feasible, at).reservation for at in chosen]),
-            *advice,
+            *_reservation_notes(problem, tables, rejected, [candidate.purchase.reservation for candidate in chosen]),
+            *savings,
+            *(_describe_first(problem, first) if first else ()),
         ),
-        wider="" if chosen else _describe_wider(problem),
+        wider="" if first else _describe_wider(problem),
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
+    """Say what matters of plan 1 to whom buys it."""
+    return [
+        *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region), only_long=True),
+        *describe_network(plan),
+        *describe_capacity(plan),
+        *describe_input(plan, problem.recipe.samples_per_vcpu_s),
+    ]
+
+
+def _describe_levers(problem: Problem, candidate: Candidate, plan: FleetPlan) -> list[str]:
+    offer = problem.catalog.offer(plan.instance_type, plan.region)
+    return [*describe_reclaims(problem, candidate), *describe_commitments(plan, offer, only_long=False)]
 
 
 def _workload_notes(problem: Problem) -> list[str]:
@@ -294,10 +283,8 @@ def _describe_wider(problem: Problem) -> str:
 
 def _find_first(problem: Problem, kinds: tuple[str, ...]) -> FleetPlan | None:
     """The first plan of code that has these kinds of parallelism and every sharding."""
-    limits = problem.request.constraints.model_copy(update={"parallelism": kinds})
-    request = problem.request.model_copy(update={"constraints": limits})
-    wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
-    best = rank_first(find_tables(wider), request)
+    wider = problem.revise(parallelism=kinds)
+    best = rank_first(find_tables(wider), wider.request)
     return PlanBuilder(wider).build([best])[0] if best else None
 
 

@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints, FleetRequest
 from optimizer.performance.calibration import Calibration
-from optimizer.search.candidates import CandidateTable, find_tables
+from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -59,7 +59,7 @@ def find_curves(
                     problem, [table.keep(np.flatnonzero(table.nodes == value)) for table in tables], against
                 )
             else:
-                plan = _find_within(problem.with_constraints(**{_CONSTRAINTS[against]: value}), tables, against)
+                plan = _find_within(problem.revise(**{_CONSTRAINTS[against]: value}), tables, against)
             curve_points.append(CurvePoint(against=against, value=value, plan=plan))
     return curve_points
 
@@ -69,11 +69,11 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
         known = {int(nodes) for table in tables for nodes in table.fastest.nodes}
         return [float(nodes) for nodes in sorted(known & {factor << power for power in range(10) for factor in (1, 3)})]
     name = _CONSTRAINTS[against]
-    limits = problem.with_constraints(**{name: None}).request.constraints
+    limits = problem.revise(**{name: None}).request.constraints
     current = _at_current_prices(tables, limits)
     cheapest = find_least(current, limits, "budget_usd") if against == "budget" else _find_best(problem, tables, limits)
     ends = [cheapest, find_least(current, limits, "deadline_hours")]
-    needs = [find_needs(*candidate)[name] for candidate in ends if candidate]
+    needs = [find_needs(candidate)[name] for candidate in ends if candidate]
     if not needs:
         return []
     # Rounded up to three digits, so that the plan of each end is within.
@@ -89,9 +89,7 @@ def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Ax
     return PlanBuilder(problem).build([candidate])[0] if candidate else None
 
 
-def _find_best(
-    problem: Problem, tables: Sequence[CandidateTable], limits: Constraints
-) -> tuple[CandidateTable, int] | None:
+def _find_best(problem: Problem, tables: Sequence[CandidateTable], limits: Constraints) -> Candidate | None:
     """Find the first plan of ``recommend`` with objective cost within the limits."""
     request = problem.request.model_copy(update={"constraints": limits, "objective": "cost"})
     return rank_first(tables, request)

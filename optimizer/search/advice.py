@@ -12,8 +12,8 @@ from optimizer.contract.hardware import Offer, break_even_hours, break_even_shar
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
-from optimizer.search.candidates import CandidateTable, build_tables, find_tables
-from optimizer.search.nearest import NODE_GPUS, change_work, divide_batch
+from optimizer.search.candidates import Candidate, CandidateTable, build_tables, find_tables
+from optimizer.search.nearest import NODE_GPUS, divide_batch
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
@@ -112,9 +112,9 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
     return notes
 
 
-def describe_reclaims(problem: Problem, table: CandidateTable, row: int) -> list[str]:
+def describe_reclaims(problem: Problem, candidate: Candidate) -> list[str]:
     """Say up to how many reclaims spot stays cheaper than on-demand, for the nodes and layout of a candidate."""
-    offer = table.purchases[int(table.purchase[row])].offer
+    offer = candidate.purchase.offer
     limits = problem.request.constraints.model_copy(
         update={"purchase_options": ("on-demand", "spot"), "existing_reservations": (), "spot_fallback": "none"}
     )
@@ -122,12 +122,11 @@ def describe_reclaims(problem: Problem, table: CandidateTable, row: int) -> list
     on_demand, spot = by_option.get("on-demand"), by_option.get("spot")
     if on_demand is None or spot is None or spot.hazard is None:
         return []
-    one = table.fastest.only(int(table.configuration[row]))
-    nodes = int(one.nodes[0])
+    one = candidate.table.fastest.only(candidate.configuration)
     pools = [replace(spot, hazard=replace(spot.hazard, rate_per_node_hour=float(rate))) for rate in _RATES]
     (priced,) = build_tables(problem, [(one, [on_demand, *pools])])
     cheaper = priced.cost.expected[1:] < priced.cost.expected[0]
-    fleet = f"{nodes} x {offer.instance.name} in {spot.price.zone_id or offer.region}"
+    fleet = f"{candidate.fleet} in {spot.price.zone_id or offer.region}"
     prices = f"{spot.price.usd_per_hour:,.2f} USD/h ({spot.price.as_of}) against {on_demand.price.usd_per_hour:,.2f}"
     if not cheaper[0]:
         return [f"spot of {fleet} is no cheaper than on-demand at any rate of reclaims: {prices}"]
@@ -145,14 +144,13 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     known = recipe.framework in (TRAINER, CNN_DEFAULT) and model.architecture in kinds and not model.experts
     if recipe.compiled or not known or not recipe.tuning.trains_all or problem.request.objective != "cost":
         return []
-    request = change_work(problem, compiled=True)
     # One type: all of them would double the time of an answer.
     own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
-    compiled = replace(problem, request=request, recipe=replace(recipe, compiled=True), instance_types=own)
-    candidate = rank_first(find_tables(compiled), request)
+    compiled = replace(problem.revise(compiled=True), instance_types=own)
+    candidate = rank_first(find_tables(compiled), compiled.request)
     if candidate is None:
         return []
-    return _describe_saving("--compile", f"{_fleet(candidate)},", candidate, plan)
+    return _describe_saving("--compile", f"{candidate.fleet},", candidate, plan)
 
 
 def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
@@ -163,23 +161,23 @@ def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     moved = divide_batch(problem)
     candidate = rank_first([*tables, *moved[1]], problem.request) if moved else None
     # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
-    if moved is None or candidate is None or not any(candidate[0] is table for table in moved[1]):
+    if moved is None or candidate is None or candidate.table not in moved[1]:
         return []
     change = f"--global-batch {moved[0].amount.global_batch} instead of {problem.amount.global_batch}"
-    return _describe_saving(change, f"the ranks of {_fleet(candidate)} divide it;", candidate, plan)
+    return _describe_saving(change, f"the ranks of {candidate.fleet} divide it;", candidate, plan)
 
 
-def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int], plan: FleetPlan) -> list[str]:
+def _describe_saving(change: str, why: str, candidate: Candidate, plan: FleetPlan) -> list[str]:
     """Say what a candidate found after a change saves against the plan, where it saves enough."""
     table, row = candidate
-    usd, purchase = float(table.cost.expected[row]), table.purchases[int(table.purchase[row])]
+    usd, purchase = float(table.cost.expected[row]), candidate.purchase
     if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
         return []
     saved = plan.cost_usd.expected - usd
     takes = f"{short(table.outcome.hours_expected[row])} h and {usd_text(usd, is_old=purchase.stale)} USD"
     bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
     own = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
-    if bought == own and (table.fastest.instance.name, int(table.nodes[row])) == (plan.instance_type, plan.node_count):
+    if bought == own and candidate.fleet == f"{plan.node_count} x {plan.instance_type}":
         where = f"{takes} on the same nodes"
     else:
         where = f"{why} {purchase.in_short} in {purchase.offer.region}, {takes} expected"
@@ -188,8 +186,3 @@ def _describe_saving(change: str, why: str, candidate: tuple[CandidateTable, int
 
 def _saved_text(usd: float) -> str:
     return f"{usd:,.{0 if usd >= 10 else 2}f}"
-
-
-def _fleet(candidate: tuple[CandidateTable, int]) -> str:
-    table, row = candidate
-    return f"{int(table.nodes[row])} x {table.fastest.instance.name}"

@@ -16,7 +16,7 @@ import numpy as np
 from optimizer.contract.plan import Alternate, FleetPlan, SpeedSource
 from optimizer.contract.units import rounded
 from optimizer.performance.types import Estimates
-from optimizer.search.candidates import CandidateTable, build_tables
+from optimizer.search.candidates import Candidate, CandidateTable, build_tables
 from optimizer.search.fastest import Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
     can_replace,
@@ -45,16 +45,14 @@ class _Move:
     estimate: int = -1
 
 
-def with_alternates(
-    problem: Problem, candidates: Sequence[tuple[CandidateTable, int]], plans: Sequence[FleetPlan]
-) -> list[FleetPlan]:
+def with_alternates(problem: Problem, candidates: Sequence[Candidate], plans: Sequence[FleetPlan]) -> list[FleetPlan]:
     """The plans of ``candidates``, each with its alternates.
 
     A reservation or Capacity Block is in one place and is paid for, so its plan has none. Nor has a plan with a file
     system for its data: that is in one zone, and what crosses zones is billed by the GB.
     """
     movable = {i for i, plan in enumerate(plans) if plan.purchase.option in ("on-demand", "spot") and not plan.lustre}
-    moves = [move for i in movable for move in _list_moves(problem, *candidates[i], plans[i])]
+    moves = [move for i in movable for move in _list_moves(problem, candidates[i], plans[i])]
     moves, estimates = _estimate(problem, moves)
     if not moves:
         return list(plans)
@@ -78,11 +76,11 @@ def _move_to(problem: Problem, plan: FleetPlan, alternates: tuple[Alternate, ...
     return plan.model_copy(update={"alternates": alternates, "prices": tuple(prices)})
 
 
-def _list_moves(problem: Problem, table: CandidateTable, row: int, plan: FleetPlan) -> Iterator[_Move]:
-    fastest, limits = table.fastest, problem.request.constraints
-    own = fastest.only(int(table.configuration[row]))
+def _list_moves(problem: Problem, candidate: Candidate, plan: FleetPlan) -> Iterator[_Move]:
+    fastest, limits = candidate.table.fastest, problem.request.constraints
+    own = fastest.only(candidate.configuration)
     # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
-    old = table.purchases[int(table.purchase[row])].stale
+    old = candidate.purchase.stale
     falls_back = plan.purchase.fallback == "on-demand"
     for instance in problem.instance_types:
         if not can_replace(fastest.instance, instance):
@@ -130,12 +128,11 @@ class _Place(NamedTuple):
     usd: float
     zone_id: str
     move: _Move
-    table: CandidateTable
-    row: int
+    candidate: Candidate
 
     @property
     def purchase(self) -> PricedPurchase:
-        return self.table.purchases[int(self.table.purchase[self.row])]
+        return self.candidate.purchase
 
 
 def _choose(
@@ -150,7 +147,7 @@ def _choose(
     for move, table in moves:
         for row in np.flatnonzero(table.feasible(problem.request.constraints)).tolist():
             usd = float(table.cost.expected[row]) * (1 + SAME if move.speed else 1)
-            place = _Place(usd, "", move, table, row)
+            place = _Place(usd, "", move, Candidate(table, row))
             offer, priced = place.purchase.offer, place.purchase.price.zone_id
             places += [
                 place._replace(zone_id=zone_id)
@@ -190,6 +187,6 @@ def _describe(problem: Problem, place: _Place, estimates: Estimates | None) -> A
         instance_type=instance.name,
         purchase=option,
         price=node_price(option, place.purchase.offer, place.purchase.price),
-        **describe_run(problem, place.table, place.row),
+        **describe_run(problem, place.candidate),
         **facts,
     )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from optimizer.search.rejections import Binding, Rejection
 _TYPES_TOGETHER = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CandidateTable:
     """The candidates of one type; ``configuration`` and ``purchase`` are indices in the first two fields."""
 
@@ -139,6 +139,33 @@ class CandidateTable:
         return np.maximum(hours - self.reserve_hours, 0.0)
 
 
+class Candidate(NamedTuple):
+    """A fleet that may run the training: a row of its type's table."""
+
+    table: CandidateTable
+    row: int
+
+    @property
+    def configuration(self) -> int:
+        """Index in ``table.fastest``."""
+        return int(self.table.configuration[self.row])
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.table.fastest.nodes[self.configuration])
+
+    @property
+    def purchase(self) -> PricedPurchase:
+        """How the nodes are bought."""
+        return self.table.purchases[int(self.table.purchase[self.row])]
+
+    @property
+    def fleet(self) -> str:
+        """Nodes and their type: "8 x p4d.24xlarge"."""
+        return f"{self.nodes} x {self.table.fastest.instance.name}"
+
+
 def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
     """Reject a purchase of so many nodes, which a quota of the account leaves no room for."""
     instance, region, room = purchase.offer.instance, purchase.offer.region, purchase.room
@@ -186,6 +213,15 @@ def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     tables = chain.from_iterable(build_tables(problem, batch) for batch in batches)
     results = (fastest.get(name, found) for name, found in purchases.items())
     return [found if isinstance(found, Rejection) else next(tables) for found in results]
+
+
+def list_rejections(problem: Problem, result: CandidateTable | Rejection) -> list[Rejection]:
+    """Say why a type has no plan, and which of its purchases only a quota keeps out."""
+    if isinstance(result, Rejection):
+        return [result]
+    limits = problem.request.constraints
+    excluded = [] if problem.rooms is None else result.excluded_by_quota(limits)
+    return excluded or ([] if result.feasible(limits).any() else [result.reject(limits)])
 
 
 def find_tables(problem: Problem) -> list[CandidateTable]:

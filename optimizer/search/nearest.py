@@ -16,8 +16,8 @@ import numpy as np
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
-from optimizer.contract.request import Constraints, FleetRequest
-from optimizer.search.candidates import CandidateTable, find_tables
+from optimizer.contract.request import Constraints
+from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
@@ -87,7 +87,7 @@ def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[Nea
     nearest = _move_numbers(problem, tables)
     nearest += [*_near_batch(problem), *_half_precision(problem)]
     for changes in _list_openings(problem.request.constraints):
-        nearest += _open(problem, changes, problem.with_constraints(**changes).request, alone=bool(tables))
+        nearest += _open(problem, changes, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
     return sorted(distinct.values(), key=_order)
 
@@ -115,27 +115,28 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         candidate = find_least(tables, limits.model_copy(update=free), least)
         if candidate is None:
             continue
-        needed = find_needs(*candidate)
+        needed = find_needs(candidate)
         given = {"budget_usd": budget, "deadline_hours": deadline}
         changes = {name: needed[name] for name, limit in given.items() if limit is not None and needed[name] > limit}
         if least not in changes:  # another plan of the list moves the other limit less
             continue
         distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
-        moved = problem.with_constraints(**changes)
+        moved = problem.revise(**changes)
         # The answer with these changes; needs are rounded up, and old spot prices head nothing.
         nearest.append(_build(moved, changes, distance, rank_first(tables, moved.request) or candidate))
     return nearest
 
 
-def find_needs(table: CandidateTable, row: int) -> dict[str, float]:
+def find_needs(candidate: Candidate) -> dict[str, float]:
     """Return the least budget and deadline of a candidate, rounded up to two places."""
+    table, row = candidate
     return {
         "budget_usd": math.ceil(100 * float(table.cost.p95[row] + table.cost.reserve[row])) / 100,
         "deadline_hours": math.ceil(100 * float(table.outcome.hours_p95[row])) / 100,
     }
 
 
-def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> tuple[CandidateTable, int] | None:
+def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> Candidate | None:
     """Find the candidate within ``limits`` that needs the least of one limit, and of equals the cheapest."""
     best: list[tuple[float, float, int, int]] = []
     for index, table in enumerate(tables):
@@ -151,7 +152,7 @@ def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str)
     if not best:
         return None
     *_, index, row = min(best)
-    return tables[index], row
+    return Candidate(tables[index], row)
 
 
 def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
@@ -171,8 +172,7 @@ def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | Non
     moved = near_batch(batch)
     if problem.request.workload.steps is not None or moved == batch or moved > problem.amount.samples:
         return None
-    amount = replace(problem.amount, global_batch=moved)
-    other = replace(problem, request=change_work(problem, global_batch=moved), amount=amount)
+    other = problem.revise(global_batch=moved)
     return other, find_tables(other)
 
 
@@ -181,9 +181,9 @@ def _near_batch(problem: Problem) -> list[NearestPlan]:
     candidate = rank_first(moved[1], problem.request) if moved else None
     if moved is None or candidate is None:
         return []
-    (plan,) = PlanBuilder(moved[0]).build([candidate])
-    batch, near = problem.amount.global_batch, moved[0].amount.global_batch
-    return [NearestPlan(changes={"global_batch": near}, distance=abs(near / batch - 1), plan=plan)]
+    near = moved[0].amount.global_batch
+    distance = abs(near / problem.amount.global_batch - 1)
+    return [_build(moved[0], {"global_batch": near}, distance, candidate)]
 
 
 def _half_precision(problem: Problem) -> list[NearestPlan]:
@@ -193,15 +193,9 @@ def _half_precision(problem: Problem) -> list[NearestPlan]:
         return []
     changes = {"precision": "fp16"}
     try:
-        return _open(problem, changes, change_work(problem, **changes), alone=False)
+        return _open(problem, changes, alone=False)
     except InvalidInputError:  # the workload computes in bf16 alone, as QLoRA does
         return []
-
-
-def change_work(problem: Problem, **changes: Any) -> FleetRequest:
-    """Return the problem's request with other keys of its workload."""
-    work = problem.request.workload.model_copy(update=changes)
-    return problem.request.model_copy(update={"workload": work})
 
 
 def near_batch(batch: int) -> int:
@@ -219,14 +213,14 @@ def _multiple(batch: int, unit: int, most: float) -> int:
     return near if abs(near - batch) <= most * batch else 0
 
 
-def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, alone: bool) -> list[NearestPlan]:
+def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
     """Nearest plan of a request with ``changes``; unless ``alone``, budget and deadline may move with them."""
-    wider = Problem.resolve(request, problem.catalog, problem.calibration, rooms=problem.rooms)
+    wider = problem.revise(**changes)
     tables = find_tables(wider)
     if "max_nodes" in changes:
-        candidate = find_least(tables, request.constraints, "max_nodes")
+        candidate = find_least(tables, wider.request.constraints, "max_nodes")
     else:
-        candidate = rank_first(tables, request)
+        candidate = rank_first(tables, wider.request)
     if candidate is None:
         moved = [] if alone else _move_numbers(wider, tables)[:1]
         if "max_nodes" in changes and moved:
@@ -234,17 +228,14 @@ def _open(problem: Problem, changes: dict[str, Any], request: FleetRequest, *, a
         return [replace(plan, changes=changes | dict(plan.changes), distance=None) for plan in moved]
     if "max_nodes" not in changes:
         return [_build(wider, changes, None, candidate)]
-    table, row = candidate
-    nodes = int(table.fastest.nodes[table.configuration[row]])
+    nodes = candidate.nodes
     changes = {"max_nodes": nodes}
     distance = nodes / problem.request.constraints.max_nodes - 1
-    larger = problem.with_constraints(**changes)
+    larger = problem.revise(**changes)
     within = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
     return [_build(larger, changes, distance, rank_first(within, larger.request) or candidate)]
 
 
-def _build(
-    problem: Problem, changes: dict[str, Any], distance: float | None, candidate: tuple[CandidateTable, int]
-) -> NearestPlan:
+def _build(problem: Problem, changes: dict[str, Any], distance: float | None, candidate: Candidate) -> NearestPlan:
     (plan,) = PlanBuilder(problem).build([candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan)

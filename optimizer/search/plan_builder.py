@@ -41,7 +41,7 @@ from optimizer.economics.planned import (
 from optimizer.economics.running_costs import CONTROLLER_ITEMS, GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
-from optimizer.search.candidates import CandidateTable
+from optimizer.search.candidates import Candidate
 from optimizer.search.confidence import speed_source, unmeasured_parts
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
@@ -57,25 +57,25 @@ class PlanBuilder:
         self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, problem.request.workload))
         self._stand_ins = cache(lambda name: list_stand_ins(name, problem.catalog))
 
-    def build(self, candidates: Sequence[tuple[CandidateTable, int]]) -> list[FleetPlan]:
-        """Build the plans of candidates, each a table and a row."""
+    def build(self, candidates: Sequence[Candidate]) -> list[FleetPlan]:
+        """Build the plans of candidates."""
         if not candidates:
             return []
-        chosen = [(table.fastest, int(table.configuration[row])) for table, row in candidates]
+        chosen = [(candidate.table.fastest, candidate.configuration) for candidate in candidates]
         estimates = estimate_configurations(self._problem, chosen)
-        return [self._build(table, row, estimates, i) for i, (table, row) in enumerate(candidates)]
+        return [self._build(candidate, estimates, i) for i, candidate in enumerate(candidates)]
 
-    def _build(self, table: CandidateTable, row: int, estimates: Estimates, i: int) -> FleetPlan:
-        fastest, purchase = table.fastest, table.purchases[table.purchase[row]]
-        configuration = int(table.configuration[row])
-        nodes = int(fastest.nodes[configuration])
-        outcome, run = table.outcome, describe_run(self._problem, table, row)
+    def _build(self, candidate: Candidate, estimates: Estimates, i: int) -> FleetPlan:
+        table, row = candidate
+        fastest, purchase, nodes = table.fastest, candidate.purchase, candidate.nodes
+        owned = purchase.reservation
+        outcome, run = table.outcome, describe_run(self._problem, candidate)
         cost_usd: Cost = run.pop("cost_usd")
         compute_p95_usd = cost_usd.breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
         further, p95_usd = self._further_spot_offers(
             purchase, compute_p95_usd, cost_usd.p95, float(table.cost.reserve[row])
         )
-        parallelism = fastest.parallelism(configuration)
+        parallelism = fastest.parallelism(candidate.configuration)
         return FleetPlan(
             instance_type=fastest.instance.name,
             region=purchase.offer.region,
@@ -85,12 +85,10 @@ class PlanBuilder:
             purchase=Purchase(
                 option=purchase.option,
                 on_demand_base=purchase.base,
-                on_demand_top_up=nodes - purchase.reservation.count
-                if purchase.reservation and purchase.topped_up
-                else 0,
+                on_demand_top_up=nodes - owned.count if owned and purchase.topped_up else 0,
                 fallback="on-demand" if purchase.fallback else "none",
-                capacity_reservation_id=purchase.reservation and purchase.reservation.capacity_reservation_id,
-                capacity_block=purchase.reservation and purchase.reservation.capacity_block,
+                capacity_reservation_id=owned.capacity_reservation_id if owned else None,
+                capacity_block=owned.capacity_block if owned else None,
                 zone_id=purchase.price.zone_id or None,
                 spot_types=tuple(offer.instance.name for offer in further),
             ),
@@ -105,7 +103,7 @@ class PlanBuilder:
             **run,
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             lustre=self._describe_lustre(purchase.offer.region, float(outcome.hours_expected[row])),
-            spot_range=_describe_range(table, row, cost_usd.expected),
+            spot_range=_describe_range(candidate, cost_usd.expected),
             calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
@@ -199,13 +197,13 @@ def describe_speed(problem: Problem, instance: InstanceType, nodes: int, paralle
     return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
 
-def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> SpotRange | None:
-    purchase, outcome = table.purchases[int(table.purchase[row])], table.outcome
+def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | None:
+    purchase, outcome, row = candidate.purchase, candidate.table.outcome, candidate.row
     if not purchase.stale:
         return None
     prices = purchase.offer.spot_by_zone
     cheapest, dearest = prices[0].usd_per_hour, prices[-1].usd_per_hour
-    nodes = int(table.fastest.nodes[int(table.configuration[row])]) - purchase.base
+    nodes = candidate.nodes - purchase.base
     # The nodes wait one less while a reclaimed one is away, as in fleet_cost.
     node_hours = nodes * float(outcome.running_hours[row]) + (nodes - 1) * float(outcome.waiting_hours[row])
     return SpotRange(
@@ -218,9 +216,9 @@ def _describe_range(table: CandidateTable, row: int, expected_usd: float) -> Spo
     )
 
 
-def describe_run(problem: Problem, table: CandidateTable, row: int) -> dict[str, Any]:
+def describe_run(problem: Problem, candidate: Candidate) -> dict[str, Any]:
     """Hours, dollars, interruptions and copies of the data of a candidate's run, as fields of a plan."""
-    purchase, nodes = table.purchases[int(table.purchase[row])], int(table.nodes[row])
+    (table, row), purchase, nodes = candidate, candidate.purchase, candidate.nodes
     outcome, copy = table.outcome, problem.node_copy(table.fastest.instance.name)
     usd = problem.running_costs(purchase.offer.region)
     return {

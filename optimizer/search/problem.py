@@ -185,10 +185,17 @@ class Problem:
             rooms=rooms,
         )
 
-    def with_constraints(self, **changes: Any) -> Self:
-        """Return the problem with other limits; the regions and instance types stay."""
-        constraints = self.request.constraints.model_copy(update=changes)
-        return replace(self, request=self.request.model_copy(update={"constraints": constraints}))
+    def revise(self, **changes: Any) -> Self:
+        """Resolve the request anew with other keys of its workload and constraints."""
+        work = {name: value for name, value in changes.items() if name in Workload.model_fields}
+        limits = {name: value for name, value in changes.items() if name not in work}
+        request = self.request.model_copy(
+            update={
+                "workload": self.request.workload.model_copy(update=work),
+                "constraints": self.request.constraints.model_copy(update=limits),
+            }
+        )
+        return type(self).resolve(request, self.catalog, self.calibration, rooms=self.rooms)
 
     @cached_property
     def undriven(self) -> dict[str, str]:

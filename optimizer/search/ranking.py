@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from optimizer.contract.request import FleetRequest
 from optimizer.performance.types import Floats
-from optimizer.search.candidates import CandidateTable
-from optimizer.search.purchases import PricedPurchase
+from optimizer.search.candidates import Candidate, CandidateTable
 from optimizer.search.search_space import SAME
 
 # Twice as fast is worth 3.5% of the dollars to objective cost, and four times the dollars to objective time.
@@ -31,13 +30,6 @@ MAX_PLANS = 20
 _SAME_HOURS = 0.001
 
 
-class Position(NamedTuple):
-    """A candidate: index of its table, and its row."""
-
-    table: int
-    row: int
-
-
 class Ranking(NamedTuple):
     """The best candidate of each type and purchase option, best first, and the Pareto front, cheapest first.
 
@@ -45,17 +37,17 @@ class Ranking(NamedTuple):
     time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none.
     """
 
-    best: list[Position]
-    pareto: list[Position]
-    faster: Position | None = None
-    cheaper: Position | None = None
+    best: list[Candidate]
+    pareto: list[Candidate]
+    faster: Candidate | None = None
+    cheaper: Candidate | None = None
 
 
 def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     """Rank the feasible candidates of the tables."""
     rows = [np.flatnonzero(table.feasible(request.constraints)) for table in tables]
-    positions = [Position(index, int(row)) for index, chosen in enumerate(rows) for row in chosen]
-    if not positions:
+    candidates = [Candidate(table, int(row)) for table, chosen in zip(tables, rows, strict=True) for row in chosen]
+    if not candidates:
         return Ranking([], [])
 
     def column(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -72,9 +64,9 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         limit = (1 + SAME) * min(score[i] for i in group)
         return min((i for i in group if score[i] <= limit), key=lambda i: (kinds[i], nodes[i], score[i]))
 
-    groups: dict[tuple[int, str, bool], list[int]] = {}
-    for i, (position, is_old) in enumerate(zip(positions, stale.tolist(), strict=True)):
-        groups.setdefault((position.table, purchase_at(tables, position).option, is_old), []).append(i)
+    groups: dict[tuple[CandidateTable, str, bool], list[int]] = {}
+    for i, (candidate, is_old) in enumerate(zip(candidates, stale.tolist(), strict=True)):
+        groups.setdefault((candidate.table, candidate.purchase.option, is_old), []).append(i)
     best = sorted((pick(group) for group in groups.values()), key=lambda i: (stale[i], score[i]))
     first = pick([i for i in best if stale[i] == stale[best[0]]])
     best = [first, *(i for i in best if i != first)]
@@ -83,14 +75,14 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         if not front or hours[i] < (1 - _SAME_HOURS) * hours[front[-1]]:
             front.append(i)
 
-    def least(values: Floats, beaten: Floats) -> Position | None:
+    def least(values: Floats, beaten: Floats) -> Candidate | None:
         beats = np.flatnonzero(~stale & (beaten < (1 - SAME) * beaten[first]))
-        return positions[beats[values[beats].argmin()]] if beats.size else None
+        return candidates[beats[values[beats].argmin()]] if beats.size else None
 
     by_time = scores(request.model_copy(update={"objective": "time"}), mean_usd, mean_hours)
     return Ranking(
-        best=[positions[i] for i in best[:MAX_PLANS]],
-        pareto=[positions[i] for i in front],
+        best=[candidates[i] for i in best[:MAX_PLANS]],
+        pareto=[candidates[i] for i in front],
         faster=least(by_time, mean_hours),
         cheaper=least(mean_usd, mean_usd),
     )
@@ -101,21 +93,14 @@ def scores(request: FleetRequest, usd: Floats, hours: Floats) -> Floats:
     return (usd + request.hour_usd * hours) * np.maximum(hours, SHORTEST_HOURS) ** EXPONENTS[request.objective]
 
 
-def purchase_at(tables: Sequence[CandidateTable], position: Position) -> PricedPurchase:
-    """Return the purchase of a candidate."""
-    table = tables[position.table]
-    return table.purchases[int(table.purchase[position.row])]
-
-
-def list_chosen(ranking: Ranking, request: FleetRequest) -> list[Position]:
+def list_chosen(ranking: Ranking, request: FleetRequest) -> list[Candidate]:
     """Candidates of the answer's plans, in their order: of objective pareto the best, then the front."""
     return ranking.best if request.objective != "pareto" else list(dict.fromkeys([*ranking.best[:1], *ranking.pareto]))
 
 
-def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> tuple[CandidateTable, int] | None:
-    """The answer's first candidate of all tables, as table and row; None where none is feasible."""
-    best = rank(tables, request).best
-    return (tables[best[0].table], best[0].row) if best else None
+def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> Candidate | None:
+    """The answer's first candidate of all tables; None where none is feasible."""
+    return next(iter(rank(tables, request).best), None)
 
 
 def pareto_front(hours: Floats, usd: Floats) -> NDArray[np.intp]:

@@ -51,11 +51,12 @@ def make_problem(
     global_batch: int,
     max_nodes: int,
     parallelism: Sequence[str] = AXES,
+    instance_types: Sequence[str] = (),
 ) -> Problem:
     """A problem of any model and batch, also those that no request resolves to."""
     names = ("seq_len", "precision", "framework", "compiled")
     workload = {"samples": samples} | {name: getattr(recipe, name) for name in names}
-    limits = {"max_nodes": max_nodes, "parallelism": parallelism}
+    limits = {"max_nodes": max_nodes, "parallelism": parallelism, "instance_types": instance_types}
     return Problem(
         request=request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits}),
         model=model,

@@ -135,8 +135,8 @@ def test_the_search_finds_what_brute_force_finds(
     recipe = Recipe(seq_len=seq_len, framework=framework, compiled=compiled)
     instance = catalog().instance_type(name)
     most = nodes if instance.gpu_count >= 1 else 1
-    asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes)
-    (result,) = find_fastest(asked.with_constraints(instance_types=(name,)), [instance])
+    asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes, instance_types=(name,))
+    (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
     # Every split is unmeasured on a GPU without measured runs, or with no better error for a mixture than such a GPU.
     residual = calibration().residual(
