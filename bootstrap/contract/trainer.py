@@ -43,6 +43,17 @@ SPEECH = ("whisper",)
 WITH_LENGTHS = SEQ2SEQ + IMAGE_ENCODERS + SPEECH
 HUGGING_FACE = DECODERS + ENCODERS + WITH_LENGTHS
 Family = Literal["decoder", "encoder", "cnn", "seq2seq", "image", "speech"]
+# transformers' class of a family's model with its head.
+AUTO: dict[str, str] = {
+    "decoder": "AutoModelForCausalLM",
+    "encoder": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "image": "AutoModelForImageClassification",
+    "speech": "AutoModelForSpeechSeq2Seq",
+}
+# Names of an architecture's fields that are null: Pulumi's configuration has no null, and a field that is left out has
+# the default of its class.
+NULLS = "null_fields"
 IMAGE_CHANNELS = 3
 # Whisper's max_target_positions where its config is silent.
 DEFAULT_TARGET_POSITIONS = 448
@@ -177,6 +188,12 @@ def model_kind(architecture: Mapping[str, Any] | None) -> str:
     if architecture is None:
         return ""
     return str(architecture.get(TORCHVISION) or architecture.get("model_type") or "")
+
+
+def with_nulls(architecture: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy an architecture with its nulls in their places, as transformers takes it."""
+    fields = {name: with_nulls(value) if isinstance(value, dict) else value for name, value in architecture.items()}
+    return fields | dict.fromkeys(fields.pop(NULLS, ()))
 
 
 def data_problem(architecture: Mapping[str, Any] | None) -> str:

@@ -16,20 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from bootstrap.contract.trainer import TORCHVISION, Family
+from bootstrap.contract.trainer import AUTO, TORCHVISION, with_nulls
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.kernels import fuse, narrow
 from bootstrap.training.errors import ConfigurationError
 
 UNMASKED = "gpufleet_sdpa"
-# transformers' class of a family's model with its head.
-AUTO: dict[Family, str] = {
-    "decoder": "AutoModelForCausalLM",
-    "encoder": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "image": "AutoModelForImageClassification",
-    "speech": "AutoModelForSpeechSeq2Seq",
-}
 
 
 def build(config: TrainerConfig) -> nn.Module:
@@ -41,15 +33,15 @@ def build(config: TrainerConfig) -> nn.Module:
         cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
         return cnn
     transformers = library("transformers")
-    fields = {name: value for name, value in config.architecture.items() if name != "model_type"}
+    fields = {name: value for name, value in with_nulls(config.architecture).items() if name != "model_type"}
     auto = getattr(transformers, AUTO[config.family])
     try:
         settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
         with _parameters_on_meta():
             model: nn.Module = auto.from_config(settings, dtype=torch.float32)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # torch's assertions too: another start would end alike
         raise ConfigurationError(
-            f"transformers {transformers.__version__} does not build this {config.kind}: {error}. "
+            f"transformers {transformers.__version__} does not build this {config.kind}: {error!r}. "
             "Check --architecture against the model's config.json"
         ) from error
     # transformers makes the padding token's row zero and keeps it so. Samples have no padding, so it is a token like

@@ -43,13 +43,13 @@ def read_model(row: Row) -> ModelSpec:
                 limit=f"one of {', '.join(key for key, value in presets().items() if value.architecture == 'cnn')}",
                 why="a CNN's FLOPs are published per model, not derived from columns",
             )
-        return preset.model(name.lower())
+        return preset
     if architecture in _BY_NAME:
         return _read_by_name(row, architecture, name.lower())
     if row.given("layers") or row.given("hidden_size"):
         return _read_transformer(row, architecture or "decoder", name or "unnamed")
     if preset is not None and preset.architecture != "cnn":
-        return preset.model(name)
+        return preset
     if architecture != "encoder" and SIZE.fullmatch(name):
         return resolve_model(name)
     if architecture != "encoder" and row.given("parameters"):
@@ -66,11 +66,11 @@ def _read_by_name(row: Row, architecture: str, name: str) -> ModelSpec:
     """Preset of a row's name, or of its model_type and parameters, as the reference trainer writes them."""
     known = {key: value for key, value in presets().items() if value.architecture == architecture}
     if name in known:
-        return known[name].model(name)
+        return known[name]
     parameters = row.number("parameters", default=0.0)
-    for key, preset in known.items():
+    for preset in known.values():
         if (preset.config or {}).get("model_type") == name and preset.parameters == parameters:
-            return preset.model(key)
+            return preset
     raise InvalidInputError(
         f"model is {row.text('model')!r} and architecture is {architecture}",
         limit=f"one of {', '.join(known)}, or their model_type with their parameters",

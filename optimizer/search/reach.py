@@ -10,7 +10,6 @@ from bootstrap.contract.node_plan import NodePlan
 from optimizer.contract.request import Axis, FleetRequest
 from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.types import SHARDINGS
-from optimizer.workload.architecture import build_architecture
 from optimizer.workload.model import ModelSpec
 
 # Mesh dimensions that a request can allow; all but data are splits.
@@ -38,7 +37,7 @@ class Reach:
 
 def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
     """Find what to search: the request's kinds, else the trainer's, else for code of the user's own all."""
-    architecture, work, limits = build_architecture(model), request.workload, request.constraints
+    architecture, work, limits = model.build_config, request.workload, request.constraints
     beyond = trainer.unsupported(
         NodePlan(
             architecture=architecture or {},

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from optimizer.contract.errors import InvalidInputError
+from optimizer.workload.families import SWITCHES, USUAL
 from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
 
 Size = Annotated[int, Field(ge=1)]
+# Share by which a given count may differ from the fields' own.
+MOST_OFF = 0.1
 
 
 class ArchitectureFields(BaseModel):
@@ -65,14 +69,32 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             next_step="give model.head_dim",
         )
     # RMSNorm, no biases and SwiGLU with rotary positions are Llama's, whatever the shape.
-    like_llama = given.architecture == "decoder" and given.gated_mlp and not given.learned_positions
-    config = {"model_type": "mixtral" if given.experts else "llama"} if like_llama else None
-    experts_per_token = given.experts_per_token or min(2, given.experts)
-    return check_shape(
+    is_like_llama = given.architecture == "decoder" and given.gated_mlp and not given.learned_positions
+    kind = ("mixtral" if given.experts else "llama") if is_like_llama else ""
+    known = given.model_dump(exclude={"experts_per_token", "parameters"})
+    known["name"] += f" built as a {kind}" if kind else ""  # in every answer: another model's fields make no such model
+    model = check_shape(
         build_model(
-            **given.model_dump(exclude={"experts_per_token"}),
-            experts_per_token=experts_per_token,
-            config=config,
+            **known,
+            experts_per_token=given.experts_per_token or min(2, given.experts),
             source="architecture fields of the request",
         )
     )
+    if given.parameters and abs(given.parameters / model.parameters - 1) > MOST_OFF:
+        raise InvalidInputError(
+            f"model.parameters is {given.parameters:,}, and the fields make {model.parameters:,}",
+            limit=f"within {MOST_OFF:.0%} of the fields' own count: biases, norms and positions",
+            next_step="leave model.parameters out, or correct the field that is wrong",
+        )
+    if given.parameters:
+        active = model.active_parameters if model.experts else given.parameters
+        model = replace(model, parameters=given.parameters, active_parameters=active)
+    if not kind:
+        return model
+    usual = {"kv_heads": model.attention_heads, "head_dim": model.hidden_size // model.attention_heads}
+    config = {
+        name: getattr(model, field)
+        for field, name in USUAL.items()
+        if field not in SWITCHES and getattr(model, field) not in (0, usual.get(field, 0))
+    }
+    return replace(model, config={**config, "tie_word_embeddings": model.tied_embeddings, "model_type": kind})

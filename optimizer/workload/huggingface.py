@@ -1,166 +1,48 @@
-"""Read a Hugging Face ``config.json`` as a ModelSpec: one table of field names, one entry a ``model_type``.
+"""Read a Hugging Face ``config.json`` as a ModelSpec, and keep of it what the nodes build the model from.
 
-The names are those of the ``transformers`` configuration classes
-(https://github.com/huggingface/transformers, src/transformers/models/<model_type>/configuration_<model_type>.py).
+``data/config_defaults.json`` has the fields of transformers' classes (``python -m tools.config_defaults`` writes it): a
+field that a configuration leaves out has the class's default, and a null that differs from it is carried by name.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bootstrap.contract.trainer import WITH_LENGTHS
+from bootstrap.contract.trainer import AUTO, NULLS, with_nulls
 from optimizer.contract.errors import InvalidInputError, unreadable
-from optimizer.workload.architecture import DEEPSEEK, GPT2, MULTI_HEAD, NEXT, QWEN_MIXTURE, USUAL, prune_config, whole
-from optimizer.workload.encoders import model_from_encoder_config
-from optimizer.workload.model import (
-    PLAIN,
-    BiasesAndNorms,
-    LatentAttention,
-    ModelArchitecture,
-    ModelSpec,
-    build_model,
-    check_shape,
+from optimizer.workload.families import (
+    FAMILIES,
+    NEXT,
+    STATE_SPACE,
+    SWITCHES,
+    TOWERS,
+    USUAL,
+    Config,
+    Family,
+    Values,
+    windows,
 )
+from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
+
+CONFIG_DEFAULTS = Path(__file__).parent / "data" / "config_defaults.json"
+_REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size", "ffn_size")
+_DETAILS = {field.name for field in dataclasses.fields(BiasesAndNorms)}
+# Private scalars that change the model (OPT); others are transformers' own notes.
+_PRIVATE = ("_remove_final_layer_norm",)
+# Scalars that say who wrote the config, not what the model is.
+_ABOUT = ("transformers_version", "torch_dtype", "dtype")
+_PROFILE = "gpufleet profile MODULE:FUNCTION counts any torch module; architecture fields would train a Llama instead"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Family:
-    """Field names of one ``model_type`` by ModelSpec's, and the facts it fixes without naming them.
-
-    ``ffn_multiple`` is ffn_size / hidden_size where the configuration may leave ffn_size out, else 0; ``tied`` is
-    tie_word_embeddings where it is silent; with ``learned_positions``, max_position_embeddings counts rows of an
-    embedding (plus ``position_offset``). Every layer has sliding-window attention where ``window_pattern`` is 1, all
-    but each ``window_pattern``-th otherwise. ``defaults`` are transformers' own of fields that a configuration
-    may leave out; a family with attention_bias, mlp_bias or type_vocab_size among them has such biases or token types.
-    """
-
-    names: Mapping[str, str]
-    architecture: ModelArchitecture = "decoder"
-    ffn_multiple: int = 0
-    window_pattern: int = 0
-    head_norms: bool = False
-    norms_per_layer: int = 2
-    soft_caps: bool = False
-    sinks: bool = False
-    gated: bool = False
-    tied: bool = True
-    learned_positions: bool = False
-    position_offset: int = 0
-    details: BiasesAndNorms = PLAIN
-    defaults: Mapping[str, int] = field(default_factory=dict)
-
-
-_MPT = {
-    "layers": "n_layers",
-    "hidden_size": "d_model",
-    "attention_heads": "n_heads",
-    "vocab_size": "vocab_size",
-    "max_seq_len": "max_seq_len",
-}
-_OPT = {**MULTI_HEAD, "ffn_size": "ffn_dim"}
-_BIASED = BiasesAndNorms(attention_bias="all", mlp_bias=True, norm_bias=True)
-_BERT = _Family(
-    names=MULTI_HEAD,
-    architecture="encoder",
-    learned_positions=True,
-    details=replace(_BIASED, final_norm=False, embedding_norm=True, mlm_head=True),
-    defaults={"max_position_embeddings": 512, "type_vocab_size": 2},
-)
-_LLAMA = _Family(names=USUAL, gated=True, tied=False, defaults={"attention_bias": False, "mlp_bias": False})
-_MISTRAL = replace(_LLAMA, window_pattern=1, defaults={"num_key_value_heads": 8, "sliding_window": 4096})
-_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
-_GEMMA = {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "attention_bias": False}
-_GEMMA2 = _Family(names=USUAL, gated=True, window_pattern=2, norms_per_layer=4, soft_caps=True, defaults=_GEMMA)
-
-FAMILIES: dict[str, _Family] = {
-    "llama": _LLAMA,
-    "mistral": _MISTRAL,
-    "mixtral": replace(_MISTRAL, defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}),
-    "phi3": replace(_LLAMA, window_pattern=1, defaults={}),
-    "qwen2": replace(
-        _LLAMA, details=BiasesAndNorms(attention_bias="qkv"), defaults=_QWEN | {"num_key_value_heads": 32}
-    ),
-    "qwen3": replace(
-        _LLAMA,
-        head_norms=True,
-        defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32, "attention_bias": False},
-    ),
-    # Qwen 3's mixture has no lower layers that attend fully (modeling_qwen3_moe.py).
-    "qwen3_moe": replace(
-        _LLAMA,
-        names=QWEN_MIXTURE,
-        head_norms=True,
-        window_pattern=1,
-        defaults={
-            "sliding_window": 4096,
-            "num_key_value_heads": 4,
-            "intermediate_size": 6144,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "attention_bias": False,
-        },
-    ),
-    "gemma2": _GEMMA2,
-    "gemma3_text": replace(_GEMMA2, window_pattern=6, head_norms=True, soft_caps=False),
-    "deepseek_v3": replace(
-        _LLAMA,
-        names=DEEPSEEK,
-        defaults={
-            "intermediate_size": 18432,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 3,
-            "attention_bias": False,
-        },
-    ),
-    "gpt_oss": replace(
-        _LLAMA,
-        window_pattern=2,
-        sinks=True,
-        details=BiasesAndNorms(attention_bias="all", mlp_bias=True),
-        defaults={
-            "head_dim": 64,
-            "num_key_value_heads": 8,
-            "sliding_window": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "attention_bias": True,
-        },
-    ),
-    "gpt2": _Family(
-        names=GPT2, ffn_multiple=4, learned_positions=True, details=_BIASED, defaults={"n_positions": 1024}
-    ),
-    "gpt_neox": _Family(names=MULTI_HEAD, tied=False, details=_BIASED, defaults={"attention_bias": True}),
-    "mpt": _Family(names=_MPT, ffn_multiple=4),
-    "opt": _Family(
-        names=_OPT,
-        learned_positions=True,
-        position_offset=2,
-        details=_BIASED,
-        defaults={
-            "max_position_embeddings": 2048,
-            "do_layer_norm_before": True,
-            "_remove_final_layer_norm": False,
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-        },
-    ),
-    "bert": _BERT,
-    "roberta": _BERT,
-}
-
-_KINDS = (*FAMILIES, *WITH_LENGTHS)
-_REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size")
-# Fields whose 0 is no default in transformers, which builds another model of it, or none.
-_ABOVE_0 = ("kv_heads", "head_dim", "ffn_size", "dense_ffn_size")
-# transformers takes each for the field that a family names its experts by (attribute_map).
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_MAY_BE_NULL = ("sliding_window", "max_window_layers")
+@functools.cache
+def _classes() -> dict[str, dict[str, Any]]:
+    return json.loads(CONFIG_DEFAULTS.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def read_json(path: Path) -> Any:
@@ -175,157 +57,236 @@ def read_json(path: Path) -> Any:
 
 def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
     """Build the ModelSpec of a configuration; InvalidInputError where it is unknown or lacks a field."""
+    try:
+        return _model(data, name, origin)
+    except (TypeError, AttributeError) as error:  # a list, an object or a text in the place of a number, or the reverse
+        raise InvalidInputError(f"{origin}: a field has a value of another kind: {error}", next_step=NEXT) from error
+
+
+def _model(data: Any, name: str, origin: str) -> ModelSpec:
     if not isinstance(data, dict) or "model_type" not in data:
         kind = "an object without model_type" if isinstance(data, dict) else f"a JSON {type(data).__name__}"
         raise InvalidInputError(
             f"{origin} is not the config.json of a model: it holds {kind}",
-            limit=f"model_type is one of {', '.join(_KINDS)}",
+            limit=f"model_type is one of {', '.join(FAMILIES)}",
             next_step=NEXT,
         )
-    if data["model_type"] in WITH_LENGTHS:
-        return model_from_encoder_config(data, name=name, origin=origin)
-    family = FAMILIES.get(str(data["model_type"]))
+    data, kind = with_nulls(data), str(data["model_type"])
+    family = FAMILIES.get(kind)
     if family is None:
-        raise InvalidInputError(
-            f"{origin}: model_type is {data['model_type']!r}",
-            limit=f"one of {', '.join(_KINDS)}",
-            why="every kind has its own field names and biases",
-            next_step="give the architecture's fields in a request (model: {layers: …, hidden_size: …})",
-        )
+        raise _unknown(data, kind, origin)
     if data.get("add_cross_attention"):
         raise InvalidInputError(
             f"{origin}: add_cross_attention is {data['add_cross_attention']}",
             limit="a model of its own: false, or left out",
             why="it is the decoder beside an encoder that the configuration does not describe",
-            next_step="plan the pair by gpufleet profile, or give the fields of a request (model: {layers: …})",
+            next_step=_PROFILE,
         )
-    _refuse_other_defaults(data, family, origin)
-    config, data = prune_config(data), {**family.defaults, **data}
-    values = {ours: whole(data, theirs, origin, least=int(ours in _ABOVE_0)) for ours, theirs in family.names.items()}
-    missing = [family.names[need] for need in _REQUIRED if not values[need]]
-    if not values.get("ffn_size") and not family.ffn_multiple:
-        missing.append(family.names["ffn_size"])
-    if missing:
-        raise InvalidInputError(
-            f"{origin} lacks {', '.join(missing)}",
-            limit=f"a {data['model_type']} configuration gives each as a whole number above 0",
-            next_step=NEXT,
-        )
-    values["ffn_size"] = values.get("ffn_size") or family.ffn_multiple * values["hidden_size"]
-    if not values.get("experts"):
-        values["experts_per_token"] = 0
-    window, windowed_layers = _window(data, family, values["layers"], origin)
-    return check_shape(
-        build_model(
-            _details(data, family, origin),
-            name=name,
-            architecture=family.architecture,
-            **(values | _mixture(data, values, origin)),
-            latent_attention=_latent_attention(data, origin) if data["model_type"] == "deepseek_v3" else None,
-            window=window,
-            windowed_layers=windowed_layers,
-            soft_cap=bool(family.soft_caps and data.get("attn_logit_softcapping", 50.0)),
-            sinks=family.sinks,
-            logits_soft_cap=bool(family.soft_caps and data.get("final_logit_softcapping", 30.0)),
-            norms_per_layer=family.norms_per_layer,
-            head_norms=family.head_norms,
-            gated_mlp=family.gated,
-            tied_embeddings=bool(data.get("tie_word_embeddings", family.tied)),
-            learned_positions=values["max_seq_len"] + family.position_offset if family.learned_positions else 0,
-            embedding_width=_embedding_width(data, values["hidden_size"], origin),
-            config=config,
-            source=f"{origin} ({data['model_type']})",
-        )
-    )
+    whole, tower, shape = _config(kind, data, origin), 0, Values()
+    if family.text:
+        text = data.get("text_config")
+        family, c = FAMILIES[family.text], _config(family.text, data if text is None else text, origin)
+        values = _read(c, family, required=())
+        vision = FAMILIES[kind].vision
+        tower = TOWERS[vision](_config(vision, data.get("vision_config") or {}, origin), values["hidden_size"])
+        values["beside"] = values.get("beside", 0) + tower
+    else:
+        c = whole
+        values = _read(c, family, required=_REQUIRED)
+    values.setdefault("tied_embeddings", bool(whole.get("tie_word_embeddings")))
+    if family.architecture in ("decoder", "encoder"):
+        shape = {} if tower else _explicit(c, family, values)
+        shape["tie_word_embeddings"] = values["tied_embeddings"]
+    config = {**shape, **_prune(data, kind), **values.pop("config", {})}
+    source = f"{origin} ({kind})"
+    if quantised := data.get("quantization_config"):
+        method = quantised.get("quant_method", "") if isinstance(quantised, Mapping) else ""
+        source += f", trained from weights that are no longer quantised {f'({method})' if method else ''}".rstrip()
+    details = BiasesAndNorms(**{key: values.pop(key) for key in _DETAILS & values.keys()})
+    return check_shape(build_model(details, name=name, config=config, source=source, tower_parameters=tower, **values))
 
 
-def _refuse_other_defaults(data: Mapping[str, Any], family: _Family, origin: str) -> None:
-    """Refuse fields that transformers, or a plan, which has no null, reads otherwise than they are counted."""
-    own = family.names.get("experts")
-    for name, default in family.defaults.items():
-        value = data.get(name, default)
-        if default and name not in _MAY_BE_NULL and (value is None or (name == own and value == 0)):
+def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:
+    """Fields of a configuration under its class's names; refuses two names of one field with two values."""
+    known = _classes()[kind]
+    given: dict[str, Any] = {}
+    spelling: dict[str, str] = {}
+    for name, value in data.items():
+        own = known["aliases"].get(name, name)
+        if own in given and given[own] != value:
             raise InvalidInputError(
                 f"{origin}: {name} is {value}",
-                limit=f"a value above 0, or left out for transformers' default, {default}",
+                limit=f"{given[own]}, the value of {spelling[own]}: both are names of one field of {kind}",
                 next_step=NEXT,
             )
-    others = [name for name in _EXPERTS if name in data and own and data[name] != data.get(own)]
-    if own in family.defaults and others:
+        given[own], spelling[own] = value, name
+    return Config(kind=kind, origin=origin, given=given, defaults=known["fields"], spelling=spelling)
+
+
+def _names(c: Config, family: Family) -> dict[str, str]:
+    """Names that the class has; most models look for a head_dim that it need not have."""
+    known = {*c.defaults, "head_dim"}
+    return {ours: theirs for ours, theirs in {**USUAL, **family.names}.items() if theirs in known}
+
+
+def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
+    """Fields of ModelSpec and BiasesAndNorms."""
+    names = _names(c, family)
+    sizes = {ours: theirs for ours, theirs in names.items() if ours not in SWITCHES}
+    values: Values = {ours: c.whole(theirs, least=0 if ours == "dense_layers" else 1) for ours, theirs in sizes.items()}
+    lacking = [names[need] for need in required if need in names and c.given.get(names[need]) is None]
+    if family.ffn_multiple:
+        values["ffn_size"] = values.get("ffn_size") or family.ffn_multiple * values["hidden_size"]
+        lacking = [name for name in lacking if name != names.get("ffn_size")]
+    if lacking:
         raise InvalidInputError(
-            f"{origin}: {others[0]} is {data[others[0]]}",
-            limit=f"{own}, the name of a {data['model_type']} configuration's experts",
+            f"{c.origin} lacks {', '.join(lacking)}",
+            limit=f"a {c.kind} configuration gives each as a whole number above 0",
             next_step=NEXT,
         )
+    for path, wanted in family.fixed.items():
+        name, _, inner = path.partition(".")
+        value = c.given.get(name, None if inner else wanted)
+        value = value.get(inner, wanted) if inner and isinstance(value, Mapping) else wanted if inner else value
+        if value != wanted and (value or wanted):
+            raise InvalidInputError(
+                f"{c.origin}: {path} is {value!r}",
+                limit=f"{wanted!r}, or left out",
+                why="another value makes another model, or none, and its parameters are not counted",
+                next_step=_PROFILE,
+            )
+    pad = c.get("pad_token_id")
+    if family.pads and isinstance(pad, int) and not -values["vocab_size"] <= pad < values["vocab_size"]:
+        raise InvalidInputError(
+            f"{c.origin}: pad_token_id is {pad}",
+            limit=f"a row of the embedding: below vocab_size, {values['vocab_size']}",
+            why="torch.nn.Embedding takes no other padding_idx",
+            next_step="set it to a token of the vocabulary, or to null",
+        )
+    values |= {"architecture": family.architecture, "soft_cap": False, "logits_soft_cap": False}
+    for ours, theirs in (("soft_cap", "attn_logit_softcapping"), ("logits_soft_cap", "final_logit_softcapping")):
+        values[ours] = theirs in c.defaults and bool(c.get(theirs))
+    values |= family.facts
+    if "attention_bias" in names:
+        kind = family.facts.get("attention_bias", "all")
+        values["attention_bias"] = kind if c.flag(names["attention_bias"]) else "none"
+    if "mlp_bias" in names:
+        values["mlp_bias"] = c.flag(names["mlp_bias"])
+    if "sliding_window" in c.defaults:
+        values |= windows(c, values["layers"], family.window_pattern)
+    for part in family.parts:
+        values |= part(c, values)
+    if not values.get("experts"):
+        values["experts_per_token"] = 0
+    if not (values.get("head_dim") or values.get("latent_attention")) and (
+        values["hidden_size"] % values["attention_heads"]
+    ):
+        raise InvalidInputError(
+            f"{c.origin}: {names['attention_heads']} is {values['attention_heads']}",
+            limit=f"a divisor of {names['hidden_size']}, {values['hidden_size']}",
+            next_step=NEXT,
+        )
+    return values
 
 
-def _details(data: Mapping[str, Any], family: _Family, origin: str) -> BiasesAndNorms:
-    """Biases and token types, where the family's configurations give them."""
-    given: dict[str, Any] = {}
-    if "attention_bias" in family.defaults:
-        given["attention_bias"] = "all" if data["attention_bias"] else "none"
-    if "mlp_bias" in family.defaults:
-        given["mlp_bias"] = bool(data["mlp_bias"])
-    if "type_vocab_size" in family.defaults:
-        given["token_types"] = whole(data, "type_vocab_size", origin)
-    if data["model_type"] == "opt":  # OPT-350m has norms behind its sublayers, and none at the end
-        given["final_norm"] = bool(data["do_layer_norm_before"]) and not data["_remove_final_layer_norm"]
-        given["attention_bias"] = "all" if data["enable_bias"] else "none"
-        given["mlp_bias"] = bool(data["enable_bias"])
-        given["norm_weight"] = given["norm_bias"] = bool(data["layer_norm_elementwise_affine"])
-    return replace(family.details, **given)
-
-
-def _embedding_width(data: Mapping[str, Any], hidden_size: int, origin: str) -> int:
-    width = whole(data, "word_embed_proj_dim", origin) if data["model_type"] == "opt" else 0
-    return 0 if width == hidden_size else width
-
-
-def _window(data: Mapping[str, Any], family: _Family, layers: int, origin: str) -> tuple[int, int]:
-    """Tokens that sliding-window attention sees, and the layers that have it."""
-    window = whole(data, "sliding_window", origin)
-    if str(data["model_type"]).startswith("qwen") and not data.get("use_sliding_window"):
-        window = 0
-    types = data.get("layer_types")
-    if not window or not (types or family.window_pattern or data.get("use_sliding_window")):
-        return 0, 0
-    if isinstance(types, list):
-        return window, types.count("sliding_attention")
-    if not family.window_pattern:  # Qwen's lower layers attend fully (configuration_qwen2.py)
-        return window, max(0, layers - whole(data, "max_window_layers", origin))
-    pattern = whole(data, "sliding_window_pattern", origin, least=1) or family.window_pattern
-    return window, layers if pattern == 1 else layers - layers // pattern
-
-
-def _mixture(data: Mapping[str, Any], values: Mapping[str, int], origin: str) -> dict[str, int]:
-    """Fields of a mixture whose layers or experts are not all alike."""
-    if data["model_type"] == "deepseek_v3":
-        return {
-            "shared_ffn_size": whole(data, "n_shared_experts", origin) * values["ffn_size"],
-            "dense_layers": min(values["dense_layers"], values["layers"]),
-        }
-    if data["model_type"] == "qwen3_moe":
-        dense, step = data.get("mlp_only_layers") or [], whole(data, "decoder_sparse_step", origin, least=1) or 1
-        return {"dense_layers": sum(i in dense or (i + 1) % step != 0 for i in range(values["layers"]))}
-    return {}
-
-
-def _latent_attention(data: Mapping[str, Any], origin: str) -> LatentAttention:
-    names = {
-        "query_rank": "q_lora_rank",
-        "kv_rank": "kv_lora_rank",
-        "rope_dim": "qk_rope_head_dim",
-        "nope_dim": "qk_nope_head_dim",
-        "value_dim": "v_head_dim",
+def _explicit(c: Config, family: Family, values: Values) -> Values:
+    """Sizes that the configuration leaves to its class, so that another release of transformers builds the same."""
+    own = {"kv_heads": values["attention_heads"], "head_dim": values["hidden_size"] // values["attention_heads"]}
+    return {
+        c.spelling.get(theirs, theirs): values[ours]
+        for ours, theirs in _names(c, family).items()
+        if ours not in SWITCHES and values.get(ours) not in (0, None, own.get(ours, 0))
     }
-    ranks = {ours: whole(data, theirs, origin) for ours, theirs in names.items()}
-    # Configurations whose queries have no latents say so with a null; a field that is not there has a default.
-    without = "query_rank" if names["query_rank"] in data else None
-    missing = [names[ours] for ours, value in ranks.items() if not value and ours != without]
-    if missing:
+
+
+def _prune(data: Mapping[str, Any], kind: str) -> Values:
+    """Keep what builds the model: plan, stack file and the nodes' 16 KiB of user data hold it.
+
+    Pulumi's configuration has no null. One that differs from the class's default is named in NULLS.
+    """
+    known, family = _classes()[kind]["fields"], FAMILIES.get(kind, Family())
+    nested = {"text_config": family.text, "vision_config": family.vision}
+    kept: Values = {}
+    nulls = []
+    for name, value in data.items():
+        if name in _ABOUT or (name.startswith("_") and name not in _PRIVATE):
+            continue
+        if value is None:
+            nulls += [name] if known.get(_classes()[kind]["aliases"].get(name, name)) is not None else []
+        elif not isinstance(value, dict | list):
+            kept[name] = value
+        elif nested.get(name) and isinstance(value, dict):
+            kept[name] = _prune(value, nested[name])
+        elif name in known or name == "rope_scaling":
+            kept[name] = _without_nulls(value)
+    if set(kept.get("layer_types") or ()) == {"full_attention"} and "sliding_window_pattern" not in kept:
+        del kept["layer_types"]
+    return kept | ({NULLS: sorted(nulls)} if nulls else {})
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return value
+
+
+# --- what transformers makes of it ------------------------------------------------------------------------------------
+
+
+def check_build(model: ModelSpec) -> ModelSpec:
+    """Return the model of a configuration if transformers, where it is installed, builds it with as many parameters."""
+    assert model.config is not None
+    built = _built_parameters(model.config, model.architecture, has_tower=bool(model.tower_parameters))
+    if built is not None and built[0] != model.parameters:
         raise InvalidInputError(
-            f"{origin} lacks {', '.join(missing)}",
-            limit="whole numbers above 0: latent attention is counted with latents of queries, keys and values",
-            next_step=NEXT,
+            f"{model.source}: {model.parameters:,} parameters are counted, and {built[1]} builds {built[0]:,}",
+            why="a field of it changes the model in a way that is not counted",
+            next_step=_PROFILE,
         )
-    return LatentAttention(**ranks)
+    return model
+
+
+def _built_parameters(config: Mapping[str, Any], architecture: str, *, has_tower: bool) -> tuple[int, str] | None:
+    """Parameters that the installed transformers builds on the meta device, and its release; None without it."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        return None
+    import torch
+    import transformers
+
+    fields = with_nulls(config)
+    kind, release = str(fields.pop("model_type")), f"transformers {transformers.__version__}"
+    if kind not in transformers.CONFIG_MAPPING:
+        return None
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    auto = "AutoModelForImageTextToText" if has_tower else AUTO[architecture]
+    try:
+        settings = transformers.AutoConfig.for_model(kind, **fields)
+        with torch.device("meta"):
+            module = getattr(transformers, auto).from_config(settings)
+    except Exception as error:
+        raise InvalidInputError(
+            f"{release} does not build this {kind}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            why="the nodes would find it out after they are paid for",
+            next_step="compare the fields with the published config.json",
+        ) from error
+    return sum(parameter.numel() for parameter in module.parameters()), release
+
+
+def _unknown(data: Mapping[str, Any], kind: str, origin: str) -> InvalidInputError:
+    """Refusal of a model_type without a row, with its size where transformers knows it."""
+    size, why = "", "every kind has its own field names, biases and arithmetic"
+    config = {name: value for name, value in data.items() if name not in ("architectures", *_ABOUT)}
+    try:
+        built = _built_parameters(config, "decoder", has_tower=False)
+    except InvalidInputError:
+        built = None
+    if built is not None:
+        size = f": {built[0]:,} parameters, some {16 * built[0] / 2**30:,.0f} GiB of weights, gradients and moments"
+    if kind in STATE_SPACE:
+        why = "no run of layers that carry a state was measured, and attention's arithmetic is not theirs"
+    return InvalidInputError(
+        f"{origin}: model_type is {kind!r}{size}",
+        limit=f"one of {', '.join(FAMILIES)}",
+        why=why,
+        next_step=_PROFILE,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from bootstrap.contract.trainer import CNNS, TORCHVISION
 from optimizer.contract.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class ModelSpec:
         flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
             of all convolution outputs, of one sample: of a CNN, or of the convolutions in front of an encoder.
         revision: repository and commit of the Hugging Face Hub that the config is of (org/name@commit), if any.
-        config: fields of the Hugging Face config that the others do not say, with model_type (workload.architecture).
+        tower_parameters: of ``parameters``, those of an encoder of images beside the layers.
+        config: fields of the Hugging Face config that build the model, with model_type.
     """
 
     name: str
@@ -116,10 +118,18 @@ class ModelSpec:
     flops_per_sample: float = 0.0
     activations_per_sample: float = 0.0
     convolutions: int = 0
+    tower_parameters: int = 0
     profile: ModuleProfile | None = None
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     source: str
     revision: str = ""
+
+    @property
+    def build_config(self) -> dict[str, Any] | None:
+        """Hugging Face config or {"torchvision": NAME} to build the model from; None where only its size is known."""
+        if self.architecture == "cnn":
+            return {TORCHVISION: self.name} if self.name in CNNS else None
+        return None if self.config is None else dict(self.config)
 
     @property
     def counts_samples(self) -> bool:
@@ -164,6 +174,7 @@ class ModelSpec:
             "attention sinks": self.sinks,
             "an encoder and a decoder": 0 < self.encoder_layers < self.layers,
             "an encoder of images": self.architecture == "image",
+            "an encoder of images, held and without work,": self.tower_parameters > 0,
         }
         return tuple(name for name, has in parts.items() if has)
 
@@ -261,6 +272,8 @@ class BiasesAndNorms:
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
             is not the embedding (BERT).
+        wide_head_norms: norms of queries and keys are as wide as all heads together (OLMo 2).
+        beside: parameters that fit no other field.
     """
 
     attention_bias: Literal["none", "qkv", "all"] = "none"
@@ -271,6 +284,8 @@ class BiasesAndNorms:
     token_types: int = 0
     embedding_norm: bool = False
     mlm_head: bool = False
+    wide_head_norms: bool = False
+    beside: int = 0
 
 
 PLAIN = BiasesAndNorms()  # RMSNorm, no biases: Llama
@@ -317,7 +332,7 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
     if details.attention_bias == "all":
         attention += h
     if model.head_norms:
-        attention += 2 * model.head_dim
+        attention += query + kv if details.wide_head_norms else 2 * model.head_dim
     if model.latent_attention is not None:
         attention += model.latent_attention.query_rank + model.latent_attention.kv_rank  # norms of the latents
     if model.sinks:
@@ -332,7 +347,7 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
     router = model.experts * (h + int(details.mlp_bias))
     shared = block(model.shared_ffn_size) if model.shared_ffn_size else 0
     dense = model.dense_layers * block(model.dense_ffn_size)
-    outside = model.table_parameters + h * details.token_types
+    outside = model.table_parameters + h * details.token_types + details.beside
     outside += norm * (int(details.final_norm) + int(details.embedding_norm))
     if details.mlm_head:
         outside += h * h + h + norm + model.vocab_size * (1 if model.tied_embeddings else 2)

@@ -1,7 +1,4 @@
-"""Find the model that a user means: preset, config.json, Hub id, profile, function, size or architecture fields.
-
-Readers other than presets' are imported where they are called: they build classes, and a preset must not wait for them.
-"""
+"""Find the model that a user means: preset, config.json, Hub id, profile, function, size or architecture fields."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count
 from optimizer.workload.fields import model_from_fields
 from optimizer.workload.hub import is_hub_id, read_hub_config
-from optimizer.workload.huggingface import model_from_config, read_json
+from optimizer.workload.huggingface import check_build, model_from_config, read_json
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.presets import presets
 from optimizer.workload.profile.profiler import is_function, parse_profile, profile_function
@@ -39,7 +36,7 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     text = str(spec).strip()
     known = presets()
     if text.lower() in known:
-        return known[text.lower()].model(text.lower())
+        return known[text.lower()]
     path = Path(text).expanduser()
     if "/" in text and (path / "config.json").is_file():
         path = path / "config.json"
@@ -56,14 +53,15 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
 def _from_hub(text: str) -> ModelSpec:
     read = read_hub_config(text)
     model = model_from_config(read.data, name=read.repository.split("/")[1], origin=read.origin)
-    return replace(model, revision=f"{read.repository}@{read.revision}")
+    return replace(check_build(model), revision=f"{read.repository}@{read.revision}")
 
 
 def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
     if "kind" in spec:
         return _from_profile(spec, origin="the request's model")
     if "model_type" in spec:
-        return model_from_config(dict(spec), name=str(spec["model_type"]), origin="the model's configuration")
+        origin = "the model's configuration"
+        return check_build(model_from_config(dict(spec), name=str(spec["model_type"]), origin=origin))
     return model_from_fields(spec)
 
 
@@ -90,7 +88,8 @@ def _from_file(path: Path) -> ModelSpec:
     data = read_json(path)
     if isinstance(data, dict) and "kind" in data and "model_type" not in data:
         return _from_profile(data, origin=str(path))
-    return model_from_config(data, name=path.parent.name if path.name == "config.json" else path.stem, origin=str(path))
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return check_build(model_from_config(data, name=name, origin=str(path)))
 
 
 def _from_profile(data: Any, *, origin: str) -> ModelSpec:

@@ -10,9 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bootstrap.contract.trainer import family_of
+from bootstrap.contract.trainer import AUTO, family_of
 from bootstrap.trainer import weights
-from bootstrap.trainer.models import AUTO
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from tests.unit.bootstrap.trainer.weights_ranks import build

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-import torch
 import torchvision
-import transformers
 
-from bootstrap.contract.trainer import family_of
-from bootstrap.trainer.models import AUTO
-from optimizer.workload.architecture import build_architecture
-from optimizer.workload.model import count_parameters
-from optimizer.workload.presets import presets
+from optimizer.workload.families import FAMILIES
+from optimizer.workload.huggingface import CONFIG_DEFAULTS, model_from_config
+from optimizer.workload.named_entries import read_entries
+from optimizer.workload.presets import PRESETS, presets
 from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.workload.families import CASES, built
+from tools.config_defaults import class_defaults
 
 TRANSFORMERS = [name for name, preset in presets().items() if preset.architecture in ("decoder", "encoder")]
-ENCODERS = [name for name, preset in presets().items() if preset.architecture in ("seq2seq", "image", "speech")]
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_the_count_derived_from_the_architecture_is_the_published_one(name: str) -> None:
-    preset = presets()[name]
-    assert count_parameters(preset.model(name), preset.details)[0] == preset.parameters
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_count_derived_from_the_config_is_the_published_one(name: str) -> None:
-    assert presets()[name].model(name).parameters == presets()[name].parameters
+@pytest.mark.parametrize(("name", "entry"), read_entries(PRESETS).items())
+def test_the_count_derived_from_the_architecture_is_the_published_one(name: str, entry: dict[str, Any]) -> None:
+    assert presets()[name].parameters == entry["parameters"]
 
 
 def test_vits_have_the_parameters_that_torchvision_publishes() -> None:
@@ -129,112 +122,33 @@ def test_gemmas_have_the_published_parameters(name: str, embedding: int, other: 
 )  # fmt: skip
 def test_transformers_builds_a_preset_with_its_published_parameters(name: str) -> None:
     model = resolve_model(name)
-    architecture = build_architecture(model)
-    assert architecture is not None
-    kind = getattr(transformers, AUTO[family_of(architecture)])
-    with torch.device("meta"):
-        module = kind.from_config(transformers.AutoConfig.for_model(**architecture))
-    assert sum(weight.numel() for weight in module.parameters()) == model.parameters
+    assert model.build_config is not None
+    assert built(model.build_config, model)[0] == model.parameters
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"num_decoder_layers": None}, {"num_decoder_layers": 1, "relative_attention_num_buckets": 5},
-        {"feed_forward_proj": "gated-gelu"}, {"feed_forward_proj": "gated-gelu", "is_gated_act": False},
-        {"is_gated_act": True}, {"d_kv": 5},
-    ],
-)  # fmt: skip
-def test_t5s_odd_fields_are_counted_as_transformers_builds_them(fields: dict[str, Any]) -> None:
-    config: dict[str, Any] = {
-        "model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 3, "num_heads": 8, "vocab_size": 256,
-    }  # fmt: skip
-    built: Any = transformers.AutoModelForSeq2SeqLM
-    with torch.device("meta"):
-        module = built.from_config(transformers.AutoConfig.for_model(**config | fields))
-    assert sum(weight.numel() for weight in module.parameters()) == resolve_model(config | fields).parameters
-
-
-def test_whispers_output_projection_is_counted_where_it_is_not_the_embedding() -> None:
-    config: dict[str, Any] = {
-        "model_type": "whisper", "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
-        "encoder_ffn_dim": 128, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128,
-        "vocab_size": 51003, "num_mel_bins": 80, "tie_word_embeddings": False,
-    }  # fmt: skip
-    model = resolve_model(config)
-    built: Any = transformers.AutoModelForSpeechSeq2Seq
-    with torch.device("meta"):
-        module = built.from_config(transformers.AutoConfig.for_model(**config))
-    assert sum(weight.numel() for weight in module.parameters()) == model.parameters
-    assert not model.tied_embeddings
-
-
-# Fields that a config.json leaves out, or that only some configurations of its kind set.
-SMALL = {
-    "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 5, "num_attention_heads": 32,
-    "vocab_size": 1003, "pad_token_id": 0,
-}  # fmt: skip
-EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
-LATENTS = {
-    "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20,
-    "num_key_value_heads": 32,
-}  # fmt: skip
-LATENT = EXPERTS | LATENTS | {"n_routed_experts": 8}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 1}),
-        ("mistral", {}),
-        ("mixtral", {}),
-        ("phi3", {"num_key_value_heads": 4}),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
-        ("qwen3", {"attention_bias": True}),
-        ("qwen3_moe", EXPERTS),
-        ("qwen3_moe", EXPERTS | {"num_experts": 4, "mlp_only_layers": [0, 3], "use_sliding_window": True}),
-        ("gemma2", {"attention_bias": True}),
-        ("gemma3_text", {"sliding_window": 64}),
-        ("gpt_oss", {"num_local_experts": 4}),
-        ("gpt_oss", {"num_local_experts": 4, "attention_bias": False}),
-        ("deepseek_v3", LATENT),
-        ("deepseek_v3", LATENT | {"attention_bias": True, "first_k_dense_replace": 9}),
-        ("deepseek_v3", LATENT | {"q_lora_rank": None}),  # Moonlight
-        ("deepseek_v3", LATENT | {"q_lora_rank": None, "attention_bias": True}),
-        ("qwen3_moe", EXPERTS | {"num_experts": 4, "mlp_only_layers": [1], "intermediate_size": "default"}),
-        ("deepseek_v3", LATENT | {"intermediate_size": "default"}),
-        ("gpt_neox", {"attention_bias": False}),
-        ("gpt_neox", {"head_dim": 24, "num_key_value_heads": 4}),
-        ("bert", {"head_dim": 24, "num_key_value_heads": 4}),
-        ("opt", {"ffn_dim": 700, "head_dim": 24, "num_key_value_heads": 4}),
-        ("opt", {"ffn_dim": 700}),
-        ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "do_layer_norm_before": False}),  # OPT-350m
-        ("opt", {"ffn_dim": 700, "word_embed_proj_dim": 128, "tie_word_embeddings": False}),
-        ("opt", {"ffn_dim": 700, "enable_bias": False, "layer_norm_elementwise_affine": False}),  # Galactica 6.7B
-        ("opt", {"ffn_dim": 700, "enable_bias": False, "_remove_final_layer_norm": True}),
-        ("bert", {"type_vocab_size": 5}),
-        ("bert", {"tie_word_embeddings": False}),
-        ("roberta", {}),
-        ("roberta", {"tie_word_embeddings": False}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "fields"), CASES)
 def test_transformers_builds_a_config_with_the_counted_parameters_and_windows(
     kind: str, fields: dict[str, Any]
 ) -> None:
-    config = {"model_type": kind, **SMALL, **fields}
-    config = {name: value for name, value in config.items() if value != "default"}
-    model = resolve_model(config)
-    built: Any = transformers.AutoModelForCausalLM
-    if model.architecture == "encoder":
-        built = transformers.AutoModelForMaskedLM
-    kept = build_architecture(model) or {}
-    if kept.get("q_lora_rank") == 0:  # a plan has no null
-        kept["q_lora_rank"] = None
-    for architecture in (config, kept):
-        settings = transformers.AutoConfig.for_model(**architecture)
-        with torch.device("meta"):
-            module = built.from_config(settings)
-        assert sum(weight.numel() for weight in module.parameters()) == model.parameters
-        types = getattr(settings, "layer_types", None) or model.layers * ["sliding_attention"]
-        windowed = types.count("sliding_attention") if getattr(settings, "sliding_window", None) else 0
-        assert model.windowed_layers == windowed
+    config = {"model_type": kind, **fields}
+    model = model_from_config(config, name=kind, origin="here")
+    assert model.build_config is not None
+    for architecture in (config, json.loads(json.dumps(model.build_config))):
+        count, settings = built(architecture, model)
+        assert count == model.parameters
+        text = settings.get_text_config()
+        types = getattr(text, "layer_types", None) or model.layers * ["sliding_attention"]
+        windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in types)
+        sees = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "local_attention")]
+        assert model.windowed_layers == (windowed if any(sees) else 0)
+
+
+def test_every_family_has_a_small_config() -> None:
+    nested = {family.text for family in FAMILIES.values()}
+    assert {kind for kind, _ in CASES} == set(FAMILIES) - (nested - {"gemma3_text", "llama4_text"})
+
+
+def test_the_shipped_defaults_are_those_of_the_installed_transformers() -> None:
+    shipped = json.loads(CONFIG_DEFAULTS.read_text(encoding="utf-8"))
+    for kind, known in shipped.items():
+        assert class_defaults(kind) == known, kind

@@ -312,7 +312,7 @@ def test_a_transformers_bert_is_what_its_preset_says() -> None:
 
     modules.bert = build  # type: ignore[attr-defined]
     profile = of("bert")
-    preset = presets()["bert-base"].model("bert-base")
+    preset = presets()["bert-base"]
     layer = 12 * 768**2 + 13 * 768  # four and eight matrices of 768 x 768, their biases, two norms
     assert profile.total_parameters == preset.parameters - 10 * layer
     head = 768 * 768 + 768 * config.vocab_size

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bootstrap.contract.trainer import with_nulls
 from optimizer.contract.errors import InvalidInputError
-from optimizer.workload.architecture import build_architecture
+from optimizer.workload.huggingface import model_from_config
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import RULE_MODELS, depth
+from tests.unit.optimizer.workload.families import CASES
 
 # config.json files as published on Hugging Face, with the published parameter count.
 CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
@@ -72,6 +75,7 @@ VIT: dict[str, Any] = {
 WHISPER = dict(presets()["whisper-tiny"].config or {})
 T5 = dict(presets()["t5-small"].config or {})
 LLAMA = CONFIGS["llama-2-7b"][0]
+MPT = CONFIGS["mpt-7b"][0]
 MIXTURE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8}
 
 
@@ -116,7 +120,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
             "lacks intermediate_size",
         ),
         ('{"model_type": "gpt2", "n_embd": "wide"}', "n_embd is 'wide'"),
-        ('{"model_type": "t5", "d_model": 512}', "lacks d_kv, d_ff, num_layers, num_heads, vocab_size"),
+        ('{"model_type": "t5", "d_model": 512}', "lacks num_layers, num_heads, vocab_size, d_ff"),
         (json.dumps(VIT | {"patch_size": 15}), "image_size is 224 and patch_size 15"),
         (json.dumps(VIT | {"num_channels": 1}), "num_channels is 1"),
         (json.dumps(VIT | {"num_attention_heads": 5}), "num_attention_heads is 5"),
@@ -134,11 +138,13 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(LLAMA | {"model_type": "gpt_neox", "attention_bias": None}), "attention_bias is None"),
         (json.dumps(LLAMA | {"model_type": "bert", "type_vocab_size": None}), "type_vocab_size is None"),
         (json.dumps(LLAMA | {"model_type": "mixtral", "num_local_experts": 0}), "num_local_experts is 0"),
-        (json.dumps(LLAMA | {"model_type": "mixtral", "num_experts": 16}), "num_experts is 16"),
         (json.dumps(LLAMA | {"model_type": "gpt_oss", "num_local_experts": None}), "num_local_experts is None"),
         (json.dumps(MIXTURE | {"num_experts": 0}), "num_experts is 0"),
         (json.dumps(MIXTURE | {"decoder_sparse_step": 0}), "decoder_sparse_step is 0"),
-        (json.dumps(MIXTURE | {"num_local_experts": 4}), "num_local_experts is 4"),
+        (json.dumps(LLAMA | {"pad_token_id": 32000}), "pad_token_id is 32000"),
+        (json.dumps(MPT | {"attn_config": {"attn_type": "grouped_query_attention"}}), "attn_config.attn_type is"),
+        (json.dumps(MPT | {"attn_config": {"kv_n_heads": 8}}), "attn_config.kv_n_heads is 8"),
+        (json.dumps(LLAMA | {"hidden_size": 4097}), "num_attention_heads is 32"),
         (json.dumps(MIXTURE | {"num_experts": 8, "num_local_experts": 4}), "num_local_experts is 4"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
         ('{"model_type": "gpt2", "n_embd": 768, "add_cross_attention": true}', "add_cross_attention is True"),
@@ -151,6 +157,43 @@ def test_a_file_that_is_no_models_config_says_what_is_missing(text: str, says: s
         resolve_model(str(path))
     assert says in str(error.value)
     assert str(path) in str(error.value)
+
+
+ODD: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "a"], {"a": None})
+ANYWHERE = ("layer_types", "text_config", "vision_config", "pad_token_id", "moe_layers", "attn_config", "null_fields")
+
+
+@pytest.mark.parametrize(("kind", "fields"), dict(CASES).items())
+def test_a_value_of_another_kind_is_an_error_of_the_input(kind: str, fields: dict[str, Any]) -> None:
+    for name in (*fields, *ANYWHERE):
+        for value in ODD:
+            with contextlib.suppress(InvalidInputError):
+                model_from_config({"model_type": kind, **fields, name: value}, name=kind, origin="here")
+
+
+@pytest.mark.parametrize("dropped", [{"attn_logit_softcapping": None, "final_logit_softcapping": None}, {}])
+def test_a_null_that_is_not_the_default_reaches_the_nodes(dropped: dict[str, Any]) -> None:
+    model = resolve_model({"model_type": "gemma2", **dict(CASES)["gemma"], **dropped})
+    assert model.soft_cap is model.logits_soft_cap is (not dropped)
+    assert (with_nulls(model.build_config or {}).get("attn_logit_softcapping", 50.0) is None) is bool(dropped)
+
+
+def test_a_kind_without_a_row_is_sized_and_no_advice_leads_to_another_model() -> None:
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128, "pad_token_id": 0}
+    with pytest.raises(InvalidInputError, match=r"'jamba': [\d,]+ parameters") as error:
+        resolve_model({"model_type": "jamba", "num_attention_heads": 4, "num_key_value_heads": 2, **small})
+    assert "would train a Llama instead" in str(error.value) and "carry a state" in str(error.value)
+
+
+def test_what_transformers_does_not_build_is_refused_before_a_node_is_paid() -> None:
+    with pytest.raises(InvalidInputError, match="does not build this llama: StrictDataclass"):
+        resolve_model(LLAMA | {"hidden_act": 7})
+
+
+def test_a_count_that_contradicts_the_fields_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"800,000,000, and the fields make 6,738,415,616"):
+        resolve_model(FIELDS | {"parameters": 800_000_000})
+    assert resolve_model(FIELDS | {"parameters": 6_800_000_000}).parameters == 6_800_000_000
 
 
 @pytest.mark.parametrize(
@@ -244,23 +287,23 @@ def test_a_config_is_kept_as_far_as_it_builds_the_model() -> None:
         "layer_types": ["full_attention"] * 32,
         "rms_norm_eps": 1e-5,
     }
-    kept = build_architecture(resolve_model(published))
+    kept = resolve_model(published).build_config
     assert kept == CONFIGS["llama-2-7b"][0] | {"rms_norm_eps": 1e-5}
 
 
 def test_a_window_that_is_off_stays_off() -> None:
     """Pulumi's configuration has no null, and Mistral's default is a window of 4096."""
     config = CONFIGS["llama-2-7b"][0] | {"model_type": "mistral", "sliding_window": None}
-    kept = build_architecture(resolve_model(config))
-    assert kept is not None and kept["sliding_window"] == 4096 == kept["max_position_embeddings"]
+    kept = resolve_model(config).build_config
+    assert kept is not None and kept["null_fields"] == ["sliding_window"] and "sliding_window" not in kept
 
 
 def test_fields_of_llamas_kind_can_be_built() -> None:
     fields = {"layers": 4, "hidden_size": 256, "ffn_size": 688, "attention_heads": 8, "kv_heads": 2, "vocab_size": 1000}
-    built = build_architecture(resolve_model(fields))
+    built = resolve_model(fields).build_config
     assert built is not None and (built["model_type"], built["num_key_value_heads"]) == ("llama", 2)
-    assert build_architecture(resolve_model(fields | {"gated_mlp": False})) is None
-    assert build_architecture(resolve_model("7B")) is None
+    assert resolve_model(fields | {"gated_mlp": False}).build_config is None
+    assert resolve_model("7B").build_config is None
 
 
 def test_a_count_below_one_names_counts_that_are_right() -> None:
