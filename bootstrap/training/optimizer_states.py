@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.tensors import (
@@ -75,14 +76,24 @@ class OptimizerStates:
         self._inner: torch.optim.Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
         self._world_size = world_size
         self._name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in names.items()}
-        self._group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
-        unknown = [tuple(parameter.shape) for parameter in self._group_of if parameter not in self._name_of]
-        if unknown:
+        if unknown := self._unknown():
             raise ConfigurationError(
                 f"the optimizer has a parameter of shape {unknown[0]} that the model has not: a checkpoint would lose "
                 "it; make it a parameter of the model"
             )
         self._forms: dict[str, Forms] = {}
+
+    def _unknown(self) -> list[tuple[int, ...]]:
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return [tuple(parameter.shape) for parameter in parameters if parameter not in self._name_of]
+
+    def has_unknown(self) -> bool:
+        """True where the optimizer has got a parameter since."""
+        return bool(self._unknown())
+
+    def group_names(self) -> list[list[str]]:
+        """Names of each group's parameters."""
+        return [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
 
     def tensors_and_values(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors by key, and everything else as plain values."""
@@ -96,8 +107,8 @@ class OptimizerStates:
         }
         others = {key: value for key, value in self._state.items() if not isinstance(key, torch.Tensor)}
         groups = [
-            {**group, "params": [self._name_of[parameter] for parameter in group["params"]]}
-            for group in self._optimizer.param_groups
+            {**group, "params": names}
+            for group, names in zip(self._optimizer.param_groups, self.group_names(), strict=True)
         ]
         return tensors, {
             "state": state,
@@ -142,7 +153,7 @@ class OptimizerStates:
         known: dict[Any, Forms] = {}
         for number, group in enumerate(self._inner.param_groups):
             for parameter in group["params"]:
-                if not parameter.requires_grad:
+                if not parameter.requires_grad or is_lazy(parameter):
                     continue
                 name = self._name_of[parameter]
                 layout = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
@@ -192,17 +203,29 @@ class OptimizerStates:
         """Ranks that hold the same plain state: one with ZeroRedundancyOptimizer."""
         return 1 if self._inner is not self._optimizer else self._world_size
 
-    def restore(self, values: Mapping[str, Any], saved: Mapping[str, Saved]) -> dict[str, torch.Tensor]:
-        """Restore plain values, and return new state tensors by key, which the caller fills."""
+    def restore(
+        self, values: Mapping[str, Any], saved: Mapping[str, Saved], own: list[list[str]], born: list[list[str]] | None
+    ) -> dict[str, torch.Tensor]:
+        """Restore plain values, and return new state tensors by key, which the caller fills.
+
+        ``own``: names of each group's parameters at the start of this process; ``born``: of the checkpoint's run, where
+        it changed them since.
+        """
         in_place = dict[str, torch.Tensor]().__getitem__  # their tensors are inside
         groups = put_together(values["param_groups"], in_place)
-        own = [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
-        if own != [group["params"] for group in groups]:
+        parameters = {name: parameter for parameter, name in self._name_of.items()}
+        names = [group["params"] for group in groups]
+        if own not in (born or names, names) or not parameters.keys() >= {name for group in names for name in group}:
             raise ConfigurationError(
-                f"the optimizer has {len(own)} parameter groups of {[len(names) for names in own]} parameters, and the "
-                f"checkpoint {[len(group['params']) for group in groups]}, or others: group them as before, those "
-                "that a later step adds, too"
+                f"the optimizer has {len(own)} parameter groups of {[len(group) for group in own]} parameters, and the "
+                f"checkpoint {[len(group) for group in born or names]}, or others: group them as before"
             )
+        held = self._optimizer.param_groups
+        for group, loaded in zip(held, groups, strict=False):
+            group["params"] = [parameters[name] for name in loaded["params"]]
+        del held[len(groups) :]
+        for loaded in groups[len(held) :]:
+            self._optimizer.add_param_group({**loaded, "params": [parameters[name] for name in loaded["params"]]})
         self._refuse_other_states(values["state"], groups)
         for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):
             for name, value in loaded.items():

@@ -76,8 +76,9 @@ class Resume:
         # Generators and buffers are a rank's own, and a rank may have another's samples now.
         places = self.ranks.gather(self.data_ranks.place)
         same_ranks = places == [value.get("data_rank") for value in values]
+        buffers_of = self.ranks.rank if same_ranks else 0
         fill, finish = self.state.restore(
-            parts, manifest.index.tensors, buffers_of=self.ranks.rank if same_ranks else 0
+            parts, manifest.index.tensors, buffers_of=buffers_of, changes=values[buffers_of].get("changes", {})
         )
         fault = load_tensors(
             self.checkpoints, checkpoint, fill, buffer=self.buffer, device=self.state.device, ranks=self.ranks

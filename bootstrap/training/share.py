@@ -46,6 +46,7 @@ class Share:
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
         self.copy_s = 0.0
+        self._problem = ""
         self._stager = Stager(state.device, state.steppers)
 
     def close(self) -> None:
@@ -76,8 +77,17 @@ class Share:
             logger.info("the state's structure changed: planning the checkpoint anew")
             self._replan(geometries)
         self._copy(snapshot, tensors)
+        if (problem := self._state.problem()) != self._problem:
+            self._problem = problem
+            if problem and self._ranks.rank == 0:
+                logger.error(
+                    "no new start of this script can take this checkpoint or a later one: %s. Make the change before "
+                    "the run is entered",
+                    problem,
+                )
         return {
             "parts": snapshot.values,
+            "changes": self._state.changes(),
             "random": random_state(self._state.device),
             "data_rank": self._data_ranks.place,
         }

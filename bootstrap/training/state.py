@@ -12,8 +12,10 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.forms import AS_BEFORE, Forms, ModuleForms, form_of, plain_name
 from bootstrap.training.optimizer_states import OptimizerStates, Saved, is_zero_redundancy
 from bootstrap.training.plain_values import refuse_unreadable
 from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
@@ -55,11 +57,13 @@ class TrainingState:
         self, model: nn.Module, optimizer: Stateful, optional: Mapping[str, Stateful | None], *, rank: int = 0,
         world_size: int = 1, save_frozen: bool = True,
     ) -> None:  # fmt: skip
-        self.model = unwrap(model)
+        self._wrapped, self.model = model, unwrap(model)
         refuse_unsupported(self.model, optimizer)
         self._rank, self._world_size, self._save_frozen = rank, world_size, save_frozen
         parts: dict[str, Stateful | None] = {"optimizer": optimizer, **optional}
         self._all_parts = {name: unwrap_optimizer(part) for name, part in parts.items() if part is not None}
+        self._trained: set[str] = set()
+        self._versions: dict[str, int] = {}
         self.resolve()
 
     @property
@@ -75,7 +79,7 @@ class TrainingState:
         return list(found.values()) if "optimizer" in found else []
 
     def resolve(self) -> None:
-        """Find the parameters; again on entering a run, as the user may have replaced a module since."""
+        """Find the parameters; again on entering a run and where it changed them, as in a replaced module."""
         for module in self.model.modules():
             # fully_shard's method (its import takes long): gathered parameters may stand in place of the sharded ones.
             reshard: Any = getattr(module, "reshard", None)
@@ -91,6 +95,8 @@ class TrainingState:
         for name, part in self._all_parts.items():
             if isinstance(part, nn.Module):
                 names |= {f"{name}.{own}": parameter for own, parameter in part.named_parameters()}
+        parameter = next(iter(names.values()), None)
+        self.device = parameter.device if parameter is not None else torch.device("cpu")
         self.parts: dict[str, Stateful] = {}
         self.optimizers: dict[str, OptimizerStates] = {}
         for name, part in self._all_parts.items():
@@ -105,16 +111,20 @@ class TrainingState:
             for name, module in self.model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
-        parameter = next(iter(self._parameters.values()), None)
-        self.device = parameter.device if parameter is not None else torch.device("cpu")
 
     @property
     def saved_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of a checkpoint taken now: a loop may unfreeze some in a later step."""
+        """Parameters of a checkpoint taken now: without frozen ones those that train, or did in this run."""
         return {
             name: parameter
             for name, parameter in self._parameters.items()
-            if self._save_frozen or parameter.requires_grad
+            if not is_lazy(parameter)
+            and (
+                self._save_frozen
+                or parameter.requires_grad
+                or name in self._trained
+                or parameter._version != self._versions.get(name, parameter._version)
+            )
         }
 
     @property
@@ -124,6 +134,9 @@ class TrainingState:
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
+        if self._is_stale():
+            self.resolve()
+        self._trained |= {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.saved_parameters.items()}
         now: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
@@ -131,13 +144,35 @@ class TrainingState:
             tensors, values[name] = optimizer.tensors_and_values()
             later |= tensors
         for name, part in self.parts.items():
-            values[name] = take_apart(part.state_dict(), name, now)
+            values[name] = take_apart(state_of(part), name, now)
         if self._extra_states:
             states = {name: module.get_extra_state() for name, module in self._extra_states.items()}
             values[MODEL] = take_apart(states, f"{MODEL}.extra_state", now)
         for name, buffer in persistent_buffers(self.model).items():
             now[buffer_key(self._rank, name, buffer)] = buffer
         return StateSnapshot(later=later, now=now, values=values)
+
+    def _is_stale(self) -> bool:
+        """True where a parameter is new, replaced, or gathered by FSDP2."""
+        named = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
+        return (
+            named.keys() != self._parameters.keys()
+            or any(self._parameters[name] is not parameter for name, parameter in named.items())
+            or any(optimizer.has_unknown() for optimizer in self.optimizers.values())
+        )
+
+    def changes(self) -> dict[str, Any]:
+        """Changes of the state's form in this run, as plain values, which ``restore`` makes again."""
+        groups = {
+            name: born
+            for name, born in self._born_groups.items()
+            if name in self.optimizers and self.optimizers[name].group_names() != born
+        }
+        return {**self._forms.changes(), "groups": groups}
+
+    def problem(self) -> str:
+        """Say why no new start of this script could take a checkpoint of now; empty where it can."""
+        return self._forms.problem(None, self._forms.changes()["born"])
 
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
@@ -153,10 +188,14 @@ class TrainingState:
         return geometries
 
     def expected(self) -> dict[str, Geometry]:
-        """Geometry of the tensors that the first checkpoint will hold, before the first step.
+        """Geometry of the tensors that the first checkpoint will hold, before the first step; notes the forms of now.
 
         ConfigurationError: values that no resume could read.
         """
+        modules = {name: part for name, part in self.parts.items() if isinstance(part, nn.Module)}
+        self._forms = ModuleForms({MODEL: self.model, **modules})
+        self._born_groups = {name: optimizer.group_names() for name, optimizer in self.optimizers.items()}
+        self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
         snapshot = self.snapshot()
         for name, values in snapshot.values.items():
             refuse_unreadable(name, values)
@@ -166,26 +205,27 @@ class TrainingState:
         return geometries | self.geometries(snapshot.now)
 
     def restore(
-        self, values: Mapping[str, Any], saved: Mapping[str, Saved], *, buffers_of: int
+        self, values: Mapping[str, Any], saved: Mapping[str, Saved], *, buffers_of: int, changes: Mapping[str, Any]
     ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
         """Tensors to fill by key, and a function to call when they are filled.
 
-        ``buffers_of``: the rank whose buffers this rank takes. ConfigurationError: the checkpoint is another model's.
+        ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved; a version before
+        this one told none. ConfigurationError: the checkpoint is another model's.
         """
-        wanted = self.saved_parameters
+        born = changes.get("born")
+        self._take_forms(saved, born, buffers_of)
         fill: dict[str, torch.Tensor] = {
-            f"{MODEL}.{name}": tensor
-            for name, tensor in self._parameters.items()
-            if name in wanted or f"{MODEL}.{name}" in saved
+            f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved
         }
+        self._trained |= {name for name in self._parameters if f"{MODEL}.{name}" in saved}
         for name, buffer in persistent_buffers(self.model).items():
             fill[buffer_key(buffers_of, name, buffer)] = buffer
-        refuse_other_model(fill, saved)
         for name, optimizer in self.optimizers.items():
-            fill |= optimizer.restore(values[name], saved)
+            born_groups = changes.get("groups", {}).get(name)
+            fill |= optimizer.restore(values[name], saved, self._born_groups[name], born_groups)
         templates: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
-            take_apart(part.state_dict(), name, templates)
+            take_apart(state_of(part), name, templates)
 
         def new(key: str) -> torch.Tensor:
             like, shape, dtype = templates.get(key), saved[key].shape, saved[key].dtype
@@ -194,14 +234,54 @@ class TrainingState:
 
         states = {name: put_together(values[name], new) for name in self.parts}
         extra_states = put_together(values.get(MODEL, {}), new)
+        if alone := sorted(extra_states.keys() ^ self._extra_states.keys()):
+            raise ConfigurationError(
+                f"the extra state of {alone[0] or MODEL} is in only one of the checkpoint and this model: {AS_BEFORE}"
+            )
 
         def finish() -> None:
             for name, part in self.parts.items():
-                part.load_state_dict(states[name])
+                if isinstance(part, nn.Module):
+                    self._take_part(name, states[name], born)
+                try:
+                    part.load_state_dict(states[name])
+                except (RuntimeError, ValueError, KeyError) as error:
+                    raise ConfigurationError(
+                        f"{name} cannot take its state from the checkpoint: {error}. Make it as before, or use a new "
+                        "store"
+                    ) from error
             for name, module in self._extra_states.items():
                 module.set_extra_state(extra_states[name])
+            if self._forms.train(changes.get("trains", {})):
+                rebuild_reducer(self._wrapped)
 
         return fill, finish
+
+    def _take_forms(self, saved: Mapping[str, Saved], born: Forms | None, buffers_of: int) -> None:
+        """Change the new model as its run did; ConfigurationError where it is another model."""
+        own = own_prefix(buffers_of)
+        forms = {}
+        for key, tensor in saved.items():
+            if key.startswith(own):
+                forms[f"{MODEL}.{key.removeprefix(own)}"] = form_of("buffer", tensor)
+            elif key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state."):
+                forms[key] = form_of("parameter", tensor)
+        others = frozenset(f"{MODEL}.{name}" for name in self._parameters.keys() - self.saved_parameters.keys())
+        if problem := self._forms.problem(forms, born, others, part=MODEL):
+            raise ConfigurationError(problem)
+        if self._forms.take(forms, born, self.device, part=MODEL):
+            self.resolve()
+            for optimizer in self.optimizers.values():
+                optimizer.probe()
+
+    def _take_part(self, name: str, state: Mapping[str, Any], born: Forms | None) -> None:
+        """Give another module of the run the buffers of its state."""
+        forms = {
+            (full := plain_name(f"{name}.{key}")): form_of(self._forms.kind_of(full), value)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor)
+        }
+        self._forms.take(forms, born, self.device, part=name)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -225,6 +305,15 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def rebuild_reducer(model: nn.Module) -> None:
+    """Let DistributedDataParallel reduce the gradients of parameters that it was made without."""
+    while isinstance(model, nn.Module):
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model.__setstate__(model.__getstate__())  # type: ignore[no-untyped-call]  # as after pickling: a new reducer
+            return
+        model = getattr(model, "_orig_mod", None)  # type: ignore[assignment]
+
+
 def unwrap_optimizer(optimizer: Stateful) -> Stateful:
     """Torch's optimizer inside a wrapper of Accelerate or Lightning; others (Lookahead) have a state of their own."""
     while type(optimizer).__module__.partition(".")[0] in _STATELESS_WRAPPERS and isinstance(
@@ -234,14 +323,18 @@ def unwrap_optimizer(optimizer: Stateful) -> Stateful:
     return optimizer
 
 
-def plain_name(name: str) -> str:
-    """Parameter name as in torch's state dicts, without the wrappers of torch.compile and activation checkpointing."""
-    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
-
-
 def buffer_key(rank: int, name: str, buffer: torch.Tensor) -> str:
     """Key of a buffer: plain ones are a rank's own, as batch statistics differ between DDP's ranks."""
     return f"{MODEL}.{plain_name(name)}" if isinstance(buffer, DTensor) else f"{own_prefix(rank)}{plain_name(name)}"
+
+
+def state_of(part: Stateful) -> Mapping[str, Any]:
+    """State of a part; of a lazy module without the tensors that its first forward pass makes."""
+    state = part.state_dict()
+    if isinstance(part, nn.Module):
+        for key in [key for key, value in state.items() if is_lazy(value)]:
+            del state[key]  # type: ignore[attr-defined]
+    return state
 
 
 def own_prefix(rank: int) -> str:
@@ -297,28 +390,6 @@ def refuse_inner_optimizer(optimizer: torch.optim.Optimizer, parts: Mapping[str,
                 f"{type(optimizer).__name__}.{name} is an optimizer ({type(inner).__name__}), and the state_dict of "
                 f"{type(optimizer).__name__} has none of its states: a resume would lose them. Let its state_dict and "
                 "load_state_dict have both"
-            )
-
-
-def refuse_other_model(fill: Mapping[str, torch.Tensor], saved: Mapping[str, Saved]) -> None:
-    """Refuse a checkpoint whose parameters have other names, shapes or types."""
-    model = {key for key in saved if key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state.")}
-    missing = sorted(set(fill) - set(saved)) or sorted(model - set(fill))
-    if missing:
-        raise ConfigurationError(
-            f"{missing[0]} is in only one of the checkpoint and this model ({len(missing)} such tensors): build the "
-            "same model as before, or use a new store"
-        )
-    for key, tensor in fill.items():
-        if tuple(tensor.shape) != saved[key].shape:
-            raise ConfigurationError(
-                f"size mismatch: {key} has shape {tuple(tensor.shape)}, and the checkpoint {saved[key].shape}: build "
-                "the same model as before, or use a new store"
-            )
-        if tensor.dtype != saved[key].dtype:
-            raise ConfigurationError(
-                f"{key} is {tensor.dtype}, and the checkpoint's {saved[key].dtype}: the optimizer's states would not "
-                "fit; build the model in the type of before, or use a new store"
             )
 
 

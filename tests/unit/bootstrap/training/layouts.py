@@ -50,11 +50,12 @@ class Net(nn.Module):
 
 
 def build(
-    layout: str, dropout: float
+    layout: str, dropout: float, *, thaws: bool = False
 ) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.Optimizer, DeviceMesh | None]:
     """Model, optimizers of its matrices and of its biases, and mesh."""
     torch.manual_seed(0)
     model: nn.Module = Net(dropout, batch_norm=layout == "ddp-norm")
+    model.down.requires_grad_(not thaws)  # type: ignore[operator]
     world, mesh = dist.get_world_size(), None
     if layout.startswith("fsdp-tp"):
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp_shard", "tp"))
@@ -87,10 +88,12 @@ def build(
 class Leg:
     """One stretch of training in one layout."""
 
-    def __init__(self, layout: str, store: Path, *, dropout: float = 0.0, stop_after: int | None = None) -> None:
-        self.layout, self.stop_after = layout, stop_after
+    def __init__(
+        self, layout: str, store: Path, *, dropout: float = 0.0, stop_after: int | None = None, thaws: bool = False
+    ) -> None:
+        self.layout, self.stop_after, self.thaws = layout, stop_after, thaws
         self.watcher = Watcher(None, signals=False)
-        self.model, self.optimizer, self.biases, mesh = build(layout, dropout)
+        self.model, self.optimizer, self.biases, mesh = build(layout, dropout, thaws=thaws)
         self.losses: dict[int, float] = {}
         self.loaded = self.random = ""
         generator = torch.Generator().manual_seed(1)
@@ -114,6 +117,10 @@ class Leg:
                 if run._random_state is not None:
                     self.random = hashlib.sha256(run._random_state["torch"].numpy()).hexdigest()
                 for step in run.steps(steps):
+                    if self.thaws and step == 2:
+                        self.run._state.model.down.requires_grad_(True)  # type: ignore[operator]
+                        if self.layout == "ddp":
+                            self.model = nn.parallel.DistributedDataParallel(self.run._state.model)
                     indices = run.sample_indices(step)
                     loss = nn.functional.cross_entropy(self.model(self.inputs[indices]), self.targets[indices])
                     for optimizer in (self.optimizer, self.biases):
@@ -167,6 +174,17 @@ def resumes_bit_equal(folder: Path, layout: str) -> dict[str, Any]:
     second = Leg(layout, folder / "parts", dropout=0.2).train(8)
     return {"whole": whole, "first": first, "second": second.facts(), "means": means_of(second),
             "undisturbed_means": means_of(undisturbed)}  # fmt: skip
+
+
+def thawed(folder: Path, layout: str) -> dict[str, Any]:
+    """A layer that trains from the third step on: DistributedDataParallel is made anew for it, and by a resume."""
+    whole = Leg(layout, folder / "whole", thaws=True).train(7).facts()
+    Leg(layout, folder / "parts", thaws=True, stop_after=4).train(7)
+    again = Leg(layout, folder / "parts", thaws=True)
+    frozen = again.whole()["model.down.weight"]
+    parts = again.train(7).facts()
+    moved = again.whole()["model.down.weight"] != frozen
+    return {"whole": whole, "parts": parts, "moved": bool(moved.all())}
 
 
 def means_of(leg: Leg) -> list[float]:
@@ -263,6 +281,7 @@ def refused(folder: Path, layout: str) -> list[str]:
 PROGRAM: list[tuple[int, Callable[[Path, str], Any], str, str]] = [
     *((RANKS, resumes_bit_equal, layout, f"equal-{layout}")
       for layout in ("ddp-norm", "zero1", "fsdp", "hsdp", "fsdp-tp")),
+    *((RANKS, thawed, layout, f"thawed-{layout}") for layout in ("ddp", "fsdp")),
     *((ranks, one_leg, layout, "chain") for ranks, layout in (
         (4, "ddp"), (4, "fsdp"), (2, "fsdp"), (2, "tp"), (1, "plain"), (4, "fsdp-tp"), (4, "zero1"), (4, "hsdp"),
         (2, "zero1"), (2, "ddp"), (4, "fsdp-tp"), (1, "plain"))),

@@ -40,6 +40,15 @@ def test_same_layout_resumes_bit_equal(facts: list[Facts]) -> None:
     assert len({tuple(one) for one in means}) == RANKS, "the ranks' statistics do not differ, so nothing is shown"
 
 
+def test_a_layer_that_was_unfrozen_trains_on_after_a_resume(facts: list[Facts]) -> None:
+    """On every rank alike: DistributedDataParallel was made without its gradients."""
+    for number in range(2):
+        legs = [of(rank, "thawed")[number][2] for rank in facts]
+        assert all(leg["moved"] for leg in legs) and len({leg["parts"]["end"] for leg in legs}) == 1
+        parts, whole = ({int(s): loss for s, loss in legs[0][name]["losses"].items()} for name in ("parts", "whole"))
+        assert parts and all(loss == pytest.approx(whole[step], rel=1e-4) for step, loss in parts.items())
+
+
 def test_every_layout_takes_over_from_every_other(facts: list[Facts]) -> None:
     """The state after a load is bit for bit the state before the save, and the losses go on as on one rank."""
     chain = of(facts[0], "one_leg")

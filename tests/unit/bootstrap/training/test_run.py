@@ -939,6 +939,102 @@ def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path)
         assert_same(train(tmp_path / store), undisturbed)
 
 
+class Lazy(nn.Module):
+    """Makes and changes state in its forward passes, as published code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(8, 8), nn.LazyLinear(8)
+        self.backbone.requires_grad_(False)
+        self.register_buffer("scale", None)
+        self.register_buffer("queue", torch.zeros(0, 8))
+        self.register_buffer("warm", torch.ones(8))
+        self.register_parameter("gain", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = x.detach().abs().mean(0)
+        if not hasattr(self, "peak"):
+            self.register_buffer("peak", x.detach().amax(0))
+        self.queue: torch.Tensor = torch.cat([self.queue, x.detach()[:1]])
+        if len(self.queue) == 3:
+            self.warm = None
+        if self.gain is None:
+            self.gain = nn.Parameter(torch.full((8,), 0.5))
+        y: torch.Tensor = self.head(self.backbone(x * self.scale + self.peak)) * self.gain
+        return y + self.queue.mean() + (0 if self.warm is None else self.warm)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4, 6, 9, 11])
+@pytest.mark.parametrize("save_frozen", [True, False])
+def test_state_that_a_run_makes_and_changes_is_made_again_by_a_resume(
+    stop: int, save_frozen: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Buffers and parameters of forward passes, a backbone unfrozen and frozen, groups of an optimizer."""
+
+    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> list[Any]:
+        torch.manual_seed(0)
+        model, other = Lazy(), Lazy()
+        optimizer = torch.optim.AdamW(model.head.parameters(), lr=0.1)
+        settings: dict[str, Any] = {
+            "dataset_size": 8, "global_batch": 4, "checkpoint_every": 1, "save_frozen": save_frozen,
+            "extra": {"other": other},
+        }  # fmt: skip
+        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
+            for step in run.steps(12):
+                at_step(step)
+                if step == 3:
+                    model.backbone.requires_grad_(True)
+                    optimizer.add_param_group({"params": model.backbone.parameters(), "lr": 0.01})
+                if step == 7:
+                    model.backbone.requires_grad_(False)
+                    other.backbone.requires_grad_(True)
+                    model.gain.requires_grad_(True)
+                    optimizer.param_groups[0]["params"].append(model.gain)
+                optimizer.zero_grad()
+                batch = torch.eye(8)[run.sample_indices(step)]
+                (model(batch) + other(batch)).square().mean().backward()
+                optimizer.step()
+        trains = [[p.requires_grad for p in module.parameters()] for module in (model, other)]
+        return [model.state_dict(), other.state_dict(), optimizer.state_dict(), trains]
+
+    undisturbed = train(tmp_path / "a")
+    with pytest.raises(Killed):
+        train(tmp_path / "b", kill_at(stop))
+    assert StoredCheckpoints(open_store(str(tmp_path / "b"))).scan()[0][0].manifest.step >= stop - 2
+    assert_same(train(tmp_path / "b"), undisturbed)
+    assert "no new start" not in caplog.text
+
+
+def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(steps: int, wide: bool, at_step: Callable[[int, Any, Any], None]) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9 if wide else 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "keep": 9}
+        with SpotTolerantRun(model, optimizer, store=str(tmp_path), watcher=FakeWatcher(), **settings) as run:
+            for step in run.steps(steps):
+                wait_for_writer(step)
+                at_step(step, model, optimizer)
+                model(torch.eye(8)[run.sample_indices(step)]).square().mean().backward()
+                optimizer.step()
+
+    def widen(step: int, model: Any, optimizer: Any) -> None:
+        assert ("no new start of this script" in caplog.text) == (step > 3)
+        if step == 3:
+            model[1] = nn.Linear(8, 9)
+            optimizer.param_groups[0]["params"][2:] = model[1].parameters()
+
+    train(10, False, widen)
+    assert caplog.text.count("size mismatch: model.1.weight has shape (8, 8), and the checkpoint (9, 8)") == 1
+    with pytest.raises(ConfigurationError, match="size mismatch"):
+        train(12, False, lambda *_: None)
+    train(12, True, lambda *_: None)  # made before the run is entered
+    with pytest.raises(ConfigurationError, match="a parameter of shape"):
+        train(16, True, lambda step, model, optimizer: model.pop(1) if step == 13 else None)
+
+
 def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:
     def train(steps: int) -> torch.Tensor:
         model: Any = nn.Sequential(nn.Linear(2, 2))

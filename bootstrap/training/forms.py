@@ -1,0 +1,162 @@
+"""Forms of modules: which parameters and buffers there are, of which shape, and which parameters train.
+
+A script's modules begin with the same forms at each start. A checkpoint tells what its run has changed since then (a
+buffer made or grown by a forward pass, a backbone unfrozen), and a resume changes the new modules in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+
+# Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one.
+AS_BEFORE = "build the same model as before, or use a new store"
+Form = tuple[str, tuple[int, ...], str]
+Forms = Mapping[str, Form | None]
+
+
+def plain_name(name: str) -> str:
+    """Name as in torch's state dicts, without the wrappers of torch.compile, activation checkpointing and FSDP1."""
+    for wrapper in ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
+
+
+def form_of(kind: str, tensor: Any) -> Form:
+    """Form of a tensor, or of anything with its shape and dtype."""
+    return kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+
+class ModuleForms:
+    """Forms of modules by a name of each; keys are that name and the tensor's name, joined by a dot."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = dict(modules)
+        self._born = self._now()
+        self._owners = dict(self._named_modules())
+        self._kinds = {key: kind for key, kind, _, _ in self._slots()}
+        self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
+
+    def kind_of(self, key: str) -> str:
+        """Kind of the tensor at ``key``."""
+        return self._kinds.get(key, "buffer")
+
+    def changes(self) -> dict[str, Any]:
+        """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
+        now = self._now()
+        return {
+            "born": {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)},
+            "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
+        }
+
+    def problem(
+        self, saved: Forms | None, born: Forms | None, may_lack: frozenset[str] = frozenset(), *, part: str = ""
+    ) -> str:
+        """Say why new modules cannot take tensors of the forms ``saved``; empty where they can.
+
+        Args:
+            saved: None for the forms of now.
+            born: forms at the start of the run, of what it changed; None where an old version saved, which told none.
+            may_lack: keys that no checkpoint needs to hold.
+            part: the module that ``saved`` is of; all by default.
+        """
+        saved = self._now() if saved is None else saved
+        alone = []
+        for key in dict.fromkeys([*(key for key in self._born if key.startswith(part)), *saved]):
+            fresh, form = self._born.get(key), saved.get(key)
+            if fresh == form or (form is None and key in may_lack):
+                continue
+            kind = (form or fresh or ("",))[0]
+            has_changed = fresh is None and kind == "buffer" if born is None else key in born and fresh == born[key]
+            if has_changed and self._may_change(key, kind):
+                continue
+            if fresh is None or form is None:
+                alone.append(key)
+            elif fresh[1] != form[1]:
+                return f"size mismatch: {key} has shape {fresh[1]}, and the checkpoint {form[1]}: {AS_BEFORE}"
+            else:
+                return f"{key} is torch.{fresh[2]}, and the checkpoint's torch.{form[2]}: {AS_BEFORE}"
+        if not alone:
+            return ""
+        return f"{alone[0]} is in only one of the checkpoint and this model ({len(alone)} such tensors): {AS_BEFORE}"
+
+    def take(self, saved: Forms, born: Forms | None, device: torch.device, *, part: str) -> bool:
+        """Give the module ``part`` tensors of the forms ``saved``, not filled yet; True where parameters are new."""
+        has_new = False
+        slots = {key: (registry, leaf) for key, _, registry, leaf in self._slots() if key.startswith(f"{part}.")}
+        for key in saved:
+            owner, _, leaf = key.rpartition(".")
+            if key not in slots and owner in self._owners and not hasattr(self._owners[owner], leaf):
+                slots[key] = self._owners[owner]._buffers, leaf
+                slots[key][0][leaf] = None
+        for key, (registry, leaf) in slots.items():
+            tensor, form = registry[leaf], saved.get(key)
+            if form is None:
+                if key not in self._born:
+                    del registry[leaf]
+                elif key in (born or {}) or self._born[key] is None:
+                    registry[leaf] = None
+            elif tensor is None or is_lazy(tensor) or form_of(form[0], tensor) != form:
+                _, shape, dtype = form
+                if tensor is not None and is_lazy(tensor):
+                    tensor.materialize(shape, device=device, dtype=getattr(torch, dtype))
+                    continue
+                new = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                is_parameter = form[0] == "parameter"
+                has_new |= is_parameter
+                registry[leaf] = nn.Parameter(new) if is_parameter else new
+        return has_new
+
+    def train(self, trains: Mapping[str, bool]) -> bool:
+        """Let those parameters train that ``changes`` told; True where one does that did not."""
+        begins = False
+        for key, parameter in self._parameters():
+            if (has_to := trains.get(key, self._was(key))) != parameter.requires_grad:
+                parameter.requires_grad_(has_to)
+                begins |= has_to
+        return begins
+
+    def _was(self, key: str) -> bool:
+        return self._trains.get(key, True)
+
+    def _may_change(self, key: str, kind: str) -> bool:
+        if kind == "buffer":
+            return key in self._born or key.rpartition(".")[0] in self._owners
+        return key in self._born and self._born[key] is None
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for part, root in self._modules.items():
+            for path, module in root.named_modules():
+                yield plain_name(f"{part}.{path}." if path else f"{part}.").removesuffix("."), module
+
+    def _slots(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+        """Places of parameters and persistent buffers, those without a tensor too: key, kind, registry, name in it.
+
+        A parameter at several places is at the first, as in ``named_parameters``.
+        """
+        seen: set[int] = set()
+        for owner, module in self._named_modules():
+            for registry in (module._parameters, module._buffers):
+                for leaf, tensor in list(registry.items()):
+                    if leaf in module._non_persistent_buffers_set or id(tensor) in seen:
+                        continue
+                    if isinstance(tensor, nn.Parameter):
+                        seen.add(id(tensor))
+                    is_buffer = registry is module._buffers and not isinstance(tensor, DTensor)
+                    yield f"{owner}.{leaf}", "buffer" if is_buffer else "parameter", registry, leaf
+
+    def _now(self) -> dict[str, Form | None]:
+        return {
+            key: None if (tensor := registry[leaf]) is None or is_lazy(tensor) else form_of(kind, tensor)
+            for key, kind, registry, leaf in self._slots()
+        }
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for key, _, registry, leaf in self._slots():
+            if isinstance(parameter := registry[leaf], nn.Parameter):
+                yield key, parameter
