@@ -16,6 +16,10 @@ from torch.nn.parameter import is_lazy
 
 # Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one.
 AS_BEFORE = "build the same model as before, or use a new store"
+# Line of the log; its argument is ``ModuleForms.problem``.
+UNTAKEABLE = (
+    "no new start of this script can take this checkpoint or a later one: %s. Make the change before the run is entered"
+)
 Form = tuple[str, tuple[int, ...], str]
 Forms = Mapping[str, Form | None]
 
@@ -37,10 +41,11 @@ class ModuleForms:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = dict(modules)
-        self._born = self._now()
+        self._born = self.now()
         self._owners = dict(self._named_modules())
         self._kinds = {key: kind for key, kind, _, _ in self._slots()}
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
+        self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
 
     def kind_of(self, key: str) -> str:
         """Kind of the tensor at ``key``."""
@@ -48,7 +53,7 @@ class ModuleForms:
 
     def changes(self) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        now = self._now()
+        now = self.now()
         return {
             "born": {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)},
             "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
@@ -65,7 +70,7 @@ class ModuleForms:
             may_lack: keys that no checkpoint needs to hold.
             part: the module that ``saved`` is of; all by default.
         """
-        saved = self._now() if saved is None else saved
+        saved = self.now() if saved is None else saved
         alone = []
         for key in dict.fromkeys([*(key for key in self._born if key.startswith(part)), *saved]):
             fresh, form = self._born.get(key), saved.get(key)
@@ -150,7 +155,8 @@ class ModuleForms:
                     is_buffer = registry is module._buffers and not isinstance(tensor, DTensor)
                     yield f"{owner}.{leaf}", "buffer" if is_buffer else "parameter", registry, leaf
 
-    def _now(self) -> dict[str, Form | None]:
+    def now(self) -> dict[str, Form | None]:
+        """Forms by key; None for a place without a tensor."""
         return {
             key: None if (tensor := registry[leaf]) is None or is_lazy(tensor) else form_of(kind, tensor)
             for key, kind, registry, leaf in self._slots()

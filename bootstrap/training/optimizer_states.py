@@ -220,11 +220,11 @@ class OptimizerStates:
                 f"the optimizer has {len(own)} parameter groups of {[len(group) for group in own]} parameters, and the "
                 f"checkpoint {[len(group) for group in born or names]}, or others: group them as before"
             )
-        held = self._optimizer.param_groups
-        for group, loaded in zip(held, groups, strict=False):
+        current = self._optimizer.param_groups
+        for group, loaded in zip(current, groups, strict=False):
             group["params"] = [parameters[name] for name in loaded["params"]]
-        del held[len(groups) :]
-        for loaded in groups[len(held) :]:
+        del current[len(groups) :]
+        for loaded in groups[len(current) :]:
             self._optimizer.add_param_group({**loaded, "params": [parameters[name] for name in loaded["params"]]})
         self._refuse_other_states(values["state"], groups)
         for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):

@@ -350,7 +350,7 @@ class SpotTolerantRun:
         if (
             self._has_scaler
             or self._ranks.rank != 0
-            or not any(parameter.grad is not None for parameter in self._state.saved_parameters.values())
+            or not any(parameter.grad is not None for parameter in self._state.saved_parameters().values())
         ):
             return
         self._remove_step_hooks()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bootstrap.training.data_ranks import DataRanks
+from bootstrap.training.forms import UNTAKEABLE
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
 from bootstrap.training.plain_values import to_bytes
 from bootstrap.training.planning import FilePlan, Piece, plan_files
@@ -80,11 +81,7 @@ class Share:
         if (problem := self._state.problem()) != self._problem:
             self._problem = problem
             if problem and self._ranks.rank == 0:
-                logger.error(
-                    "no new start of this script can take this checkpoint or a later one: %s. Make the change before "
-                    "the run is entered",
-                    problem,
-                )
+                logger.error(UNTAKEABLE, problem)
         return {
             "parts": snapshot.values,
             "changes": self._state.changes(),

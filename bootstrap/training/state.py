@@ -112,19 +112,15 @@ class TrainingState:
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
 
-    @property
     def saved_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of a checkpoint taken now: without frozen ones those that train, or did in this run."""
+        self._trained |= {name for name, p in self._parameters.items() if p.requires_grad and not is_lazy(p)}
         return {
             name: parameter
             for name, parameter in self._parameters.items()
-            if not is_lazy(parameter)
-            and (
-                self._save_frozen
-                or parameter.requires_grad
-                or name in self._trained
-                or parameter._version != self._versions.get(name, parameter._version)
-            )
+            if (self._save_frozen and not is_lazy(parameter))
+            or name in self._trained
+            or parameter._version != self._versions.get(name, parameter._version)
         }
 
     @property
@@ -136,8 +132,7 @@ class TrainingState:
         """Tensors and values to save."""
         if self._is_stale():
             self.resolve()
-        self._trained |= {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.saved_parameters.items()}
+        later: dict[str, torch.Tensor] = {f"{MODEL}.{name}": tensor for name, tensor in self.saved_parameters().items()}
         now: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
         for name, optimizer in self.optimizers.items():
@@ -217,7 +212,6 @@ class TrainingState:
         fill: dict[str, torch.Tensor] = {
             f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved
         }
-        self._trained |= {name for name in self._parameters if f"{MODEL}.{name}" in saved}
         for name, buffer in persistent_buffers(self.model).items():
             fill[buffer_key(buffers_of, name, buffer)] = buffer
         for name, optimizer in self.optimizers.items():
@@ -252,6 +246,7 @@ class TrainingState:
                     ) from error
             for name, module in self._extra_states.items():
                 module.set_extra_state(extra_states[name])
+            self._trained |= {name for name in self._parameters if f"{MODEL}.{name}" in saved}
             if self._forms.train(changes.get("trains", {})):
                 rebuild_reducer(self._wrapped)
 
@@ -266,8 +261,8 @@ class TrainingState:
                 forms[f"{MODEL}.{key.removeprefix(own)}"] = form_of("buffer", tensor)
             elif key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state."):
                 forms[key] = form_of("parameter", tensor)
-        others = frozenset(f"{MODEL}.{name}" for name in self._parameters.keys() - self.saved_parameters.keys())
-        if problem := self._forms.problem(forms, born, others, part=MODEL):
+        may_lack = frozenset() if self._save_frozen else self._forms.frozen
+        if problem := self._forms.problem(forms, born, may_lack, part=MODEL):
             raise ConfigurationError(problem)
         if self._forms.take(forms, born, self.device, part=MODEL):
             self.resolve()

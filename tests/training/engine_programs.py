@@ -46,13 +46,36 @@ class Net(nn.Module):
         return {"loss": loss, "logits": outputs}
 
 
+class Growing(Net):
+    """Makes and grows buffers in forward passes, and trains its first layer from the fifth on."""
+
+    scale: torch.Tensor | None
+    queue: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].requires_grad_(False)
+        self.register_buffer("scale", None)
+        self.register_buffer("queue", torch.zeros(0, 6))
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        if len(self.queue) == 5:
+            self.layers[0].requires_grad_(True)
+        if self.scale is None:
+            self.scale = inputs.detach().abs().mean(0)
+        self.queue = torch.cat([self.queue, inputs.detach()[:1]])
+        return super().forward(inputs * self.scale + self.queue.mean(), labels)
+
+
 def end_this_process(step: int, stop_after: int | None) -> None:
     """SIGTERM to this process, as the agent sends it."""
     if step == stop_after:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def with_transformers(folder: Path, *, stop_after: int | None = None, resume: bool = True) -> nn.Module:
+def with_transformers(
+    folder: Path, *, stop_after: int | None = None, resume: bool = True, net: type[Net] = Net
+) -> nn.Module:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
@@ -73,13 +96,15 @@ def with_transformers(folder: Path, *, stop_after: int | None = None, resume: bo
         use_cpu=True,
         disable_tqdm=True,
     )
-    model = Net()
+    model = net()
     trainer = Trainer(model, arguments, train_dataset=Samples(), callbacks=[spot, Stop()])
     trainer.train(resume_from_checkpoint=spot.checkpoint if resume else None)
     return model
 
 
-def with_lightning(folder: Path, *, stop_after: int | None = None, resume: bool = True) -> nn.Module:
+def with_lightning(
+    folder: Path, *, stop_after: int | None = None, resume: bool = True, net: type[Net] = Net
+) -> nn.Module:
     from lightning.pytorch import LightningModule, Trainer, seed_everything
 
     from bootstrap.training.integrations.lightning_callback import SpotTolerantCallback
@@ -87,15 +112,18 @@ def with_lightning(folder: Path, *, stop_after: int | None = None, resume: bool 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = Net()
+            self.net: Any = net()
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if net is Growing and len(self.net.queue) == 4:
+                head: Any = self.trainer.optimizers[0]
+                head.add_param_group({"params": self.net.layers[0].parameters(), "lr": 0.001})
             if batch_idx % 2 == 0:
                 end_this_process(self.trainer.global_step + 1, stop_after)
             return self.net(**batch)["loss"]  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=0.01)
+            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
     seed_everything(11, verbose=False)
     module = Module()

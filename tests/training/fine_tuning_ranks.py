@@ -11,7 +11,8 @@ import torch
 
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.run import assemble, set_device
-from bootstrap.training.state import plain_name, unwrap
+from bootstrap.training.forms import plain_name
+from bootstrap.training.state import unwrap
 from tests.training.trainer_ranks import measure_each
 
 STEPS = 6

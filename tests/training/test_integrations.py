@@ -21,7 +21,16 @@ from bootstrap.training.integrations.engine_files import EngineFiles
 from bootstrap.training.integrations.engine_run import EngineRun
 from bootstrap.training.ledger.summary import read_ledger
 from bootstrap.training.stores import LocalStore, open_store
-from tests.training.engine_programs import ENGINES, STEPS, STOP_AFTER, Net, Samples, end_this_process, parameters
+from tests.training.engine_programs import (
+    ENGINES,
+    STEPS,
+    STOP_AFTER,
+    Growing,
+    Net,
+    Samples,
+    end_this_process,
+    parameters,
+)  # fmt: skip
 from tests.warm import ROOT, TRAINER, Warm
 
 pytestmark = [
@@ -65,6 +74,18 @@ def test_an_interrupted_run_goes_on_exactly(engine: str, tmp_path: Path, monkeyp
     assert steps(folder / "store") == [STEPS, 10, 8]
     account = read_ledger(str(folder / "store"))
     assert account.finished and account.steps == STEPS
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_run_makes_and_unfreezes_is_there_after_a_resume(engine: str, tmp_path: Path) -> None:
+    train = ENGINES[engine]
+    undisturbed = train(tmp_path / "undisturbed", net=Growing)
+    with pytest.raises(Interrupted):
+        train(tmp_path, stop_after=STOP_AFTER, net=Growing)
+    resumed = train(tmp_path, net=Growing)
+    assert [p.requires_grad for p in resumed.parameters()] == [p.requires_grad for p in undisturbed.parameters()]
+    assert all(p.requires_grad for p in resumed.parameters())
+    assert parameters(resumed) == parameters(undisturbed)
 
 
 class Died(Exception):  # noqa: N818

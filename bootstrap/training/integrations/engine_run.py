@@ -9,15 +9,17 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, tells_full_disk
+from bootstrap.training.forms import UNTAKEABLE, ModuleForms
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import (
     EngineFiles,
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Local disk that checkpoints are fetched to before the engine reads them.
 SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
+# Changes of the model's form, in the engine's checkpoint.
+CHANGES_FILE = "gpufleet-changes.pt"
 # Ranks meet at a save: the slowest may still write its files.
 RANKS_TIMEOUT_S = 1800.0
 
@@ -86,6 +90,9 @@ class EngineRun:
         self._saved_step: int | None = None
         self._saves = 0
         self._stopping = False
+        self._forms: ModuleForms | None = None
+        self._told: dict[str, Any] = {}
+        self._problem = ""
 
     @functools.cached_property
     def fetched(self) -> Fetched | None:
@@ -99,6 +106,52 @@ class EngineRun:
                 f"{self.engine}: use a new store"
             )
         return fetched
+
+    def prepare(self, model: nn.Module) -> None:
+        """Make the places of what the checkpoint's run made in ``model``, before the engine loads its tensors."""
+        self._forms, self._model = ModuleForms({"model": model}), model
+        if self.fetched is not None and (file := self.fetched.folder / CHANGES_FILE).exists():
+            self._told = torch.load(file, map_location="cpu", weights_only=True)
+            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            self._forms.take(self._told["now"], self._told["born"], device, part="model")
+
+    def note_groups(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Note the optimizers' groups as they are at a start."""
+        self._groups = self._group_names(optimizers)
+
+    def regroup(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Give new optimizers the groups of the checkpoint's, before the engine loads their states."""
+        parameters = dict(self._model.named_parameters())
+        for optimizer, groups in zip(optimizers, self._told.get("groups") or [], strict=False):
+            held = optimizer.param_groups
+            settings = {name: value for name, value in held[0].items() if name != "params"}
+            held.extend({**settings} for _ in groups[len(held) :])
+            del held[len(groups) :]
+            for group, names in zip(held, groups, strict=True):
+                group["params"] = [parameters[name] for name in names]
+
+    def _group_names(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[list[list[str]]]:
+        names = {parameter: name for name, parameter in self._model.named_parameters()} if self._forms else {}
+        return [
+            [[names.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
+            for optimizer in optimizers
+        ]
+
+    def tell_changes(self, folder: Path, optimizers: Sequence[torch.optim.Optimizer], *, takes_groups: bool) -> None:
+        """Write what the run changed into the engine's checkpoint, and warn where no resume can take it."""
+        if self._forms is None:
+            return
+        changes, now = self._forms.changes(), self._forms.now()
+        groups = self._group_names(optimizers)
+        problem = self._forms.problem(None, changes["born"])
+        if groups != self._groups and not takes_groups:
+            problem = problem or "the optimizer has other parameter groups than at the start"
+        if problem and problem != self._problem and self._ranks.rank == 0:
+            logger.error(UNTAKEABLE, problem)
+        self._problem = problem
+        if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
+            told = {**changes, "now": {key: now.get(key) for key in changes["born"]}, "groups": groups}
+            torch.save(told, folder / CHANGES_FILE)
 
     def start(self, step: int, *, global_batch: int, order: Mapping[str, Any]) -> None:
         """Begin after ``step`` steps, once the engine has its ranks; raises Interrupted where a node already ends.
@@ -124,6 +177,8 @@ class EngineRun:
         self._watcher.start()
         self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
         self._check_resume(step, global_batch)
+        if self._forms is not None:
+            self._forms.train(self._told.get("trains", {}))
         self._last_save = time.monotonic()
         if self._ranks.maximum(int(self._watcher.stop_notice is not None))[0]:
             self._stopping = True

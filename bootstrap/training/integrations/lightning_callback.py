@@ -96,6 +96,14 @@ class LightningSpotCallback(Callback):
                 "Lightning would replace the callback's order of samples: Trainer(use_distributed_sampler=False)"
             )
 
+        if stage == "fit":
+            self._run.prepare(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Group the optimizers' parameters as the checkpoint's run did, before their states are loaded."""
+        self._run.note_groups(trainer.optimizers)
+        self._run.regroup(trainer.optimizers)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
@@ -184,6 +192,7 @@ class LightningSpotCallback(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         trainer.save_checkpoint(folder / _LIGHTNING_FILE)
         torch.save(random_state(pl_module.device), folder / _random_name(trainer.global_rank))
+        self._run.tell_changes(folder, trainer.optimizers, takes_groups=True)
         self._run.saved(step, folder)
         if trainer.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)  # the store has it

@@ -52,6 +52,13 @@ class TransformersSpotCallback(TrainerCallback):
         """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
         return str(self._run.fetched.folder) if self._run.fetched else None
 
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        """Prepare the model for the checkpoint's tensors."""
+        if model is not None:
+            self._run.prepare(model)
+
     def on_train_begin(
         self,
         args: TrainingArguments,
@@ -59,6 +66,7 @@ class TransformersSpotCallback(TrainerCallback):
         control: TrainerControl,
         train_dataloader: Any = None,
         model: Any = None,
+        optimizer: Any = None,
         **_: Any,
     ) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
@@ -76,6 +84,8 @@ class TransformersSpotCallback(TrainerCallback):
             order["dataset_size"] = len(dataset)
         if isinstance(config := getattr(model, "config", None), PretrainedConfig):
             order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
+        self._optimizers = [] if optimizer is None else [optimizer]
+        self._run.note_groups(self._optimizers)
         self._run.start(
             state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order
         )
@@ -117,7 +127,9 @@ class TransformersSpotCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Make Trainer's checkpoint durable."""
         assert args.output_dir is not None  # TrainingArguments sets a default
-        self._run.saved(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._run.tell_changes(folder, self._optimizers, takes_groups=False)
+        self._run.saved(state.global_step, folder)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Leave with exit code 75 after a notice."""

@@ -55,7 +55,7 @@ def build(
     """Model, optimizers of its matrices and of its biases, and mesh."""
     torch.manual_seed(0)
     model: nn.Module = Net(dropout, batch_norm=layout == "ddp-norm")
-    model.down.requires_grad_(not thaws)  # type: ignore[operator]
+    model.down.requires_grad_(not thaws)
     world, mesh = dist.get_world_size(), None
     if layout.startswith("fsdp-tp"):
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp_shard", "tp"))
@@ -118,7 +118,7 @@ class Leg:
                     self.random = hashlib.sha256(run._random_state["torch"].numpy()).hexdigest()
                 for step in run.steps(steps):
                     if self.thaws and step == 2:
-                        self.run._state.model.down.requires_grad_(True)  # type: ignore[operator]
+                        self.run._state.model.down.requires_grad_(True)
                         if self.layout == "ddp":
                             self.model = nn.parallel.DistributedDataParallel(self.run._state.model)
                     indices = run.sample_indices(step)

@@ -942,6 +942,12 @@ def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path)
 class Lazy(nn.Module):
     """Makes and changes state in its forward passes, as published code does."""
 
+    scale: torch.Tensor | None
+    warm: torch.Tensor | None
+    gain: nn.Parameter | None
+    peak: torch.Tensor
+    queue: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.backbone, self.head = nn.Linear(8, 8), nn.LazyLinear(8)
@@ -956,7 +962,7 @@ class Lazy(nn.Module):
             self.scale = x.detach().abs().mean(0)
         if not hasattr(self, "peak"):
             self.register_buffer("peak", x.detach().amax(0))
-        self.queue: torch.Tensor = torch.cat([self.queue, x.detach()[:1]])
+        self.queue = torch.cat([self.queue, x.detach()[:1]])
         if len(self.queue) == 3:
             self.warm = None
         if self.gain is None:

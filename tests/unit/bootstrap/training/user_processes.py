@@ -75,7 +75,7 @@ def main(way: str) -> None:
     watcher.start()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if way in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context(way)
+        context: Any = multiprocessing.get_context(way)
         use_pool(context)
         use_executor(context)
         end_process(context)
