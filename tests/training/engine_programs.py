@@ -143,7 +143,8 @@ def with_lightning(
     )
     loader = spot.loader(Samples(), global_batch=4)
     trainer.fit(module, loader, ckpt_path=spot.checkpoint if resume else None)
-    return module.net
+    trained: nn.Module = module.net
+    return trained
 
 
 ENGINES = {"transformers": with_transformers, "lightning": with_lightning}

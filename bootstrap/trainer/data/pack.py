@@ -6,10 +6,11 @@ import argparse
 import hashlib
 import json
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m bootstrap.trainer.data.pack", description="Tokenise text for training."
     )
     parser.add_argument(
-        "inputs", nargs="+", type=Path, metavar="FILE", help=".jsonl: a document a line; others: a document a file"
+        "inputs",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="JSON objects (lines, a list): a document each; other text: a document a file",
     )
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json of the Hugging Face model")
     parser.add_argument("--out", type=Path, required=True, help="train.bin or val.bin; NAME.json is written beside it")
@@ -47,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             field=options.field,
             end_token=options.end_token,
         )
-    except ConfigurationError as error:
+    except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(f"{options.out}: {tokens:,} tokens of {documents:,} documents\n")
@@ -79,7 +84,7 @@ def pack(
     try:
         with temporary.open("wb") as file:
             while texts := list(islice(documents, DOCUMENTS)):
-                for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False):
+                for encoding in _encoded(loaded, texts):
                     tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
                 count += len(texts)
         facts = {
@@ -100,6 +105,18 @@ def pack(
     return tokens, count
 
 
+def _encoded(tokenizer: Tokenizer, documents: list[tuple[str, str]]) -> list[Any]:
+    try:
+        return tokenizer.encode_batch_fast([text for _, text in documents], add_special_tokens=False)
+    except Exception as error:
+        for place, text in documents:
+            try:
+                tokenizer.encode(text, add_special_tokens=False)
+            except Exception as reason:  # tokenizers raises nothing narrower
+                raise ConfigurationError(f"{place} cannot be tokenised: {reason}") from reason
+        raise ConfigurationError(f"{documents[0][0]} to {documents[-1][0]} cannot be tokenised: {error}") from error
+
+
 def _end_token_id(tokenizer: Tokenizer, name: str | None) -> int:
     for candidate in END_TOKENS if name is None else (name,):
         if (number := tokenizer.token_to_id(candidate)) is not None:
@@ -109,30 +126,67 @@ def _end_token_id(tokenizer: Tokenizer, name: str | None) -> int:
     )
 
 
-def _documents(inputs: list[Path], field: str) -> Iterator[str]:
+def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
+    """Place and text of each document. A file's first line, and not its name, says whether it is JSON lines."""
     for path in inputs:
         if not path.is_file():
-            raise ConfigurationError(f"{path} does not exist; expected text or .jsonl files")
+            raise ConfigurationError(f"{path} does not exist; expected text, JSON lines or JSON")
         try:
-            if path.suffix == ".jsonl":
-                with path.open(encoding="utf-8") as lines:
-                    yield from (_text(line, field, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
-            else:
-                yield path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{path} is not UTF-8 ({error})") from error
+            with path.open("rb") as file:
+                first = next((line for line in file if line.strip()), b"").removeprefix(BOM_UTF8)
+                file.seek(0)
+                if path.suffix in (".jsonl", ".ndjson") or _is_document(first, field):
+                    for number, line in enumerate(file, 1):
+                        if line.strip():
+                            place = f"{path}:{number}"
+                            yield place, _text(_loaded(place, line), field, place)
+                elif path.suffix == ".json":
+                    yield from _json_items(str(path), file.read(), field)
+                else:
+                    yield str(path), _decoded(str(path), file.read())
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
-def _text(line: str, field: str, place: str) -> str:
+def _is_document(line: bytes, field: str) -> bool:
     try:
-        text = json.loads(line)[field]
-    except (ValueError, KeyError, TypeError) as error:
+        return line.lstrip().startswith(b"{") and field in json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _decoded(place: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{place} is not UTF-8 ({error})") from error
+
+
+def _loaded(place: str, data: bytes) -> Any:
+    try:
+        return json.loads(_decoded(place, data))
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{place} has no {field!r} ({error}); expected JSON objects; --field names their text"
+            f"{place} is no JSON ({error}); expected JSON objects, one a line or in a list"
         ) from error
+
+
+def _json_items(place: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
+    value = _loaded(place, data)
+    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
+        yield f"{place}, item {number}", _text(item, field, f"{place}, item {number}")
+
+
+def _text(item: Any, field: str, place: str) -> str:
+    if not isinstance(item, dict) or field not in item:
+        raise ConfigurationError(f"{place} has no {field!r}; expected JSON objects; --field names their text")
+    text = item[field]
     if not isinstance(text, str):
         raise ConfigurationError(f"{place} has the {field} {str(text)[:100]}; expected a text; --field names it")
-    return text
+    # JSON may hold half of a surrogate pair, which no tokenizer takes.
+    if (whole := text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")) != text:
+        sys.stderr.write(f"{place}: half of a surrogate pair in the {field} is packed as U+FFFD\n")
+    return whole
 
 
 if __name__ == "__main__":

@@ -321,11 +321,27 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     seen = torch.cat([masked.batch(torch.tensor([0]), CPU, step=step)["input_ids"] for step in range(40)])
     assert (seen == 5).sum() > 20, "the tokenizer's mask"
     assert (seen == 6).sum() < 5
+    # A file's text says what it is, whatever its name.
+    for name, content, count in (
+        ("x.json", b'\xef\xbb\xbf{"text": "a b"}\n{"text": "c"}\n', "5 tokens of 2 documents"),
+        ("x.txt", b'\r\n{"text": "a b"}\r\n{"text": "c"}', "5 tokens of 2 documents"),
+        ("x.json", b'[{"text": "a b"},\n {"text": "c"}]', "5 tokens of 2 documents"),
+        ("x.json", b'{\n "text": "a b"}', "3 tokens of 1 documents"),
+        ("x.md", b'{"a": "b"}\n\xc3\xa9', "8 tokens of 1 documents"),
+        ("x.jsonl", b'{"text": "a \\ud83d b"}\n{"text": "\\ud83d\\ude00"}', "6 tokens of 2 documents"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert pack_main([str(tmp_path / name), *common]) == 0
+        said = capsys.readouterr()
+        assert count in said.out and ("x.jsonl:1: half of a surrogate pair" in said.err) == (name == "x.jsonl")
     packed = {path.name: path.read_bytes() for path in out.parent.iterdir()}
     for text, says in {
         b'{"text": "a b"}\n{"body": "c"}\n': "x.jsonl:2 has no 'text'",
         b'{"text": "a b"}\n{"text": null}\n': "x.jsonl:2 has the text None",
-        b'{"text": "a b\xff"}\n': "x.jsonl is not UTF-8",
+        b'{"text": "a b"}\n{"text": "a b\xff"}\n': "x.jsonl:2 is not UTF-8",
+        b'{"text": "a b"}\n{"text": "a': "x.jsonl:2 is no JSON",
+        b"[" * 100_000: "x.jsonl:1 is no JSON",
+        b'["a b"]\n': "x.jsonl:1 has no 'text'",
     }.items():
         (tmp_path / "x.jsonl").write_bytes(text)
         assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1

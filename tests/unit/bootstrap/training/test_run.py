@@ -995,7 +995,7 @@ def test_state_that_a_run_makes_and_changes_is_made_again_by_a_resume(
                 if step == 7:
                     model.backbone.requires_grad_(False)
                     other.backbone.requires_grad_(True)
-                    model.gain.requires_grad_(True)
+                    assert model.gain is not None
                     optimizer.param_groups[0]["params"].append(model.gain)
                 optimizer.zero_grad()
                 batch = torch.eye(8)[run.sample_indices(step)]
