@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_socket import socket_allow_hosts
@@ -54,6 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quick = [item for item in items if item not in {*first, *last}]
     at = max(0, len(items) // workers * (workers - 1) - len(first))
     items[:] = [*first, *quick[:at], *last, *quick[at:]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Say how a worker of xdist ended that did not do so by itself: a negative status is its signal."""
+    if error:
+        process = getattr(getattr(node.gateway, "_io", None), "popen", None)
+        status = None if process is None else process.wait(timeout=60)
+        sys.stderr.write(f"\n{node.gateway.id} (process {getattr(process, 'pid', '?')}) ended with {status}: {error}\n")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -196,6 +196,17 @@ class SpotTolerantRun:
         return self._saver.last_stall_s
 
     def __enter__(self) -> Self:
+        try:
+            self._enter()
+        except BaseException as error:
+            # The process may go on: nothing of a run that was refused ends it later.
+            self._close()
+            if not isinstance(error, Interrupted):
+                self._watcher.close()
+            raise
+        return self
+
+    def _enter(self) -> None:
         self._watcher.start()
         self._beat("loading a checkpoint", FIRST_STEP_FACTOR)
         self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
@@ -219,7 +230,12 @@ class SpotTolerantRun:
         self._tracer.start()
         self._step_hooks = [stepper.register_step_post_hook(self._has_stepped) for stepper in self._state.steppers]
         self._is_entered = True
-        return self
+
+    def _close(self) -> None:
+        self._heartbeat.close()
+        self._remove_step_hooks()
+        self._is_entered = False
+        self._share.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -234,10 +250,7 @@ class SpotTolerantRun:
         if self._is_frozen:
             gc.unfreeze()
         self._is_frozen = None
-        self._heartbeat.close()
-        self._remove_step_hooks()
-        self._is_entered = False
-        self._share.close()
+        self._close()
         self._tracer.close(in_order=error is None)
         # An interrupted process is about to exit; a SIGTERM is no fault then.
         if error is None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,10 +41,14 @@ def emulated_aws(scratch: Path, images: Mapping[str, str]) -> Iterator[str]:
         parent.stdin.flush()
         url, _, process = parent.stdout.readline().strip().partition(" ")
     assert url.startswith("http://127.0.0.1:"), f"the emulated AWS did not start; see {scratch / 'moto.log'}"
+    # Its parent reaps it at once: should it end early, its number may be another process's.
+    handle = os.pidfd_open(int(process))
     try:
         yield url
     finally:
-        os.kill(int(process), signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+        os.close(handle)
 
 
 # Tests run in threads too.

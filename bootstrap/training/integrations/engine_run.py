@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bootstrap.training.environment import checkpoint_interval
-from bootstrap.training.errors import CheckpointError, ConfigurationError, tells_full_disk
+from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError, tells_full_disk
 from bootstrap.training.forms import UNTAKEABLE, ModuleForms
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import (
@@ -176,7 +176,12 @@ class EngineRun:
         self._heartbeat.beat(limit_s=math.inf, doing="the engine's loop")
         self._watcher.start()
         self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
-        self._check_resume(step, global_batch)
+        try:
+            self._check_resume(step, global_batch)
+        except TrainingError:
+            self._heartbeat.close()
+            self._watcher.close()
+            raise
         if self._forms is not None:
             self._forms.train(self._told.get("trains", {}))
         self._last_save = time.monotonic()

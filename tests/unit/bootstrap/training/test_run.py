@@ -700,10 +700,18 @@ def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monk
         Training(str(tmp_path))
 
 
-def test_missing_part_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeat ended test processes, and notebooks, half an hour after an error that was caught."""
+    exits: list[str] = []
+    monkeypatch.setattr("bootstrap.training.heartbeat._exit_now", exits.append)
     Training(str(tmp_path)).train(4)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(ConfigurationError, match="same scheduler"):
-        Training(str(tmp_path), scheduler=None).train()
+        Training(str(tmp_path), scheduler=None, hang_timeout_s=0.1, watcher=Watcher(None)).train()
+    time.sleep(1)
+    assert exits == [] and [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) -> None:
