@@ -44,12 +44,10 @@ from optimizer.search.advice import (
     describe_compiler,
     describe_input,
     describe_network,
-    describe_reclaims,
 )
 from optimizer.search.alternates import with_alternates
 from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import (
-    Candidate,
     CandidateTable,
     find_candidates,
     find_tables,
@@ -82,7 +80,7 @@ class Recommendation:
         configurations: legal configurations of priced types.
         faster, cheaper: the plans at current prices that beat plan 1 in hours and in dollars, where some do.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
-        levers: break-evens of plan 1 between purchase options, and what compiled code or another batch saves.
+        levers: what compiled code, another batch or a commitment would save on plan 1.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
@@ -175,6 +173,7 @@ def recommend(
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})
     first = plans[chosen[0]] if chosen else None
     savings = [*describe_batch(problem, tables, first), *describe_compiler(problem, first)] if first else []
+    offer = catalog.offer(first.instance_type, first.region) if first else None
     return Recommendation(
         problem=problem,
         plans=tuple(plans[candidate] for candidate in chosen),
@@ -187,7 +186,7 @@ def recommend(
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
         alternatives=tuple(list_alternatives(problem, first, chosen[0].purchase)) if first else (),
-        levers=(*savings, *_describe_levers(problem, chosen[0], first)) if first else (),
+        levers=(*savings, *describe_commitments(first, offer, only_long=False)) if first else (),
         notes=(
             *_workload_notes(problem),
             *_batch_notes(problem),
@@ -210,11 +209,6 @@ def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
         *describe_capacity(plan),
         *describe_input(plan, problem.recipe.samples_per_vcpu_s),
     ]
-
-
-def _describe_levers(problem: Problem, candidate: Candidate, plan: FleetPlan) -> list[str]:
-    offer = problem.catalog.offer(plan.instance_type, plan.region)
-    return [*describe_reclaims(problem, candidate), *describe_commitments(plan, offer, only_long=False)]
 
 
 def _workload_notes(problem: Problem) -> list[str]:

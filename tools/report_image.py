@@ -18,7 +18,6 @@ from pathlib import Path
 from PIL import Image, PngImagePlugin
 
 from optimizer.catalog import load
-from optimizer.contract.request import read_request_file, request_from_dict
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
 from optimizer.report import facts
@@ -40,12 +39,9 @@ def code_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def example_answer(**constraints: float) -> str:
-    """Recommend's JSON for the example request, with other constraints where they are given."""
-    path = ROOT / "examples" / "request.yaml"
-    data = read_request_file(path)
-    request = request_from_dict(data | {"constraints": data["constraints"] | constraints}, origin=path.name)
-    return json.dumps(recommend(request, load(), load_calibration()).to_dict())
+def example_answer() -> str:
+    """Recommend's JSON for the example request."""
+    return json.dumps(recommend(ROOT / "examples" / "request.yaml", load(), load_calibration()).to_dict())
 
 
 def first_words(page: str) -> str:

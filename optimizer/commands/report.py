@@ -21,8 +21,8 @@ from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.report import facts
-from optimizer.report.answer import NoPlan, ReportAnswer, answer_of, read_answer, read_no_plan
-from optimizer.report.page import render, render_no_plan
+from optimizer.report.answer import answer_of, read_answer
+from optimizer.report.page import render
 from optimizer.report.run import Run, read_run
 
 
@@ -61,8 +61,8 @@ Example:
 def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics: Path | None, directory: Path) -> None:
     """Write PLAN, or the run of STACK, as one HTML page to look at, print or send.
 
-    PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows too
-    (without a plan: what each limit excludes, and the nearest feasible ones); - reads standard input. STACK is the name
+    PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows
+    too; - reads standard input. STACK is the name
     of a Pulumi.STACK.yaml: the page adds predicted against actual, steps, speed, loss and interruptions, and each
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
     works light or dark, on a phone, on paper and with a keyboard (docs/plans.md).
@@ -81,20 +81,12 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
             next_step="gpufleet recommend REQUEST.yaml --save plans.json, or --directory FOLDER of the stack",
         )
     else:
-        answer: ReportAnswer | NoPlan = parse_plan_argument(
-            plan,
-            lambda text, origin: (
-                read_no_plan(text, origin=origin) or read_answer(text, plan_number=plan_number, origin=origin)
-            ),
+        answer = parse_plan_argument(
+            plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
         )
-        if isinstance(answer, NoPlan):
-            if ledger or metrics:
-                raise InvalidInputError(f"{plan} has no plan", limit="--ledger and --metrics: the run of a plan")
-            page = render_no_plan(answer, now=now, commands=facts.nearest_commands(answer))
-        else:
-            run = _build_run(answer.plan, ledger, metrics) if ledger or metrics else None
-            with patience("drawing the page"):
-                page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
+        run = _build_run(answer.plan, ledger, metrics) if ledger or metrics else None
+        with patience("drawing the page"):
+            page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from optimizer.catalog.model import Source
 from optimizer.contract.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
-from optimizer.contract.request import FleetRequest
 from optimizer.search.rejections import Rejection
 
 
@@ -55,22 +53,6 @@ class _Extras(BaseModel):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-class _Nearest(BaseModel):
-    model_config = ConfigDict(frozen=True)
-    flags: tuple[str, ...]
-    plan: Any
-
-
-E = TypeVar("E", bound=_Extras)
-
-
-class _Unmet(_Extras):
-    """Fields of an answer without a plan."""
-
-    request: FleetRequest
-    nearest: tuple[_Nearest, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A plan of the answer: ``number`` is its place in the list that it is from, None on the Pareto front alone."""
@@ -82,55 +64,21 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Around:
-    """Parts of an answer with plans and of one without.
+class ReportAnswer:
+    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections.
 
     ``weighed`` are the candidates that ``candidates`` has no plan of, first those within the limits, each the cheapest
     first.
     """
 
+    plan: FleetPlan
+    number: int
     candidates: tuple[Candidate, ...]
     weighed: tuple[Weighed, ...]
     rejected: tuple[Rejection, ...]
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
     searched_plans: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportAnswer(_Around):
-    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
-
-    plan: FleetPlan
-    number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoPlan(_Around):
-    """An answer without a plan: ``changes`` are flags of recommend that make the same-numbered candidate feasible."""
-
-    request: FleetRequest
-    changes: tuple[str, ...]
-
-    @property
-    def model(self) -> str:
-        """Name of the model; one given by its fields has none."""
-        model = self.request.model
-        return model if isinstance(model, str) else "this model"
-
-    @property
-    def amount(self) -> tuple[int, str]:
-        """The training to do, as it was asked for, and its unit."""
-        given = self.request.workload
-        amounts = {"tokens": given.tokens, "samples": given.samples, "steps": given.steps}
-        return next((value, unit) for unit, value in amounts.items() if value is not None)
-
-    @property
-    def limits(self) -> list[str]:
-        """Budget and deadline, where they are set."""
-        limits = self.request.constraints
-        budget = [] if limits.budget_usd is None else [f"{limits.budget_usd:,.2f} USD"]
-        return budget + ([] if limits.deadline_hours is None else [f"{limits.deadline_hours:g} h"])
 
 
 def answer_of(plan: FleetPlan) -> ReportAnswer:
@@ -142,66 +90,35 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
     chosen = read_plan(text, plan_number=plan_number, origin=origin)
     data: dict[str, Any] = json.loads(text.removeprefix("\ufeff"))
-    extras = _read_extras(_Extras, data, origin)
-    plans = _read_plans(data.get("plans", [data]), origin, "plans")
-    front = _read_plans(data.get("pareto", ()), origin, "pareto")
-    return ReportAnswer(
-        plan=chosen,
-        number=plan_number,
-        **_around(extras, _number(plans, front)),
-    )
-
-
-def read_no_plan(text: str, *, origin: str = "the answer") -> NoPlan | None:
-    """Read recommend's JSON without a plan; None for any other text, which ``read_answer`` reads or refuses."""
     try:
-        data = json.loads(text.removeprefix("\ufeff"))
-    except ValueError:
-        return None
-    if not isinstance(data, dict) or data.get("plans") != [] or "request" not in data:
-        return None
-    extras = _read_extras(_Unmet, data, origin)
-    plans = _read_plans([entry.plan for entry in extras.nearest], origin, "nearest")
-    return NoPlan(
-        request=extras.request,
-        changes=tuple(shlex.join(entry.flags) for entry in extras.nearest),
-        **_around(
-            extras,
-            [Candidate(plan=plan, number=i, on_front=False, key=f"near-{i}") for i, plan in enumerate(plans, start=1)],
-        ),
-    )
-
-
-def _read_extras(kind: type[E], data: dict[str, Any], origin: str) -> E:
-    try:
-        return kind.model_validate(data)
+        extras = _Extras.model_validate(data)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
-
-
-def _around(extras: _Extras, candidates: Iterable[Candidate]) -> dict[str, Any]:
-    """Fields of ``_Around``."""
-    listed = tuple(candidates)
-    plans = {
+    plans = _read_plans(data.get("plans", [data]), origin, "plans")
+    front = _read_plans(data.get("pareto", ()), origin, "pareto")
+    listed = tuple(_number(plans, front))
+    named = {
         (candidate.plan.instance_type, candidate.plan.node_count, candidate.plan.purchase.option)
         for candidate in listed
     }
     others = [
         candidate
         for candidate in extras.candidates
-        if (candidate.instance_type, candidate.node_count, candidate.purchase_option) not in plans
+        if (candidate.instance_type, candidate.node_count, candidate.purchase_option) not in named
     ]
     others.sort(key=lambda candidate: (bool(candidate.excluded_by), candidate.cost_usd_expected or math.inf))
-    return {
-        "candidates": listed,
-        "weighed": tuple(others),
-        "rejected": extras.rejected,
-        "sources": extras.catalog.sources,
-        "notes": extras.notes,
-        "searched_plans": extras.searched_plans,
-    }
+    return ReportAnswer(
+        plan=chosen,
+        number=plan_number,
+        candidates=listed,
+        weighed=tuple(others),
+        rejected=extras.rejected,
+        sources=extras.catalog.sources,
+        notes=extras.notes,
+        searched_plans=extras.searched_plans,
+    )
 
 
 def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:

@@ -12,11 +12,10 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.contract.plan import FleetPlan, PlannedJob, PurchaseOption
-from optimizer.contract.request import Constraints
+from optimizer.contract.plan import FleetPlan, PurchaseOption
 from optimizer.contract.units import short
-from optimizer.report.answer import Candidate, NoPlan, ReportAnswer, Weighed
-from optimizer.report.facts import FAR, checkpoint_curve, lost_percent
+from optimizer.report.answer import Candidate, ReportAnswer, Weighed
+from optimizer.report.facts import FAR
 from optimizer.report.run import Run
 
 # Width and height of the plotting area, px. The page is readable down to 320 px: WCAG 2.1, 1.4.10.
@@ -51,9 +50,7 @@ _HOURS_LABEL = (
     "datum.value < 1 ? format(datum.value * 60, '.2~r') + ' min' : format(datum.value, ',.3~r') + ' h'"
 )
 _USD_LABEL = "'$' + format(datum.value, ',.3~r')"
-_MINUTES_LABEL = "datum.value < 60 ? format(datum.value, ',~r') + ' min' : format(datum.value / 60, ',~r') + ' h'"
 _PLAIN_LABEL = "format(datum.value, ',~r')"
-_ROUND_MINUTES = (1, 2, 5, 10, 20, 30, *(60 * hours for hours in (1, 2, 3, 6, 12, 24, 48)))
 
 
 def draw(specification: dict[str, Any]) -> str:
@@ -63,10 +60,9 @@ def draw(specification: dict[str, Any]) -> str:
     return svg.replace(f'xlink:href="{_VEGA_BASE_URL}#', 'href="#')
 
 
-def cost_against_time(answer: ReportAnswer | NoPlan, sizes: tuple[int, int], run: Run | None = None) -> dict[str, Any]:
+def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | None = None) -> dict[str, Any]:
     """Specify the chart of all candidates: dollars against hours, spreads, Pareto front, limits, what a run took."""
-    plan = answer.candidates[0].plan if isinstance(answer, NoPlan) else answer.plan
-    limits = _limits(answer)
+    plan, limits = answer.plan, answer.plan.job
     rows = [_row(candidate, candidate.plan == plan) for candidate in answer.candidates]
     took = [{"hours": run.hours, "usd": run.usd}] if run and run.hours and run.usd else []
     hours, usd = _domains(answer, took)
@@ -161,7 +157,7 @@ def cost_against_time(answer: ReportAnswer | NoPlan, sizes: tuple[int, int], run
     return _chart(rows, layers, sizes)
 
 
-def list_drawn(answer: ReportAnswer | NoPlan) -> list[Weighed]:
+def list_drawn(answer: ReportAnswer) -> list[Weighed]:
     """List the candidates without a plan that the chart's axes reach, in the order in which it draws them."""
     hours, usd = _domains(answer)
     return [
@@ -172,15 +168,11 @@ def list_drawn(answer: ReportAnswer | NoPlan) -> list[Weighed]:
     ]
 
 
-def _limits(answer: ReportAnswer | NoPlan) -> Constraints | PlannedJob:
-    return answer.request.constraints if isinstance(answer, NoPlan) else answer.plan.job
-
-
 def _domains(
-    answer: ReportAnswer | NoPlan, took: Sequence[Mapping[str, float]] = ()
+    answer: ReportAnswer, took: Sequence[Mapping[str, float]] = ()
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Ends of the axes of hours and dollars; ``took`` has those of a run."""
-    plans, limits = [candidate.plan for candidate in answer.candidates], _limits(answer)
+    plans, limits = [candidate.plan for candidate in answer.candidates], answer.plan.job
     names = ("expected", "p50", "p95")
     return (
         _domain(
@@ -196,40 +188,6 @@ def _domains(
             limits.budget_usd,
         ),
     )
-
-
-def lost_against_interval(plan: FleetPlan, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Specify the chart of the time lost to checkpoints and interruptions against the checkpoint interval."""
-    interval_s = plan.interruption.checkpoint_interval_s
-    curve = checkpoint_curve(plan)
-    domain = (curve[0]["minutes"], curve[-1]["minutes"])
-    x = _axis("minutes", domain, "checkpoint interval", _MINUTES_LABEL, sizes[0] // 48)
-    x["axis"]["labelOverlap"] = "greedy"
-    x["axis"]["values"] = [minutes for minutes in _ROUND_MINUTES if domain[0] <= minutes <= domain[1]]
-    scale = {"type": "linear", "domainMin": 0}
-    y = {"field": "total", "type": "quantitative", "scale": scale, "title": "% of the cost"}
-    y["axis"] = {"tickCount": 4, "labelExpr": "format(datum.value, '.2~r') + '%'"}
-    thin = {"type": "line", "strokeWidth": 1.5, "strokeDash": [4, 3]}
-    total = sum(lost_percent(plan, interval_s).values())
-    at_plan = [{"minutes": interval_s / 60, "total": total, "words": f"the plan: {total:.2g}%"}]
-    near_end = interval_s / 60 > math.sqrt(domain[0] * domain[1])
-    label = {"dy": -12, "align": "right" if near_end and sizes[0] < 400 else "left"}
-    layers: list[dict[str, Any]] = [
-        {"mark": thin | {"stroke": "var(--muted)"}, "encoding": {"x": x, "y": y | {"field": "checkpoints"}}},
-        {"mark": thin | {"stroke": "var(--spot)"}, "encoding": {"x": x, "y": y | {"field": "interruptions"}}},
-        {"mark": {"type": "line", "strokeWidth": 2.5, "stroke": "var(--accent)"}, "encoding": {"x": x, "y": y}},
-        {
-            "data": {"values": at_plan},
-            "mark": {"type": "point", "filled": True, "size": 110, "fill": "var(--accent)", "opacity": 1},
-            "encoding": {"x": x, "y": y, "description": {"field": "words"}},
-        },
-        {
-            "data": {"values": at_plan},
-            "mark": {"type": "text", "fontSize": 13, "fontWeight": 600, "fill": "var(--ink)", "aria": False} | label,
-            "encoding": {"x": x, "y": y, "text": {"field": "words"}},
-        },
-    ]
-    return _chart(curve, layers, sizes)
 
 
 def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:

@@ -10,13 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
-from typing import Any
-
-import numpy as np
 
 from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.report.answer import Candidate, NoPlan, ReportAnswer, Weighed
+from optimizer.report.answer import Candidate, ReportAnswer, Weighed
 from optimizer.search.rejections import Rejection
 
 
@@ -55,15 +52,6 @@ class FactGroup:
     reasons: Mapping[str, Sequence[tuple[str, float | None]]]
     values: Sequence[tuple[str, float]]
     limit: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Market:
-    """A type's best plans on spot and on demand."""
-
-    instance_type: str
-    spot: Candidate
-    on_demand: Candidate
 
 
 # A limit that is so many times what it limits is off the scale.
@@ -148,29 +136,6 @@ def _stall_s(plan: FleetPlan) -> float:
     return plan.interruption.checkpoint_stall_s or 0.0  # none in a plan of before it was written
 
 
-def lost_percent(plan: FleetPlan, interval_s: float) -> dict[str, float]:
-    """Percent of the fleet's dollars that checkpoints and interruptions take at a checkpoint interval."""
-    meeting = plan.interruption
-    usd_per_s = plan.compute_usd_per_hour / 3600
-    paid_s = (meeting.checkpoint_usd or 0.0) / usd_per_s if usd_per_s else 0.0
-    redo_hours = (interval_s / 2 + (meeting.checkpoint_save_s or 0.0)) / 3600
-    return {
-        "checkpoints": 100 * (_stall_s(plan) + paid_s) / interval_s,
-        "interruptions": 100 * meeting.rate * plan.node_count * (RESTART_HOURS + redo_hours),
-    }
-
-
-def checkpoint_curve(plan: FleetPlan) -> list[dict[str, Any]]:
-    """Percent lost at intervals around the plan's."""
-    middle = plan.interruption.checkpoint_interval_s
-    least = max(2 * _stall_s(plan), middle / 8)
-    rows = []
-    for interval_s in np.geomspace(least, middle * 8, 60):
-        parts = lost_percent(plan, float(interval_s))
-        rows.append({"minutes": float(interval_s) / 60, **parts, "total": sum(parts.values())})
-    return rows
-
-
 def group_rejections(rejected: Iterable[Rejection]) -> list[FactGroup]:
     """Group rejected types by the constraint that binds, the most common first."""
     ordered = sorted(rejected, key=lambda entry: entry.binding_constraint)
@@ -221,19 +186,6 @@ def cheaper_at_old_prices(answer: ReportAnswer) -> list[Candidate]:
     ]
 
 
-def both_markets(candidates: Sequence[Candidate]) -> list[Market]:
-    """List the types that have a numbered plan on spot and one on demand with as many nodes."""
-    plans = {
-        (candidate.plan.instance_type, candidate.plan.node_count, candidate.plan.purchase.option): candidate
-        for candidate in reversed(candidates)
-    }
-    return [
-        Market(instance_type=name, spot=plans[name, nodes, "spot"], on_demand=candidate)
-        for (name, nodes, option), candidate in plans.items()
-        if option == "on-demand" and (name, nodes, "spot") in plans
-    ]
-
-
 def plan_commands(answer: ReportAnswer, origin: str) -> list[tuple[str, str]]:
     """Return the commands to go on with from a plan, each with its purpose; ``origin`` is the plan's file, or -."""
     file = shlex.quote("plans.json" if origin == "-" else origin)
@@ -256,15 +208,6 @@ def plan_commands(answer: ReportAnswer, origin: str) -> list[tuple[str, str]]:
         ("Create it; the controller starts the nodes a minute later", "pulumi up --stack demo"),
         ("Watch it: nodes, progress, dollars, predicted against actual", "gpufleet status --stack demo"),
     ]
-
-
-def nearest_commands(answer: NoPlan) -> list[tuple[str, str]]:
-    """Return the commands to go on with where no plan keeps the limits."""
-    again = [
-        (f"The request with {change}", f"gpufleet recommend request.yaml {change} --save plans.json")
-        for change in answer.changes
-    ]
-    return [*again, ("What each limit costs", "gpufleet what-if request.yaml")]
 
 
 def stack_commands(stack: str) -> list[tuple[str, str]]:

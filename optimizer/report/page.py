@@ -1,4 +1,4 @@
-"""The pages of a report: the templates with an answer's numbers and charts."""
+"""The page of a report: the template with an answer's numbers and charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
 from optimizer.contract.plan import FleetPlan
 from optimizer.report import charts, facts
-from optimizer.report.answer import NoPlan, ReportAnswer
+from optimizer.report.answer import ReportAnswer
 from optimizer.report.run import Run
 from optimizer.training_code import describe_demands
 
@@ -30,7 +30,6 @@ def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str,
     plan = answer.plan
     drawings: dict[str, Drawing] = {
         "cost": lambda size: charts.cost_against_time(answer, size, run),
-        "checkpoints": lambda size: charts.lost_against_interval(plan, size),
     }
     if run is not None and len(run.points) > 1:
         drawings["steps"] = lambda size: charts.steps_against_time(plan, run, size)
@@ -38,30 +37,17 @@ def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str,
         drawings["speed"] = lambda size: charts.speed_against_time(plan, run, size)
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
-    demands = describe_demands(plan)
-    shown = {"plan": plan, "run": run, "commands": commands, "demands": demands}
-    return _fill("page.html.j2", answer, now, drawings, **shown)
-
-
-def render_no_plan(answer: NoPlan, *, now: datetime, commands: Sequence[tuple[str, str]]) -> str:
-    """Return the page of an answer without a plan as HTML, like ``render``."""
-    drawings: dict[str, Drawing] = {}
-    if answer.candidates:
-        drawings["cost"] = lambda size: charts.cost_against_time(answer, size)
-    return _fill("nothing.html.j2", answer, now, drawings, commands=commands)
-
-
-def _fill(
-    name: str, answer: ReportAnswer | NoPlan, now: datetime, drawings: Mapping[str, Drawing], **shown: Any
-) -> str:
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return (
         _environment(now.date())
-        .get_template(name)
+        .get_template("page.html.j2")
         .render(
-            **shown,
+            plan=plan,
+            run=run,
+            commands=commands,
+            demands=describe_demands(plan),
             answer=answer,
-            drawn=frozenset(charts.list_drawn(answer) if answer.candidates else ()),
+            drawn=frozenset(charts.list_drawn(answer)),
             facts=facts,
             usd=usd,
             hours=hours,

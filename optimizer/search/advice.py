@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from bootstrap.contract.trainer import loader_workers
-from optimizer.contract.hardware import Offer, break_even_hours, break_even_share
+from optimizer.contract.hardware import Offer, break_even_hours
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
-from optimizer.search.candidates import Candidate, CandidateTable, build_tables, find_tables
+from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.nearest import NODE_GPUS, divide_batch
 from optimizer.search.problem import Problem
-from optimizer.search.purchases import list_purchases
 from optimizer.search.ranking import rank_first
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
@@ -26,8 +23,6 @@ SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
 _LONG_SHARE = 0.1
 # Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
-# Reclaims per node-hour between which the break-even is looked for: a node in ten years, ten nodes an hour.
-_RATES = np.geomspace(1e-5, 10, 241)
 
 
 def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
@@ -102,39 +97,7 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
             f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
             f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
         )
-    block = offer.capacity_block
-    share = break_even_share(block, offer.on_demand)
-    if share is not None and block is not None and not only_long:
-        notes.append(
-            f"a Capacity Block of {place} at the published {block.usd_per_hour:,.2f} USD/h ({block.as_of}) beats "
-            f"on-demand where more than {share:.0%} of its hours are used; AWS offers each block at its own price"
-        )
     return notes
-
-
-def describe_reclaims(problem: Problem, candidate: Candidate) -> list[str]:
-    """Say up to how many reclaims spot stays cheaper than on-demand, for the nodes and layout of a candidate."""
-    offer = candidate.purchase.offer
-    limits = problem.request.constraints.model_copy(
-        update={"purchase_options": ("on-demand", "spot"), "existing_reservations": (), "spot_fallback": "none"}
-    )
-    by_option = {purchase.option: purchase for purchase in reversed(list_purchases(offer, limits))}
-    on_demand, spot = by_option.get("on-demand"), by_option.get("spot")
-    if on_demand is None or spot is None or spot.hazard is None:
-        return []
-    one = candidate.table.fastest.only(candidate.configuration)
-    pools = [replace(spot, hazard=replace(spot.hazard, rate_per_node_hour=float(rate))) for rate in _RATES]
-    (priced,) = build_tables(problem, [(one, [on_demand, *pools])])
-    cheaper = priced.cost.expected[1:] < priced.cost.expected[0]
-    fleet = f"{candidate.fleet} in {spot.price.zone_id or offer.region}"
-    prices = f"{spot.price.usd_per_hour:,.2f} USD/h ({spot.price.as_of}) against {on_demand.price.usd_per_hour:,.2f}"
-    if not cheaper[0]:
-        return [f"spot of {fleet} is no cheaper than on-demand at any rate of reclaims: {prices}"]
-    last = int(np.argmin(cheaper)) - 1 if not cheaper.all() else len(_RATES) - 1
-    return [
-        f"spot of {fleet} stays cheaper than on-demand up to {_RATES[last]:.2g} reclaims/h a node, by expected dollars "
-        f"at {prices}; expected are {spot.hazard.rate_per_node_hour:.2g} ({spot.hazard.source})"
-    ]
 
 
 def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:

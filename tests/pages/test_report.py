@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page
 from bootstrap.contract.ledger import read_lines, summarize
 from optimizer.cli import cli
 from optimizer.report import facts
-from optimizer.report.answer import read_answer, read_no_plan
-from optimizer.report.page import render, render_no_plan
+from optimizer.report.answer import read_answer
+from optimizer.report.page import render
 from optimizer.report.run import read_run
 from tests.pages.browser import Scheme, open_page, start_browser
 from tests.pages.demo_run import DEMO, demo_lines, demo_plan
@@ -58,7 +58,7 @@ def test_loads_alone_and_fits_the_screen(browser: Browser, report: Path, width: 
         assert opened.errors == []
         assert opened.requests == [report.as_uri()]
         shown = page.locator(".chart svg:visible")
-        assert shown.count() == 2  # cost against time, checkpoint intervals
+        assert shown.count() == 1  # cost against time, checkpoint intervals
         assert all((box := chart.bounding_box()) and box["x"] + box["width"] <= width for chart in shown.all())
         page.set_viewport_size({"width": 320, "height": 600} if width < 1000 else {"width": 760, "height": 600})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -143,7 +143,7 @@ def test_prints_on_white_with_all_details(browser: Browser, report: Path) -> Non
         # A4 without its margins: the wide charts, scaled.
         page.set_viewport_size({"width": 688, "height": 960})
         page.evaluate("document.querySelectorAll('details:not(.long)').forEach(one => { one.open = true; })")
-        assert page.locator(".chart.wide:visible").count() == 2 and page.locator(".chart.narrow:visible").count() == 0
+        assert page.locator(".chart.wide:visible").count() == 1 and page.locator(".chart.narrow:visible").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 688
 
 
@@ -161,7 +161,7 @@ def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_p
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         assert opened.errors == [] and opened.requests == [path.as_uri()]
         # Cost, checkpoint intervals, steps, speed, loss.
-        assert page.locator(".chart svg:visible").count() == 5
+        assert page.locator(".chart svg:visible").count() == 4
         ledger = page.locator("table.ledger tbody").inner_text()
         usd = {"kept": told.usd["useful"], "repeated": told.usd["lost"], "restarts": told.usd["restart"]}
         for words, dollars in usd.items():
@@ -181,27 +181,6 @@ def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_p
         assert min(_contrasts(page)) >= LEAST_CONTRAST
 
 
-def test_an_answer_without_a_plan_says_what_would_be_feasible(browser: Browser, tmp_path: Path) -> None:
-    text = example_answer(budget_usd=150, deadline_hours=6)
-    answer = read_no_plan(text)
-    assert answer is not None
-    path = tmp_path / "nothing.html"
-    path.write_text(render_no_plan(answer, now=NOW, commands=facts.nearest_commands(answer)), encoding="utf-8")
-    with open_page(browser, path, width=400) as opened:
-        page = opened.page
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert opened.errors == [] and opened.requests == [path.as_uri()]
-        assert page.locator("h1").inner_text() == "No fleet trains llama-3.1-8b on 2B tokens within 150.00 USD and 6 h."
-        nearest = answer.candidates[0].plan
-        assert f"{nearest.node_count} × {nearest.instance_type}" in page.locator(".lead").inner_text()
-        assert answer.changes[0].startswith("--budget ") and answer.changes[0] in page.locator(".lead").inner_text()
-        assert "Budget" in page.locator(".groups").inner_text()
-        page.locator("a[href='#near-1']:visible").focus()
-        page.keyboard.press("Enter")
-        assert page.locator("tr:target").is_visible()
-        assert _serious(page) == []
-
-
 def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Path) -> None:
     plan = demo_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
     path = tmp_path / "report.html"
@@ -211,7 +190,7 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
     path.write_text(page, encoding="utf-8")
     with open_page(browser, path, width=400) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert opened.page.locator(".chart svg:visible").count() == 4  # steps and speed too; one loss is no line
+        assert opened.page.locator(".chart svg:visible").count() == 3  # steps and speed too; one loss is no line
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("script").count() == 1
         assert opened.page.locator("img").count() == 0

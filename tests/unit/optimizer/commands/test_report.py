@@ -82,25 +82,3 @@ def test_a_local_run_is_read_from_its_checkpoints(gpufleet: Gpufleet, tmp_path: 
     (checkpoints / "ledger.jsonl").write_text(lines, encoding="utf-8")
     assert gpufleet(*arguments)[0] == 0
     assert "90 of 2,000 steps done, after 1 start;" in out.read_text(encoding="utf-8")
-
-
-def test_an_answer_without_a_plan_becomes_a_page(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    answer, out = tmp_path / "none.json", tmp_path / "none.html"
-    request = (
-        "--model",
-        "gpt2",
-        "--tokens",
-        "1B",
-        "--seq-len",
-        "1024",
-        "--budget",
-        "1",
-        "--instance-type",
-        "g6.xlarge",
-    )
-    assert gpufleet("recommend", *request, "--save", str(answer))[0] == 3
-    assert gpufleet("report", str(answer), "--out", str(out)) == (0, "", f"wrote {out}\n")
-    page = out.read_text(encoding="utf-8")
-    assert "<b>No fleet</b> trains gpt2 on 1B tokens within 1.00 USD" in page and "--save plans.json" in page
-    code, _, error = gpufleet("report", str(answer), "--ledger", str(tmp_path), "--out", str(out))
-    assert code == 2 and "has no plan" in error

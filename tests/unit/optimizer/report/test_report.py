@@ -8,17 +8,14 @@ import shlex
 from datetime import UTC, date, datetime
 from html import unescape
 
-import numpy as np
 import pytest
 
 from bootstrap.contract.ledger import LedgerError
 from optimizer.cli import cli
 from optimizer.contract.plan import PlanError
-from optimizer.economics.checkpoint import CheckpointTimes
-from optimizer.economics.checkpoint import interval_s as checkpoint_interval_s
 from optimizer.report import charts, facts
-from optimizer.report.answer import ReportAnswer, answer_of, read_answer, read_no_plan
-from optimizer.report.page import age, amount, hours, least, number, price, render, render_no_plan, usd
+from optimizer.report.answer import ReportAnswer, answer_of, read_answer
+from optimizer.report.page import age, amount, hours, least, number, price, render, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -84,24 +81,6 @@ def test_other_json_is_refused_with_its_place() -> None:
         read_answer(json.dumps(document), origin="plans.json")
     with pytest.raises(PlanError, match=r"pareto 1 of plans\.json"):
         read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")], "pareto": [{}]}), origin="plans.json")
-
-
-def test_an_answer_without_a_plan_is_told_from_other_text() -> None:
-    near = {"flags": ["--budget", "120"], "plan": PLAN.model_dump(mode="json"), "changes": {}, "distance": 0.2}
-    request = {"model": "gpt2", "workload": {"steps": 5000, "global_batch": 8, "seq_len": 64}}
-    document = {"request": request, "plans": [], "nearest": [near], "rejected": [vars(entry) for entry in REJECTED]}
-    answer = read_no_plan(json.dumps(document))
-    assert answer is not None and answer.changes == ("--budget 120",) and answer.limits == []
-    page = unescape(render_no_plan(answer, now=NOW, commands=facts.nearest_commands(answer)))
-    for words in ("trains gpt2 on 5,000 steps.", "gpufleet recommend request.yaml --budget 120", "3,749 USD"):
-        assert words in page
-    nothing = read_no_plan(json.dumps(document | {"nearest": []}))
-    assert nothing is not None
-    assert "No change of one limit" in render_no_plan(nothing, now=NOW, commands=facts.nearest_commands(nothing))
-    with pytest.raises(PlanError, match=r"nearest 1 of none\.json"):
-        read_no_plan(json.dumps(document | {"nearest": [near | {"plan": {}}]}), origin="none.json")
-    for text in ("{torn", "[]", PLAN.to_json(), json.dumps({"plans": []})):
-        assert read_no_plan(text) is None
 
 
 def test_the_page_has_every_reason_price_source_and_age() -> None:
@@ -236,18 +215,6 @@ def test_parts_add_up() -> None:
         ("a", "3.00", 75, 100),
         ("b", "1.00", 25, pytest.approx(100 / 3)),
     ]
-
-
-def test_the_plans_checkpoint_interval_loses_least() -> None:
-    # Where neither end of docs/economics.md's range binds, the interval is the curve's minimum.
-    saves = CheckpointTimes(stall_s=np.array([2.0]), save_s=np.array([60.0]), usd=np.array([0.2]))
-    price = np.array([PLAN.compute_usd_per_hour])
-    interval_s = float(checkpoint_interval_s(saves, 0.02 * PLAN.node_count, price)[0])
-    known = {"checkpoint_stall_s": 2.0, "checkpoint_save_s": 60.0, "checkpoint_usd": 0.2}
-    plan = sample_plan(interruption={"rate": 0.02, "checkpoint_interval_s": interval_s, **known})
-    assert 60 < interval_s < 3600
-    lost = [sum(facts.lost_percent(plan, interval_s * factor).values()) for factor in (0.8, 1.0, 1.25)]
-    assert lost[1] < lost[0] and lost[1] < lost[2]
 
 
 def test_rejections_are_grouped_by_constraint() -> None:

@@ -12,9 +12,7 @@ import pytest
 from optimizer.catalog import load
 from optimizer.contract.hardware import HourlyPrice
 from optimizer.contract.request import request_from_dict
-from optimizer.economics.interruption import Hazard, spot_hazard
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search import purchases
 from optimizer.search.advice import describe_commitments
 from optimizer.search.nearest import near_batch
 
@@ -27,24 +25,6 @@ def answer(model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **co
 def only(lines: tuple[str, ...], pattern: str) -> re.Match[str]:
     (match,) = filter(None, (re.search(pattern, line) for line in lines))
     return match
-
-
-def test_spot_is_cheaper_up_to_the_named_reclaims_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    where: dict[str, Any] = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
-    on_demand = answer(purchase_options=["on-demand"], **where)
-    limit = float(only(on_demand.levers, r"cheaper than on-demand up to ([0-9.e-]+) reclaims/h a node")[1])
-
-    wait_hours = spot_hazard(None, multi_gpu=True, as_of="").wait_hours
-
-    def expected_usd(rate: float) -> float:
-        hazard = Hazard(rate_per_node_hour=rate, wait_hours=wait_hours, source="test")
-        with monkeypatch.context() as patch:
-            patch.setattr(purchases, "spot_hazard", lambda *_, **__: hazard)
-            plans = answer(purchase_options=["spot"], **where).plans
-        return plans[0].cost_usd.expected if plans else float("inf")
-
-    usd = on_demand.plans[0].cost_usd.expected
-    assert expected_usd(limit * 0.9) < usd < expected_usd(limit * 1.15)
 
 
 def test_compiled_code_saves_what_the_note_says() -> None:
