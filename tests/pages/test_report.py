@@ -58,7 +58,7 @@ def test_loads_alone_and_fits_the_screen(browser: Browser, report: Path, width: 
         assert opened.errors == []
         assert opened.requests == [report.as_uri()]
         shown = page.locator(".chart svg:visible")
-        assert shown.count() == 1  # cost against time, checkpoint intervals
+        assert shown.count() == 1  # cost against time
         assert all((box := chart.bounding_box()) and box["x"] + box["width"] <= width for chart in shown.all())
         page.set_viewport_size({"width": 320, "height": 600} if width < 1000 else {"width": 760, "height": 600})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
