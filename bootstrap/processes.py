@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+# Variables with the rank and the number of ranks: torchrun's and its like, Open MPI's, MPICH's and Intel MPI's.
+WORLDS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 def is_running(pid: int) -> bool:
@@ -22,9 +26,21 @@ def descendants(pid: int) -> list[int]:
     return [process for child in children(pid) if is_running(child) for process in (child, *descendants(child))]
 
 
+def lone_world(workers: Iterable[int]) -> int:
+    """Ranks of the job below programs that a launcher started, where all of them run on this node; 0 otherwise."""
+    ranks: dict[int, set[int]] = {}
+    for pid in (process for worker in workers for process in descendants(worker)):
+        variables = dict(part.partition("=")[::2] for part in _read(Path(f"/proc/{pid}/environ")).split("\0"))
+        for rank, world in WORLDS:
+            if variables.get(rank, "").isdecimal() and variables.get(world, "").isdecimal():
+                ranks.setdefault(int(variables[world]), set()).add(int(variables[rank]))
+    largest = max(ranks, default=0)
+    return largest if len(ranks.get(largest, ())) == largest else 0
+
+
 def _read(file: Path) -> str:
     """Text of a file of /proc; empty where its process has just ended."""
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from zoneinfo import available_timezones
 
 from bootstrap.contract.ecr import read_ecr_image
-from bootstrap.contract.launcher import gang_faults, split_command
+from bootstrap.contract.launcher import command_faults, split_command
 from bootstrap.contract.timings import SAVE_GIB_PER_S
 from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
@@ -152,9 +152,8 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
     words = split_command(settings.train_command)
     if words is None:
         yield "gpufleet:trainCommand has unbalanced quotes"
-    if settings.gang:
-        for fault in gang_faults(words or []):
-            yield f"gpufleet:trainCommand: {fault} (docs/engines.md)"
+    for fault in command_faults(words or [], is_gang=settings.gang):
+        yield f"gpufleet:trainCommand: {fault} (docs/engines.md)"
     for secret in secrets_in(settings.train_command):
         yield (
             f"gpufleet:trainCommand has what looks like a secret, {secret}, and becomes user data, which whoever may "

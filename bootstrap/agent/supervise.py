@@ -164,6 +164,10 @@ def _run_once(node: SupervisedNode, torchrun: Torchrun) -> tuple[int, str]:
             if fault:
                 torchrun.end()
                 break
+        if lone := torchrun.trains_alone():
+            log(f"FAIL {lone}")
+            torchrun.end()
+            return EXIT_AT_FAULT, ""
         if torchrun.has_lost_nsight():
             log("gpufleet:nsight: the session has ended; starting torchrun again without it")
             torchrun.end()

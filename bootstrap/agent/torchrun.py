@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings, user_of
 from bootstrap.contract.launcher import split_command, start_of
 from bootstrap.contract.words import counted
-from bootstrap.processes import children, descendants, is_running
+from bootstrap.processes import children, descendants, is_running, lone_world
 
 # A node that says nothing for ``interval`` times ``max_attempt`` seconds is out of the rendezvous. Its replacement
 # needs longer than 10 s to come, so nobody waits for this; with 3 s, a torchrun that stood still for 6 s on a busy
@@ -29,6 +30,8 @@ RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_atte
 TEST_JOIN_S = 120.0
 # Ranks with a SpotTolerantRun end by themselves within a second of their torchrun, and say so; others hold their GPUs.
 ORPHANS_END_S = 2.0
+# Seconds between two looks at the ranks of a program with a launcher of its own, and looks that must agree.
+LOOK_S, LOOKS = 5.0, 6
 # Variables beside the plan's that the training command follows.
 FOLLOWED = (
     "GPUFLEET_NODE_COUNT", "GPUFLEET_GPUS_PER_NODE", "GPUFLEET_TRAIN_DATA", "GPUFLEET_BASE_WEIGHTS", "GPUFLEET_IMAGE",
@@ -71,10 +74,12 @@ class Torchrun:
 
     def __init__(self, node: SupervisedNode, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
+        self._look_from, self._looks = math.inf, 0
         command, ranks = test or split_command(node.settings.train_command) or [], node.settings.gpus_per_node
         if not test and start_of(command) != "torchrun":
             log("the command is a program of its own: torchrun starts it once on every node")
             command, ranks = ["-m", "bootstrap.launchers", *command], 1
+            self._look_from = time.monotonic() if node.settings.is_gang else math.inf
         options = arguments(node.settings, rendezvous, ranks, test=bool(test))
         node.notices.stop_listening()  # a killed process could not
         user = user_of(node.settings.train_user)
@@ -101,6 +106,24 @@ class Torchrun:
         if not self._node.settings.image:  # the processes of a container end with it
             self._last_workers = self.workers()
         return True
+
+    def trains_alone(self) -> str:
+        """Fault of a program whose ranks, seen several times, are all on this node of several; empty for none.
+
+        Whatever the command says, its ranks' variables tell how many there are.
+        """
+        if time.monotonic() < self._look_from:
+            return ""
+        self._look_from = time.monotonic() + LOOK_S
+        world = lone_world(self.workers())
+        # A node that trains by itself uses all its GPUs; a smaller world may prepare data.
+        self._looks = self._looks + 1 if world >= self._node.settings.gpus_per_node else 0
+        if self._looks < LOOKS:
+            return ""
+        return (
+            f"WORLD_SIZE of the command's ranks is {world}, and all of them run on this node: each of the "
+            f"{self._node.settings.node_count} nodes trains by itself (docs/engines.md)"
+        )
 
     def has_lost_nsight(self) -> bool:
         """True where what torchrun and its workers start would end with 1: the session of their variables is gone."""

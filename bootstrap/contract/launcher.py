@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -11,8 +12,27 @@ Start = Literal["torchrun", "program", "mpi"]
 
 # Launchers of Open MPI, MPICH, Intel MPI. Called on one node, they start all ranks.
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
-# Launchers that train on their own node alone unless they are told of the others.
-ONE_NODE = frozenset({"torchrun", "accelerate", "deepspeed"})
+# Launchers that train on their own node alone without the first node's address, and modules that start them.
+ONE_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "colossalai", "tune"})
+MODULES = {
+    "torch.distributed.launch": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launcher": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "composer.cli.launcher": "composer",
+    "horovod.runner.launch": "horovodrun",
+}
+# Options by which any launcher starts several ranks on a node, or several nodes.
+RANK_OPTIONS = frozenset({"nproc-per-node", "nnodes", "num-machines", "num-nodes", "num-processes", "num-gpus"})
+# Launchers of clusters whose daemons no node has.
+CLUSTERS = frozenset({"srun", "sbatch", "salloc", "qsub", "bsub", "jsrun", "aprun", "flux"})
+# First words, and words anywhere, that only a shell understands. The nodes start the command without one.
+SHELL_FIRST = frozenset(
+    {"cd", "export", "source", ".", "set", "unset", "ulimit", "exec", "eval", "if", "for", "while", "(", "{", "pushd"}
+)
+SHELL_WORDS = frozenset({"&&", "||", ";", "|", "&", ">", ">>", "<", "2>", "2>&1", "&>"})
 
 
 def split_command(text: str) -> list[str] | None:
@@ -36,18 +56,39 @@ def start_of(words: Sequence[str]) -> Start:
     return "mpi" if MPI & _names(words) else "program"
 
 
-def gang_faults(words: Sequence[str]) -> Iterator[str]:
-    """Reasons why several nodes would not train together with a program."""
-    start = start_of(words)
-    if start != "torchrun" and "horovodrun" in _names(words):
+def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
+    """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
+    head = words[: _script(words)]
+    shell = words[:1] if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
+    if shell := shell or [word for word in words if word in SHELL_WORDS or word.endswith(";")]:
+        yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
+        return
+    start, names = start_of(words), _names(head)
+    if found := sorted(CLUSTERS & names):
+        yield f"{found[0]} starts ranks by a cluster's daemons, which no node has: give the script alone"
+        return
+    launchers = names & ONE_NODE | {MODULES[name] for name in names & MODULES.keys()}
+    if start == "torchrun":
+        for name in sorted(launchers | MPI & names if "-m" in head or "--no-python" in head else ()):
+            yield f"{name} would start in each rank that the nodes' torchrun starts: give the script alone"
+        return
+    if not is_gang:
+        return
+    if "horovodrun" in names | launchers:
         yield "horovodrun reaches other nodes by SSH, which they do not answer: start Horovod's ranks with mpirun"
     if start != "program" or any("MASTER_ADDR" in word for word in words):
         return
-    for name in sorted(ONE_NODE & _names(words)):
+    options = {word.lstrip("-").partition("=")[0].replace("_", "-") for word in head if word.startswith("--")}
+    for name in sorted(launchers - {"horovodrun"}) or sorted(RANK_OPTIONS & options)[:1]:
         yield (
             f"{name} has no option with ${{MASTER_ADDR}}, so each node would train by itself: give it its options for "
             "several nodes, or the script alone, which the nodes start under torchrun"
         )
+
+
+def _script(words: Sequence[str]) -> int:
+    """Position of the first Python script: options behind it are its own."""
+    return next((at for at, word in enumerate(words) if at and word.endswith((".py", ".pyc", ".pyz"))), len(words))
 
 
 def loses_sigterm(words: Sequence[str]) -> bool:

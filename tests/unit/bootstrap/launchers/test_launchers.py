@@ -12,12 +12,15 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bootstrap.contract.launcher import gang_faults, loses_sigterm, split_command, start_of
+from bootstrap.agent import torchrun
+from bootstrap.contract.launcher import command_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers.environment import expand, write_files
-from bootstrap.processes import descendants
+from bootstrap.processes import descendants, lone_world
 
 ROOT = Path(__file__).parents[4]
 
@@ -36,14 +39,74 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
     assert start_of(split_command(command) or []) == start
 
 
-def test_a_launcher_that_would_train_each_node_by_itself_is_named() -> None:
-    def named(command: str) -> list[str]:
-        return [fault.split()[0] for fault in gang_faults(split_command(command) or [])]
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("conda run -n env torchrun train.py", "torchrun has no option"),
+        ("python -m torch.distributed.launch --nproc_per_node 8 train.py", "torchrun has no option"),
+        ("env A=1 python3 -m accelerate.commands.launch train.py", "accelerate has no option"),
+        ("nice -n 5 /opt/env/bin/composer -n 8 train.py", "composer has no option"),
+        ("./launch --nproc-per-node=8 train.py", "nproc-per-node has no option"),
+        ("horovodrun -np 16 python train.py", "horovodrun reaches other nodes by SSH"),
+        ("-m torch.distributed.launch --nproc_per_node 8 train.py", "torchrun would start in each rank"),
+        ("--no-python deepspeed train.py", "deepspeed would start in each rank"),
+        ("VAR=1 python train.py", "VAR=1 is a shell's"),
+        ("cd src && python train.py", "cd is a shell's"),
+        ("train.py --epochs 3 && echo done", "&& is a shell's"),
+        ("python train.py 2>&1 | tee log", "2>&1 is a shell's"),
+        ("srun -N 4 python train.py", "srun starts ranks by a cluster's daemons"),
+        ("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py", ""),
+        ("python tensorflow_train.py", ""),
+        ("python train.py --num_nodes 4 --nnodes 4", ""),
+        ("mpirun python accelerate", ""),
+        ("torchrun.py", ""),
+        ("bash -c 'cd src && exec python train.py --rank-of ${GPUFLEET_NODE_RANK}'", ""),
+        ("--no-python env A=1 python train.py", ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_command_that_starts_no_gang_is_named(command: str, says: str) -> None:
+    faults = list(command_faults(split_command(command) or [], is_gang=True))
+    assert faults == [] if not says else faults[0].startswith(says), faults
+    alone = list(command_faults(split_command(command) or [], is_gang=False))
+    assert bool(alone) is bool(says and "option" not in says and "SSH" not in says)
 
-    assert named("conda run -n env torchrun train.py") == ["torchrun"]
-    assert named("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py") == []
-    assert named("python tensorflow_train.py") == named("mpirun python accelerate") == named("torchrun.py") == []
-    assert named("horovodrun -np 16 python train.py") == ["horovodrun"]
+
+@pytest.mark.parametrize(
+    ("worlds", "lone"),
+    [([(0, 2), (1, 2)], 2), ([(0, 4), (1, 4)], 0), ([(0, 1), (2, 4), (3, 4)], 0), ([(0, 1)], 1), ([], 0)],
+)
+def test_ranks_that_are_all_on_this_node_are_seen_whoever_set_them(worlds: list[tuple[int, int]], lone: int) -> None:
+    starts = [f"RANK={rank} WORLD_SIZE={world} sleep 60 &" for rank, world in worlds]
+    program = subprocess.Popen(["bash", "-c", f"{' '.join(starts)} echo; wait"], stdout=subprocess.PIPE)
+    with program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        while len(descendants(program.pid)) < len(worlds) or any(
+            Path(f"/proc/{pid}/comm").read_text() != "sleep\n" for pid in descendants(program.pid)
+        ):
+            time.sleep(0.01)
+        try:
+            assert lone_world([program.pid]) == lone
+        finally:
+            for pid in (*descendants(program.pid), program.pid):
+                os.kill(pid, 9)
+
+
+@pytest.mark.parametrize(("worlds", "is_found"), [([8] * 6, True), ([8, 8, 0] * 6, False), ([1] * 12, False)])
+def test_a_node_of_several_that_trains_by_itself_is_a_fault_of_the_command(
+    worlds: list[int], is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "LOOK_S", 0.0)
+    seen = iter(worlds)
+    monkeypatch.setattr(torchrun, "lone_world", lambda _: next(seen))
+    run = object.__new__(torchrun.Torchrun)
+    run._node = cast(Any, SimpleNamespace(settings=SimpleNamespace(gpus_per_node=8, node_count=4, image="")))
+    run._process, run._look_from, run._looks = cast(Any, SimpleNamespace(pid=0)), 0.0, 0
+    faults = [fault for _ in worlds if (fault := run.trains_alone())]
+    assert bool(faults) is is_found
+    if is_found:
+        assert "each of the 4 nodes trains by itself" in faults[0]
 
 
 def test_conda_run_keeps_sigterm_to_itself() -> None:
@@ -61,7 +124,7 @@ def test_the_pages_commands_start_a_gang() -> None:
     ]  # fmt: skip
     given = dict.fromkeys(re.findall(r"`(GPUFLEET_\w+|MASTER_\w+)`", page), "1")
     for words in commands:
-        assert not list(gang_faults(words)) and not loses_sigterm(words)
+        assert not list(command_faults(words, is_gang=True)) and not loses_sigterm(words)
         assert "${" not in " ".join(expand(words, given)), "the page's table has every variable"
 
 
@@ -214,10 +277,10 @@ def test_a_process_that_ends_while_it_is_listed_hides_no_other(monkeypatch: pyte
     read = Path.read_text
     with subprocess.Popen(["sleep", "60"]) as ended, subprocess.Popen(["sleep", "60"]) as lives:
 
-        def read_text(path: Path) -> str:
+        def read_text(path: Path, **options: Any) -> str:
             if path == Path(f"/proc/{ended.pid}/stat"):
                 raise ProcessLookupError(path)
-            return read(path)
+            return read(path, **options)
 
         monkeypatch.setattr(Path, "read_text", read_text)
         found = descendants(os.getpid())
