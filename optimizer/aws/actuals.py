@@ -1,10 +1,10 @@
-"""Read a deployed fleet's group, nodes, failed launches and metrics."""
+"""Read a deployed fleet's group, nodes and failed launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.ending import Member
@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
 
-# Sent by the nodes' CloudWatch agent every minute (bootstrap/cloudwatch-agent.json): metric, statistic, and the factor
-# of its unit.
-NODE_METRICS = {
-    "GpuUtilizationPercent": ("GpuUtilizationPercent", "Average", 1.0),
-    "GpuMemoryUsedGiB": ("GpuMemoryUsedMiB", "Maximum", 1 / 1024),
-    "TokensPerSecond": ("TokensPerSecond", "Average", 1.0),
-}
-# An older value says nothing of the present.
-METRICS_WINDOW = timedelta(minutes=15)
-METRICS_PERIOD_S = 60
 # AWS lists the newest first, of the last six weeks.
 ACTIVITIES_READ = 100
 FAILURES_SHOWN = 5
@@ -65,14 +55,6 @@ class LaunchFailure:
 
     at: datetime
     message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricValue:
-    """The newest value of a metric."""
-
-    value: float
-    at: datetime
 
 
 def read_groups(client: AutoScalingClient, names: Sequence[str]) -> list[DeployedGroup]:
@@ -147,29 +129,6 @@ def read_failures(client: AutoScalingClient, names: Sequence[str], *, since: dat
             if activity["StatusCode"] == "Failed" and at >= since:
                 failures.setdefault(message, LaunchFailure(at=at, message=message))
     return tuple(sorted(failures.values(), key=lambda failure: failure.at, reverse=True))[:FAILURES_SHOWN]
-
-
-def read_metrics(client: Any, namespace: str, now: datetime) -> dict[str, MetricValue]:
-    """Return the newest value of each of ``NODE_METRICS``.
-
-    AWS bills 0.01 USD for a thousand metrics (https://aws.amazon.com/cloudwatch/pricing/).
-    """
-    by_id = {f"m{number}": name for number, name in enumerate(NODE_METRICS)}
-    queries = []
-    for key, name in by_id.items():
-        metric, statistic, _ = NODE_METRICS[name]
-        query = {"Metric": {"Namespace": namespace, "MetricName": metric}, "Period": METRICS_PERIOD_S}
-        queries.append({"Id": key, "MetricStat": query | {"Stat": statistic}})
-    answer = client.get_metric_data(
-        MetricDataQueries=queries, StartTime=now - METRICS_WINDOW, EndTime=now, ScanBy="TimestampDescending"
-    )
-    return {
-        (name := by_id[result["Id"]]): MetricValue(
-            value=result["Values"][0] * NODE_METRICS[name][2], at=result["Timestamps"][0]
-        )
-        for result in answer["MetricDataResults"]
-        if result["Values"]
-    }
 
 
 def with_launches(group: DeployedGroup, launches: Mapping[str, tuple[datetime, str]]) -> DeployedGroup:

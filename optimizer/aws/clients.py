@@ -65,7 +65,6 @@ def _loader() -> Loader:
 
 # Clients of a region.
 autoscaling: Callable[[str], AutoScalingClient] = partial(_client, "autoscaling")
-cloudwatch: Callable[[str], Any] = partial(_client, "cloudwatch")
 ecr: Callable[[str], Any] = partial(_client, "ecr")
 ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
 # For a call that spends and takes no client token: botocore must not send it twice.

@@ -37,8 +37,6 @@ CODES = {
     "key unusable": "KMS.DisabledException KMS.KMSInvalidStateException KMS.NotFoundException",
     # The bucket exists, the object does not.
     "no object": "NoSuchKey",
-    # https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_PutParameter.html
-    "exists already": "ParameterAlreadyExists",
     # A conditional write lost: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     "written by another": "PreconditionFailed ConditionalRequestConflict",
 }
@@ -74,7 +72,6 @@ is_region_disabled = _has_code("region disabled")
 is_not_found = _has_code("not found")
 is_key_unusable = _has_code("key unusable")
 is_no_object = _has_code("no object")
-exists_already = _has_code("exists already")
 is_written_by_another = _has_code("written by another")
 _has_fault_code = _has_code("server fault")
 # No request was sent: this machine has no credentials, or its AWS configuration cannot be used.

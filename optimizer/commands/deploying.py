@@ -20,7 +20,7 @@ from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
 from optimizer.commands.stack_file import change_stack_file, read_stack, resolve_names
-from optimizer.commands.status.follow import follow
+from optimizer.commands.status.live import follow
 from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan

@@ -58,11 +58,6 @@ def write_notes(notes: Iterable[object]) -> None:
         say(f"note: {note}", err=True)
 
 
-def wrap_note(note: object) -> list[str]:
-    """Return the lines of a note on a terminal."""
-    return [part for line in f"note: {note}".split("\n") for part in wrap_line(line, indent="  ", err=True)]
-
-
 def say(text: object, *, err: bool = False, indent: str = "  ") -> None:
     """Print sentences, each whole; on a terminal wrapped, further lines with the line's own indent and ``indent``."""
     stream = sys.stderr if err else sys.stdout

@@ -23,7 +23,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
-from optimizer.commands.status.measures import MEASURES, compare
+from optimizer.commands.status.measures import MEASURES, compare, headline
 from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
@@ -147,7 +147,6 @@ def as_json(
         "group": reading.group and asdict(reading.group),
         "failed_launches": [asdict(failure) for failure in reading.failures],
         "progress": progress and asdict(progress),
-        "metrics": {name: asdict(metric) for name, metric in reading.metrics.items()},
         "copies": reading.copies,
         "gpus": {node: to_json(minutes[-1]) for node, minutes in reading.gpus.items()},
         "image": reading.image and asdict(reading.image),
@@ -196,49 +195,3 @@ def _place_rows(state: ControllerState, now: datetime) -> list[dict[str, Any]]:
         }
         for name, answer in latest
     ]
-
-
-def headline(plan: FleetPlan, reading: Reading) -> list[str]:
-    """Write the lines above the tables: phase, nodes, and all that keeps the fleet down."""
-    state, group = reading.state, reading.group
-    lines = [f"{plan.fleet} in {plan.region} for {plan.job.model}"]
-    if state is None:
-        lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
-    else:
-        after = f", then {state.after}" if state.after else ""
-        lines.append(f"{state.phase}{after} since {utc(state.since)}: {state.reason}")
-        if decision := state.decision:
-            lines.append(
-                f"since {utc(decision.since)} the controller {decision.told}; {decision.spare_hours:.1f} h to spare, "
-                f"decided last at {utc(state.updated_at)}"
-            )
-        if state.is_silent(reading.at):
-            lines.append(
-                f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "
-                "ends the nodes; look at its log group, and `gpufleet stop` ends the nodes without it"
-            )
-        if state.next_attempt_at is not None:
-            lines.append(f"next start at {utc(state.next_attempt_at)}")
-        if state.place is not None and state.place.name not in state.reason:
-            lines.append(f"place: {state.place.name}, {state.place.why}")
-        if state.on_demand:
-            lines.append("on-demand nodes stand in for spot nodes that did not come")
-        if state.last_failure:
-            lines.append(f"last failed launch: {state.last_failure}")
-    if group is not None:
-        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
-        lines.append(
-            f"{serving} of {group.wanted} wanted nodes in service, {counted(len(group.nodes), 'instance')} in the group"
-        )
-    elif "group" not in reading.unread:
-        lines.append("there is no Auto Scaling group: no node runs")
-    if reading.detached:
-        lines.append(
-            "out of the group, and still paid and metered; nothing but you ends it: "
-            f"aws ec2 terminate-instances --region {plan.region} --instance-ids {' '.join(reading.detached)}"
-        )
-    if copy := reading.slowest_copy():
-        lines.append(f"copying data: {copy}")
-    if reading.request is not None and reading.request.want == "stop":
-        lines.append(f"asked to stop at {utc(reading.request.at)} by {reading.request.by}")
-    return lines

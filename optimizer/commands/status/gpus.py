@@ -71,18 +71,13 @@ def gpu_notices(reading: Reading, stack: str) -> list[str]:
     return lines
 
 
-def gpu_summary(reading: Reading) -> str:
-    """Describe the GPUs of the nodes in service in a line; empty without a report."""
-    newest = [minutes[-1] for minutes in _serving(reading).values() if minutes[-1].gpus]
+def gpu_use(reading: Reading) -> tuple[float | None, float | None, str]:
+    """Return the mean use of the GPUs in service, %, the memory of the fullest, GiB, and a note on the nodes."""
+    newest = [minutes[-1] for minutes in _serving(reading).values()]
     uses = [busy for minute in newest if (busy := mean_busy_percent(minute)) is not None]
-    if not uses:
-        return ""
-    throttled = sum(_is_throttled(gpu) for minute in newest for gpu in minute.gpus.values())
-    faulty = sum(bool(errors(minute)) for minute in newest)
-    return (
-        f"{fmean(uses):.0f}% busy, least busy node {min(uses):.0f}%, {throttled} throttled, "
-        f"errors on {faulty} of {len(newest)} nodes"
-    )
+    memory_gib = [gpu.memory_used_gib for minute in newest for gpu in minute.gpus.values() if gpu.memory_used_gib]
+    note = f"least busy node {min(uses):.0f}%" if uses else ""
+    return fmean(uses) if uses else None, max(memory_gib, default=None), note
 
 
 def _serving(reading: Reading) -> dict[str, Sequence[NodeMinute]]:

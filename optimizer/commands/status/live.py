@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.contract.state import UP, ControllerState
+from bootstrap.contract.state import ENDED, UP, ControllerState, Phase
 from bootstrap.contract.words import counted
-from optimizer.commands.output import LEAST_WIDTH, output_width, say
+from infra.naming import Names
+from optimizer.commands.output import format_number, output_width, say
 from optimizer.commands.progress import patience
+from optimizer.commands.stack_file import StackFile, follow_policy
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
-from optimizer.commands.status.gpus import gpu_notices, gpu_summary
-from optimizer.commands.status.reading import Reading
+from optimizer.commands.status.gpus import gpu_notices
+from optimizer.commands.status.measures import compare, headline
+from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
 
 
 EVENTS_SHOWN = 8
+# The controller ticks once a minute.
+POLL_S = 20
+# Measures of a line on a step.
+_STEP_LINE = ("speed", "loss", "cost so far", "hours left", "cost at the end")
 
 
 def watch(
@@ -81,93 +89,49 @@ def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> N
 
 def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
     """Lines that hold until a later reading has others."""
-    shown = facts(plan, reading, forecast(plan, reading))
+    state = reading.state
     lines = [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
-    if reading.state is None and "state" not in reading.unread:
+    if state is None and "state" not in reading.unread:
         lines.append("no word from the controller yet")
-    if "controller" in shown:
-        lines.append(f"controller {shown['controller']}")
-    if reading.state is not None and reading.state.decision is not None:
-        lines.append(f"the controller {reading.state.decision.told}")
-    if reading.state is not None and _decides_at(reading, reading.state) is not None:
-        lines.append(f"next: {shown['next']}")
-    if "data" in shown:
-        lines.append(f"copying data: {shown['data']}")
+    if state is not None and state.is_silent(reading.at):
+        lines.append(
+            f"controller SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
+        )
+    if state is not None and state.decision is not None:
+        lines.append(f"the controller {state.decision.told}")
+    ahead = forecast(plan, reading)
+    if state is not None and _decides_at(reading, state) is not None:
+        lines.append(f"next: {next_decision(reading, ahead)}")
+    if copy := reading.slowest_copy():
+        lines.append(f"copying data: {copy}")
     if (progress := current_progress(reading)) is not None:
-        rest = [f"{name} {shown[name]}" for name in ("speed", "loss", "spent", "ends") if name in shown]
-        lines.append(", ".join([f"step {progress.step:,} of {plan.job.steps:,}", *rest]))
+        rows = [row for row in compare(plan, reading, ahead) if row["measure"] in _STEP_LINE and row["actual"]]
+        shown = [f"{row['measure']} {format_number(row['actual'])} {row['unit']}".strip() for row in rows]
+        lines.append(", ".join([f"step {progress.step:,} of {plan.job.steps:,}", *shown]))
     return lines
 
 
 def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:
-    """Lay out one page: facts of the run, notices, and the last events."""
+    """Lay out one page: what the stack does, its measures, notices, and the last events."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     ahead = forecast(plan, reading)
-    for name, value in facts(plan, reading, ahead).items():
-        table.add_row(name, Text(value))
-    title = f"{stack}: {plan.fleet} in {plan.region}"
-    parts: list[RenderableType] = [Panel(table, title=Text(title), title_align="left")]
+    for row in compare(plan, reading, ahead):
+        if row["actual"] is not None:
+            planned = "" if row["predicted"] is None else f"planned {format_number(row['predicted'])}"
+            words = ", ".join(filter(None, (f"{row['unit']} {planned}".strip(), row["note"])))
+            table.add_row(row["measure"], format_number(row["actual"]), Text(words))
+    decision = next_decision(reading, ahead)
+    said = [*headline(plan, reading), *([f"next: {decision}"] if decision else [])]
+    parts: list[RenderableType] = [Panel(Group(*map(Text, said), table), title=Text(stack), title_align="left")]
     told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack)]
     parts += [Text(line, style="yellow") for line in told]
     parts += [Text(f"{part} cannot be read: {reason}", style="red") for part, reason in reading.unread.items()]
     parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
     parts.append(Text(f"read at {utc(reading.at)}, again every {every_s:g} s; Ctrl-C ends the page, not the run"))
     return Group(*parts)
-
-
-def facts(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> dict[str, str]:
-    """Describe a run: phase, decision, nodes, GPUs, steps, speed, loss, dollars, end."""
-    state, group, progress = reading.state, reading.group, current_progress(reading)
-    job = plan.job
-    shown = {"job": job.model}
-    if state is not None:
-        after = f", then {state.after}" if state.after else ""
-        shown["phase"] = f"{state.phase}{after} since {utc(state.since)}"
-        shown["decision"] = state.reason
-        if state.decision is not None:
-            shown["stays"] = f"{state.decision.told}; {state.decision.spare_hours:.1f} h to spare"
-        if decision := _next_decision(reading, state, ahead):
-            shown["next"] = decision
-        if (until := _decides_at(reading, state)) is not None:
-            shown["left"] = f"{max(0.0, (until - reading.at) / timedelta(minutes=1)):.0f} min until then"
-        if state.is_silent(reading.at):
-            shown["controller"] = (
-                f"SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
-            )
-    if group is not None:
-        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
-        shown["nodes"] = f"{serving} of {group.wanted} wanted in service"
-        others = Counter(node.lifecycle_state for node in group.nodes if node.lifecycle_state != "InService")
-        shown["nodes"] += "".join(f", {count} {name}" for name, count in sorted(others.items()))
-        kinds = sorted({f"{node.lifecycle} in {node.zone}" for node in group.nodes if node.lifecycle})
-        shown["nodes"] += f" ({', '.join(kinds)})" if kinds else ""
-    if copy := reading.slowest_copy():
-        shown["data"] = copy
-    if summary := gpu_summary(reading):
-        shown["GPUs"] = summary
-    if progress is not None:
-        saved = "no checkpoint yet" if progress.saved_step is None else f"saved up to {progress.saved_step:,}"
-        shown["steps"] = f"{_bar(progress.step / job.steps)} {progress.step:,} of {job.steps:,}, {saved}"
-        if progress.steps_per_second:
-            speed = progress.steps_per_second * job.global_batch * job.seq_len
-            unit = "samples/s" if job.seq_len == 1 else "tokens/s"
-            shown["speed"] = f"{speed:,.0f} {unit}, planned {plan.tokens_per_second:,.0f}"
-        if progress.loss_step is not None:
-            loss = "NOT FINITE" if progress.loss is None else f"{progress.loss:.4f}"
-            shown["loss"] = f"{loss} at step {progress.loss_step:,}"
-    if state is not None:
-        ceiling = state.ceiling_usd or job.budget_usd
-        spent = f"{state.spent_usd:,.2f} USD, {state.usd_per_hour:,.2f} an hour"
-        if ceiling:
-            spent = f"{_bar(state.spent_usd / ceiling)} {spent}, ceiling {ceiling:,.2f}"
-        shown["spent"] = spent
-    if ahead is not None:
-        usd = (plan.spot_policy or plan).cost_usd.expected
-        cost = "" if ahead.cost_usd is None else f", {ahead.cost_usd:,.2f} USD (planned {usd:,.2f})"
-        shown["ends"] = f"{utc(ahead.ends_at)}, in {ahead.hours_left:.1f} h{cost}"
-    return shown
 
 
 def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:
@@ -178,8 +142,11 @@ def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:
     return since + reading.gang_window
 
 
-def _next_decision(reading: Reading, state: ControllerState, ahead: Forecast | None) -> str:
+def next_decision(reading: Reading, ahead: Forecast | None) -> str:
     """Say what the controller will decide next, and when; empty where that hangs on what nobody knows."""
+    state = reading.state
+    if state is None:
+        return ""
     if state.next_attempt_at is not None:
         place = f" in {state.next_place.name}" if state.next_place else ""
         return f"start{place} at {utc(state.next_attempt_at)}"
@@ -218,7 +185,22 @@ def changes(before: Reading | None, now: Reading) -> list[str]:
     return events
 
 
-def _bar(share: float) -> str:
-    width = 10 if output_width() < 2 * LEAST_WIDTH else 20
-    done = round(width * min(max(share, 0.0), 1.0))
-    return f"[{'#' * done}{'.' * (width - done)}] {share:.0%}"
+def follow(
+    file: StackFile, names: Names, *, since: datetime, leaves: Callable[[ControllerState], bool] = lambda state: False
+) -> Phase:
+    """Show a run until a tick after ``since`` finds it ended, or it ``leaves`` the stack; return its phase."""
+
+    def ended(reading: Reading) -> bool:
+        state = reading.state
+        return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
+
+    last = watch(
+        follow_policy(file.plan, file.config),
+        file.stack,
+        lambda: read_file(file, names),
+        POLL_S,
+        live=sys.stdout.isatty(),
+        ended=ended,
+    )
+    assert last.state is not None  # ended
+    return last.state.phase

@@ -1,4 +1,4 @@
-"""Predicted against actual: a row a measure."""
+"""A reading in words: what the stack does, and predicted against actual, a row a measure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.words import counted
 from optimizer.aws.training import TrainingProgress
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
+from optimizer.commands.status.gpus import gpu_use
 from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
 
@@ -20,8 +21,8 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
     """Compare predicted and actual; None where a value is unknown."""
     state, job, row, planned = reading.state, plan.job, reading.measured, plan.spot_policy or plan
     progress = current_progress(reading)
-    metrics = {name: metric.value for name, metric in reading.metrics.items()}
-    speed, speed_note = _speed(plan, progress, row, metrics.get("TokensPerSecond"))
+    speed, speed_note = _speed(plan, progress, row)
+    busy_percent, memory_gib, gpu_note = gpu_use(reading)
     spent_usd, usd_per_hour, interruptions = (
         (state.spent_usd, state.usd_per_hour, state.interruptions) if state else (None, None, None)
     )
@@ -43,8 +44,8 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         *_loss(progress),
         ("step time", "s", plan.step_time_s, step_time_s, f"p95 of the plan {plan.step_time_p95_s:.3g}{steady}"),
         ("peak memory", "GiB", plan.memory.peak_gib, peak_gib, f"limit {plan.memory.limit_gib:.1f}{reserved}"),
-        ("GPU utilization", "%", None, metrics.get("GpuUtilizationPercent"), "mean of the GPUs"),
-        ("GPU memory", "GiB", plan.memory.peak_gib, metrics.get("GpuMemoryUsedGiB"), "fullest GPU"),
+        ("GPU utilization", "%", None, busy_percent, gpu_note),
+        ("GPU memory", "GiB", plan.memory.peak_gib, memory_gib, "fullest GPU"),
         ("cost per hour", "USD/h", planned.cost_usd.expected / planned.hours.expected, usd_per_hour, "now"),
         ("hours", "h", planned.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
         ("hours left", "h", None, ahead.hours_left if ahead else None, arrival),
@@ -62,15 +63,11 @@ def _loss(progress: TrainingProgress | None) -> list[tuple[str, str, None, float
     return [("loss", "", None, progress.loss, f"{finite}at step {progress.loss_step:,}")]
 
 
-def _speed(
-    plan: FleetPlan, progress: TrainingProgress | None, row: MeasuredRow | None, published: float | None
-) -> tuple[float | None, str]:
-    """Pick the present speed: the ledger's, CloudWatch's, or the trainer's first steps."""
+def _speed(plan: FleetPlan, progress: TrainingProgress | None, row: MeasuredRow | None) -> tuple[float | None, str]:
+    """Pick the present speed: the ledger's, or that of the trainer's first steps."""
     if progress and progress.steps_per_second:
         speed = progress.steps_per_second * plan.job.global_batch * plan.job.seq_len
         return speed, f"ledger, {progress.measured_s / 60:.0f} min"
-    if published:
-        return published, "CloudWatch"
     return (
         (row.measured.tokens_per_second, f"{counted(row.measured.steps, 'step')} at {utc(row.at)}")
         if row
@@ -90,3 +87,49 @@ def _saved_note(progress: TrainingProgress | None) -> str:
         return ""
     saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"
     return f"{saved}, at {utc(progress.at)}"
+
+
+def headline(plan: FleetPlan, reading: Reading) -> list[str]:
+    """Write the lines above the tables: phase, nodes, and all that keeps the fleet down."""
+    state, group = reading.state, reading.group
+    lines = [f"{plan.fleet} in {plan.region} for {plan.job.model}"]
+    if state is None:
+        lines.append("no word from the controller yet" if "state" not in reading.unread else "phase unknown")
+    else:
+        after = f", then {state.after}" if state.after else ""
+        lines.append(f"{state.phase}{after} since {utc(state.since)}: {state.reason}")
+        if decision := state.decision:
+            lines.append(
+                f"since {utc(decision.since)} the controller {decision.told}; {decision.spare_hours:.1f} h to spare, "
+                f"decided last at {utc(state.updated_at)}"
+            )
+        if state.is_silent(reading.at):
+            lines.append(
+                f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "
+                "ends the nodes; look at its log group, and `gpufleet stop` ends the nodes without it"
+            )
+        if state.next_attempt_at is not None:
+            lines.append(f"next start at {utc(state.next_attempt_at)}")
+        if state.place is not None and state.place.name not in state.reason:
+            lines.append(f"place: {state.place.name}, {state.place.why}")
+        if state.on_demand:
+            lines.append("on-demand nodes stand in for spot nodes that did not come")
+        if state.last_failure:
+            lines.append(f"last failed launch: {state.last_failure}")
+    if group is not None:
+        serving = sum(node.lifecycle_state == "InService" for node in group.nodes)
+        lines.append(
+            f"{serving} of {group.wanted} wanted nodes in service, {counted(len(group.nodes), 'instance')} in the group"
+        )
+    elif "group" not in reading.unread:
+        lines.append("there is no Auto Scaling group: no node runs")
+    if reading.detached:
+        lines.append(
+            "out of the group, and still paid and metered; nothing but you ends it: "
+            f"aws ec2 terminate-instances --region {plan.region} --instance-ids {' '.join(reading.detached)}"
+        )
+    if copy := reading.slowest_copy():
+        lines.append(f"copying data: {copy}")
+    if reading.request is not None and reading.request.want == "stop":
+        lines.append(f"asked to stop at {utc(reading.request.at)} by {reading.request.by}")
+    return lines

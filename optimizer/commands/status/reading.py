@@ -14,7 +14,7 @@ from bootstrap.contract.staging import copied_gib, limit_s
 from bootstrap.contract.state import ControllerState
 from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
-from optimizer.aws.actuals import DeployedGroup, LaunchFailure, MetricValue
+from optimizer.aws.actuals import DeployedGroup, LaunchFailure
 from optimizer.aws.images import ImageAge, read_age
 from optimizer.aws.log_group import NodeMinute, read_copies, read_gpus
 from optimizer.aws.training import MeasuredRuns, TrainingProgress, read_measured, read_progress
@@ -39,7 +39,6 @@ class Reading:
     progress: TrainingProgress | None = None
     measured: MeasuredRow | None = None  # newest of the present run
     image: ImageAge | None = None
-    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
     copies: Mapping[str, str] = field(default_factory=dict)  # progress of staging by instance id
     gang_window: timedelta | None = None  # limit of a gang that is not whole
@@ -106,10 +105,6 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
         reading.failures = reading.attempt(
             "failed launches", lambda: actuals.read_failures(autoscaling, names.groups, since=since), ()
         )
-    cloudwatch = clients.cloudwatch(region)
-    reading.metrics = reading.attempt(
-        "metrics", lambda: actuals.read_metrics(cloudwatch, names.metric_namespace, now), {}
-    )
     logs = clients.logs(region)
     reading.gpus = reading.attempt("GPUs", lambda: read_gpus(logs, names.log_group, now), {})
     if reading.group is not None and any(node.lifecycle_state.startswith("Pending") for node in reading.group.nodes):

@@ -46,7 +46,6 @@ class DeployedStack:
     directory: Path
     autoscaling: Any
     s3: Any
-    cloudwatch: Any
 
     @classmethod
     def create(cls, *, stack: str, directory: Path) -> DeployedStack:
@@ -68,7 +67,6 @@ class DeployedStack:
             directory=directory,
             autoscaling=boto3.client("autoscaling", region_name=region),
             s3=boto3.client("s3", region_name=region),
-            cloudwatch=boto3.client("cloudwatch", region_name=region),
         )
         elsewhere: Any = {} if region == REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         deployed.s3.create_bucket(Bucket=names.bucket, **elsewhere)

@@ -20,9 +20,9 @@ from optimizer.aws import actuals, clients
 from optimizer.aws.log_group import read_copies
 from optimizer.aws.training import TrainingProgress
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack
-from optimizer.commands.status import headline
 from optimizer.commands.status.forecast import forecast
-from optimizer.commands.status.live import changes, facts, page, print_events, watch
+from optimizer.commands.status.live import changes, next_decision, page, print_events, watch
+from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import Reading, read, read_file
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
@@ -51,15 +51,9 @@ def measures(out: str) -> dict[str, dict[str, Any]]:
 def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     deployed.write_state()
     write_ledger(deployed)
-    # The end of what is asked for is not in it, to the second.
-    minute_ago = datetime.now(UTC) - timedelta(minutes=1)
-    deployed.cloudwatch.put_metric_data(
-        Namespace=deployed.names.metric_namespace,
-        MetricData=[
-            {"MetricName": "GpuUtilizationPercent", "Value": 91.5, "Timestamp": minute_ago},
-            {"MetricName": "GpuMemoryUsedMiB", "Values": [1024.0, 2048.0], "Timestamp": minute_ago},
-        ],
-    )
+    first, second = (node.instance_id for node in deployed.group.nodes)
+    busy = "gpu, 0, {}, {}, 81559, 600, 60, 1980, 0x0, 0, 0"
+    write_gpus(deployed, (first, 5, busy.format(93, 1024)), (second, 5, busy.format(90, 2048)))
     code, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     assert (code, err) == (0, "")
     answer = json.loads(out)
@@ -72,7 +66,7 @@ def test_a_running_stack_is_shown_against_its_plan(deployed: DeployedStack, gpuf
     # 0.1 steps/s of 128 sequences of 2048 tokens.
     assert rows["speed"]["actual"] == pytest.approx(0.1 * 128 * 2048, rel=0.01)
     assert rows["speed"]["predicted"] == plan.tokens_per_second
-    assert rows["GPU utilization"]["actual"] == 91.5
+    assert (rows["GPU utilization"]["actual"], rows["GPU memory"]["actual"]) == (91.5, 2.0)
     assert rows["hours"]["actual"] == pytest.approx(2, abs=0.01)
     # 1000 steps left at 0.1 a second, and 22.50 USD an hour while they take.
     assert rows["hours left"]["actual"] == pytest.approx(1000 / 0.1 / 3600, rel=0.01)
@@ -178,7 +172,8 @@ def test_an_adaptive_gang_is_forecast_at_the_price_of_its_policy_not_of_its_pres
         # Two spot nodes, and what lies beside the nodes.
         assert usd == pytest.approx(2 * 10 + 5 / 45, rel=0.1)
         assert own.spot_policy and headline(own, reading)
-        assert f"planned {own.spot_policy.cost_usd.expected:,.2f}" in facts(own, reading, ahead)["ends"]
+        (end,) = [row for row in compare(own, reading, ahead) if row["measure"] == "cost at the end"]
+        assert end["predicted"] == own.spot_policy.cost_usd.expected
 
 
 def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
@@ -247,7 +242,7 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     row = next(line for line in out.splitlines() if line.startswith(first))
     assert "97" in row and "61.2" in row and "Xid 94 x 3" in row
     page_text = " ".join(live_page(deployed, 120).replace("│", " ").split())
-    assert "48% busy, least busy node 0%, 1 throttled, errors on 1 of 2 nodes" in page_text
+    assert "GPU utilization 48.5 %, least busy node 0%" in page_text
     # Before training and after it, nobody wants the GPUs busy.
     deployed.write_state(phase="starting")
     _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
@@ -305,15 +300,14 @@ def test_what_cannot_be_read_says_why_and_the_rest_is_shown(
 ) -> None:
     deployed.put("control/state.json", "{torn")
 
-    class Forbidden:
-        def get_metric_data(self, **_: Any) -> None:
-            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "not for you"}}, "GetMetricData")
+    def refuse(*_: Any) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "not for you"}}, "FilterLogEvents")
 
-    monkeypatch.setattr(clients, "cloudwatch", lambda region: Forbidden())
+    monkeypatch.setattr("optimizer.commands.status.reading.read_gpus", refuse)
     code, out, err = gpufleet("status", *deployed.arguments)
     assert code == 0
     assert "2 of 2 wanted nodes in service" in out and "phase unknown" in out
-    assert "note: metrics cannot be read: the credentials may not do this (AccessDenied): not for you" in err
+    assert "note: GPUs cannot be read: the credentials may not do this (AccessDenied): not for you" in err
     assert "note: state cannot be read: s3://" in err
 
 
@@ -403,7 +397,7 @@ def test_watch_without_a_terminal_tells_events_or_repeats_csv(
         return
     assert [out.count(words) for words in ("running: both nodes", "draining: asked to stop")] == [1, 1]
     steps = next(line for line in out.splitlines() if "Z step " in line)
-    assert "1,000 of 2,000" in steps and "loss 2.4321 at step 999" in steps and "44.00 USD" in steps
+    assert "1,000 of 2,000" in steps and "loss 2.432" in steps and "cost so far 44 USD" in steps
 
 
 def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
@@ -427,7 +421,7 @@ def test_the_standing_decision_of_an_adaptive_gang_is_shown_with_its_reason_and_
     )
     _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
     assert json.loads(out)["state"]["decision"] == decision
-    assert "stays keeps its nodes on spot" in " ".join(live_page(deployed, 120).replace("│", " ").split())
+    assert "the controller keeps its nodes on spot" in " ".join(live_page(deployed, 120).replace("│", " ").split())
     before = read(deployed.names, datetime.now(UTC))
     deployed.write_state(decision=decision | {"spare_hours": 3.0})
     after = read(deployed.names, datetime.now(UTC))
@@ -445,12 +439,12 @@ def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack
     text = live_page(deployed, columns, events=["12:00:00 running: both nodes are in service"])
     assert max(map(len, text.splitlines())) <= columns
     said = " ".join(text.replace("│", " ").split())
-    assert "running since" in said and "decision both nodes are in service" in said
-    assert "2 of 2 wanted in service" in said
-    assert "1,000 of 2,000, saved up to 988" in said
-    assert "44.00 USD, 22.50 an hour, ceiling 100.00" in said and "44%" in said
-    assert "2.4321 at step 999" in said and "tokens/s, planned" in said
-    assert "next save and end the nodes at about" in said
+    assert "running since" in said and "both nodes are in service" in said
+    assert "2 of 2 wanted nodes in service" in said
+    assert "steps 1,000 steps planned 2,000, saved up to 988" in said
+    assert "cost so far 44 USD" in said and "ceiling 100.00" in said
+    assert "2.432 at step 999" in said and "tokens/s planned" in said
+    assert "next: save and end the nodes at about" in said
     assert "ABOVE its ceiling" in said and "12:00:00 running: both nodes" in said
 
 
@@ -559,9 +553,8 @@ def test_a_gang_that_is_not_whole_has_until_its_window_ends(
     deployed.write_state(phase="starting", reason="1 of 2 nodes came", attempt_started_at=ago(minutes=15))
     reading = read_file(read_stack(deployed.names.stack, deployed.directory), deployed.names)
     assert reading.gang_window == timedelta(minutes=45)
-    shown = facts(sample_plan(), reading, None)
-    assert shown["next"].startswith("train once all nodes are in service, or give them back at ")
-    assert shown["left"] in ("29 min until then", "30 min until then")
+    shown = next_decision(reading, None)
+    assert shown.startswith("train once all nodes are in service, or give them back at ")
     print_events(sample_plan(), None, reading)
     later = replace(reading, at=reading.at + timedelta(minutes=1))
     print_events(sample_plan(), reading, later)
