@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.contract.state import ControllerState
 from infra.control_settings import NAT_USD_PER_HOUR
 from optimizer.commands import deploying, down, handover, regions, stop, up
-from optimizer.commands.status import follow
+from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
 from tests.engine.emulated_aws import amazon_image
@@ -95,7 +95,7 @@ def world(
         monkeypatch.setattr(module, "require_pulumi", lambda: None)
     monkeypatch.setattr(deploying, "carry_out", world.carry_out)
     monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
-    monkeypatch.setattr(follow, "POLL_S", 60)
+    monkeypatch.setattr(live, "POLL_S", 60)
 
     def recommend(path: str, answer: Path, refresh: bool | None, *flags: str) -> str:
         region = flags[flags.index("--region") + 1]

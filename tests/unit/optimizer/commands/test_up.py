@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from optimizer.aws import clients
 from optimizer.commands import down, stop
-from optimizer.commands.status import follow
+from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
@@ -189,7 +189,7 @@ def test_the_run_is_followed_to_its_end(
     deployed.write_state(phase="done", reason="an earlier run")
 
     def tick(passed: timedelta) -> None:
-        ended = passed > timedelta(seconds=3 * follow.POLL_S)
+        ended = passed > timedelta(seconds=3 * live.POLL_S)
         ahead = datetime.now(UTC) + timedelta(minutes=1)
         deployed.write_state(
             phase="failed" if ended else "running",
