@@ -14,9 +14,8 @@ from optimizer.commands.options import OutputFile, directory_option, parse_plan_
 from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
-from optimizer.commands.status import headline
 from optimizer.commands.status.forecast import forecast, notices
-from optimizer.commands.status.measures import compare
+from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan

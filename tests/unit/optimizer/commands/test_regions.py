@@ -77,7 +77,7 @@ class World(Regions):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(start=datetime.now(UTC))
     monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, handover, down, regions, deploying, follow):
+    for module in (stop, handover, down, regions, deploying):
         monkeypatch.setattr(module, "datetime", clock)
     return clock
 
