@@ -17,7 +17,7 @@ from optimizer.contract.plan import Alternate, FleetPlan, SpeedSource
 from optimizer.contract.units import rounded
 from optimizer.performance.types import Estimates
 from optimizer.search.candidates import Candidate, CandidateTable, build_tables
-from optimizer.search.fastest import Fastest, estimate_configurations
+from optimizer.search.fastest import SAME, Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
     can_replace,
     describe_memory,
@@ -28,7 +28,6 @@ from optimizer.search.plan_builder import (
 )
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
-from optimizer.search.search_space import SAME
 
 # Alternates of a plan at most; the plan is read by people, too.
 MAX_ALTERNATES = 6

@@ -14,10 +14,9 @@ from optimizer.performance.legality import check_legal
 from optimizer.performance.types import SHARDINGS, Bools, Grid, Ints
 from optimizer.search import layouts
 from optimizer.search.candidates import build_tables
-from optimizer.search.fastest import build_fastest, estimate_configurations
+from optimizer.search.fastest import SAME, Configurations, SearchSpace, estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
-from optimizer.search.search_space import SAME, Configurations, SearchSpace
 
 # Numbers of an alternative without a legal configuration.
 _NO_CONFIGURATION: dict[str, Any] = dict.fromkeys(
@@ -38,7 +37,7 @@ def list_alternatives(problem: Problem, plan: FleetPlan, purchase: PricedPurchas
     alternatives = []
     chosen = _choose(space, plan)
     if chosen.row.size:
-        fastest = build_fastest(space, 0, instance, chosen)
+        fastest = space.build(0, instance, chosen)
         (candidates,) = build_tables(problem, [(fastest, [purchase])])
         estimates = estimate_configurations(problem, [(fastest, i) for i in range(chosen.row.size)])
         candidate = {int(configuration): row for row, configuration in enumerate(candidates.configuration)}

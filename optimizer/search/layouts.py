@@ -14,7 +14,6 @@ import numpy as np
 
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.frameworks import framework_name
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe
 from optimizer.search.problem import Problem
@@ -117,7 +116,7 @@ def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTab
 
 def allowed_shardings(recipe: Recipe) -> Ints:
     """Shardings that the framework has and the request allows, as in Grid; InvalidInputError where there is none."""
-    supported = _SHARDINGS.get(framework_name(recipe.framework), range(len(SHARDINGS)))
+    supported = _SHARDINGS.get(recipe.framework, range(len(SHARDINGS)))
     allowed = [sharding for sharding in supported if SHARDINGS[sharding] in recipe.shardings]
     if not allowed:
         raise InvalidInputError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from optimizer.contract.request import FleetRequest
 from optimizer.performance.types import Floats
 from optimizer.search.candidates import Candidate, CandidateTable
-from optimizer.search.search_space import SAME
+from optimizer.search.fastest import SAME
 
 # Twice as fast is worth 3.5% of the dollars to objective cost, and four times the dollars to objective time.
 EXPONENTS = {"cost": 0.05, "pareto": 0.05, "time": 2.0}

@@ -11,8 +11,8 @@ import pytest
 from optimizer.audit.numbers import check_numbers
 from optimizer.contract.plan import Alternate, FleetPlan
 from optimizer.search.alternates import MAX_ALTERNATES
+from optimizer.search.fastest import SAME
 from optimizer.search.plan_builder import can_replace, can_stand_in
-from optimizer.search.search_space import SAME
 from tests.unit.optimizer.search.requests import answer, catalog
 
 A100: dict[str, Any] = {"instance_types": ["p4d", "p4de"], "regions": ["us-east-1"], "max_nodes": 2}

@@ -22,10 +22,9 @@ from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
 from optimizer.search.confidence import MEASURED_SPLITS, measured_splits, speed_source
-from optimizer.search.fastest import Fastest, estimate_configurations, find_fastest
+from optimizer.search.fastest import SAME, Fastest, SearchSpace, estimate_configurations, find_fastest
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
-from optimizer.search.search_space import SAME, SearchSpace
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.search.requests import calibration, catalog, make_problem

@@ -17,9 +17,9 @@ from optimizer.economics.checkpoint import checkpoint_usd, checkpoints, interval
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
+from optimizer.search.fastest import SAME
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import EXPONENTS, SHORTEST_HOURS, pareto_front
-from optimizer.search.search_space import SAME
 from tests.unit.optimizer.search.requests import TYPES, answer, calibration, catalog, request
 
 SIMPLE: dict[str, Any] = {"purchase_options": ["on-demand"], "parallelism": ["data"]}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from optimizer.recommend import Recommendation, recommend
+from optimizer.search.fastest import SAME
 from optimizer.search.ranking import SHORTEST_HOURS
-from optimizer.search.search_space import SAME
 from tests.unit.optimizer.search.requests import answer, request
 
 DECODERS = (
