@@ -38,6 +38,7 @@ from optimizer.performance.setups import (
     find_gpu,
     positions_note,
 )
+from optimizer.performance.table import explain
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     SHARDINGS,
@@ -137,6 +138,7 @@ Presets: {", ".join(presets())}.""",
     help="Estimate every row of a CSV instead (docs/estimator.md); - reads standard input.",
 )
 @click.option("--out", cls=FurtherOption, type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
+@click.option("--explain", is_flag=True, help="List the operations of a micro-batch too, with what each costs.")
 @calibration_option
 @format_option
 @click.pass_context
@@ -311,7 +313,15 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
         "calibration": source,
+        **({"operations": explain(setup.case(), setup.coefficients(calibration))} if flags["explain"] else {}),
     }
+
+
+# Columns of --explain.
+EXPLAINED = {
+    "operation": "operation", "count": "layers, calls", "ranks": "ranks", "tflop": "TFLOP",
+    "moved_gb": "GB moved, sent", "kept_mb_a_layer": "MB kept a layer", "s": "s",
+}  # fmt: skip
 
 
 def _describe_tuning(tuning: FineTuning, trained: int) -> dict[str, Any]:
@@ -354,7 +364,7 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     if output_format == "json":
         write_json(result)
         return
-    flat = {key: value for key, value in result.items() if not isinstance(value, dict)}
+    flat = {key: value for key, value in result.items() if not isinstance(value, (dict, list))}
     if output_format == "csv":
         for group, unit in (("memory_gib", "gib"), ("reserve_gib", "gib"), ("time_s", "s")):
             flat |= {f"{part}_{unit}": value for part, value in result[group].items()}
@@ -397,6 +407,9 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     times = [row(part, value, f"{value / step_s:.0%}") for part, value in result["time_s"].items() if value]
     times += [row("step", step_s, f"MFU {result['mfu']:.1%}")]
     write_table(times, {"part": "time", "value": "s", "share": ""})
+    if "operations" in result:
+        click.echo()
+        write_table(result["operations"], EXPLAINED)
     write_text(
         f"\n{short(result['tokens_per_second'])} {unit}/s, {short(result['tokens_per_second_per_gpu'])} a GPU; within "
         f"one standard error {short(result['tokens_per_second_low'])} to {short(result['tokens_per_second_high'])}\n"

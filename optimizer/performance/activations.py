@@ -63,7 +63,9 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     autocast = np.where(x.residual > element, 1.0, 0.0)
     yield "dispatch of experts", _dispatched_bytes(x) * (1.0 + 1.0 / x.split)
     written_norms = eager * (not x.has_fused_norms) if model.gated_mlp or x.is_t5 else 0.0
-    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + element)
+    # Fused fp8 keeps the inputs of products in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+    product_input = 1.0 if x.has_fused_fp8 else element
+    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + product_input)
     yield "norms", h * norms / x.split
     yield "casts", h * element * autocast * eager * layer.input_casts / x.split
     if model.gated_mlp:
@@ -77,7 +79,8 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     if model.latent_attention:  # before and after their norms
         yield "latents", 2.0 * element * model.latent_attention.latent_width
     heads = (layer.query + layer.kv) / x.tensor
-    yield "attention projections", 2.0 * element * heads
+    # Attention keeps its output in 16 bits beside the 8 of the projection's input.
+    yield "attention projections", 2.0 * element * heads + x.has_fused_fp8 * layer.query / x.tensor
     if not x.is_t5:
         yield "rotary positions", x.residual * by_hand * autocast * heads
     if not x.code.fused_kernels:  # attention's output once more
@@ -99,20 +102,22 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
         repeated = 2.0 * (layer.query - layer.kv) / x.tensor
         yield "masks of windows", x.masked_share * element * (x.recipe.seq_len + repeated)
-    # A compiler recomputes the gate's product. T5 1.1's gate is GPT-2's function.
+    # A compiler, or one kernel, recomputes the gate's product. T5 1.1's gate is GPT-2's function.
     by_operators = x.is_t5 if model.gated_mlp else layer.causal
     gelu = WRITTEN_GELU_TENSORS * x.residual * eager * by_operators
-    matrices = model.matrices_per_ffn + model.gated_mlp * (1.0 - compiled)
+    matrices = model.matrices_per_ffn - 1.0 + (model.gated_mlp and not x.code.fused_gate) * (1.0 - compiled)
     masks = x.is_t5 * x.has_dropout  # a byte
-    yield "feed-forward", (element * matrices + gelu + masks) * layer.inner / x.tensor
+    yield "feed-forward", (element * matrices + product_input + gelu + masks) * layer.inner / x.tensor
     if model.experts:
-        yield "experts", _expert_element(x) * matrices * layer.routed * _capacity(x) / x.tensor
+        expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
+        kept = _expert_element(x) * matrices + expert_input
+        yield "experts", kept * layer.routed * _capacity(x) / x.tensor
     if x.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
         # adapter keeps its inner vector.
         unsaved = 2.0 * element * model.gated_mlp * h * (not x.has_fused_norms)
         if x.recipe.tuning.lora_targets != "all":
-            unsaved += element * (h + model.ffn_size)
+            unsaved += product_input * (h + model.ffn_size)
         kept = element * x.recipe.tuning.lora_rank * adapted_sides(model, x.recipe.tuning)[2]
         yield "adapters", (kept - unsaved) / x.split
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.hardware import Gpu
-from optimizer.performance.calibration import Calibration
+from optimizer.performance.calibration import Calibration, model_kind
 from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.rows import read_row, row_error
@@ -18,7 +18,7 @@ from optimizer.performance.rows import read_row, row_error
 # Columns added to the input's, in order. Tokens are samples for a CNN.
 COLUMNS = (
     "predicted_tokens_per_second_per_gpu", "predicted_peak_memory_gib", "predicted_step_time_s", "fits", "error",
-    "predicted_p95_memory_gib", "fit",
+    "predicted_p95_memory_gib", "fit", "predicted_relative_error",
 )  # fmt: skip
 
 
@@ -42,4 +42,9 @@ def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Cali
     if not all(math.isfinite(value) and value > 0 for value in values):
         return result | {"error": "the row's numbers are too large or too small to estimate"}
     p95_gib, fit = float(estimates.p95_memory_gib), str(estimates.fit)
-    return result | dict(zip(COLUMNS, (*values, bool(estimates.fits), None, p95_gib, fit), strict=True))
+    recipe, gpu = setup.recipe, setup.hardware.gpu
+    residual = calibration.residual(
+        gpu, recipe.precision, recipe.framework, kind=model_kind(setup.model), pipelines=setup.pipelines
+    )
+    error = residual.relative_error
+    return result | dict(zip(COLUMNS, (*values, bool(estimates.fits), None, p95_gib, fit, error), strict=True))

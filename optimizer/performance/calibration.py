@@ -126,7 +126,7 @@ class Calibration(BaseModel):
     residuals: dict[str, Residual] = Field(
         description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, "new framework" for '
         "training code no measured run used, on processors and on frameworks left out; a kind of KINDS on "
-        "models of that kind left out."
+        'models of that kind left out, with " fused" in fused kernels.'
     )
     rows: int
     source: str
@@ -174,7 +174,10 @@ class Calibration(BaseModel):
         pipeline's stages are on several nodes.
         """
         if kind:
-            any_kind, own = self.residual(gpu, precision, framework, pipelines=pipelines), self._of_kind(kind)
+            any_kind, own = (
+                self.residual(gpu, precision, framework, pipelines=pipelines),
+                self._of_kind(kind, framework),
+            )
             return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
         residual = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
@@ -183,8 +186,10 @@ class Calibration(BaseModel):
         new = self.residuals.get(NEW_FRAMEWORK, unknown)
         return Residual(rows=residual.rows, relative_error=max(residual.relative_error, new.relative_error))
 
-    def _of_kind(self, kind: str) -> Residual:
-        return self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
+    def _of_kind(self, kind: str, framework: str) -> Residual:
+        fused = frameworks()[framework_name(framework)].fused_kernels
+        own = self.residuals.get(kind + FUSED) if fused else None
+        return own or self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
     def describe(
         self,
@@ -199,7 +204,7 @@ class Calibration(BaseModel):
         residual = self.residual(gpu, precision, framework, kind=kind, pipelines=pipelines)
         if kind:
             any_kind = self.describe(gpu, precision, framework, pipelines=pipelines)
-            rows = self._of_kind(kind).rows or "no"
+            rows = self._of_kind(kind, framework).rows or "no"
             return (
                 f"{any_kind}; {rows} measured runs of a {kind} judge this one, so error {residual.relative_error:.0%}"
             )
@@ -207,7 +212,11 @@ class Calibration(BaseModel):
         error = f"error {residual.relative_error:.0%} on models left out of the fit"
         if residual.rows:
             return f"{residual.rows} measured runs on {key} ({error}), fitted {self.as_of} to {self.source}"
-        gpus = [name for name in self.residuals if name not in (POOLED, NEW_FRAMEWORK, *KINDS) and "-bit" not in name]
+        gpus = [
+            name
+            for name in self.residuals
+            if name not in (POOLED, NEW_FRAMEWORK, *KINDS, MIXTURE + FUSED) and "-bit" not in name
+        ]
         gpus = [name for name in gpus if not frameworks().keys() & set(name.split())]
         measured = ", ".join(gpus)
         return (

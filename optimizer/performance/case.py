@@ -219,6 +219,11 @@ class Case:
         return self.code.grouped_experts if self.recipe.experts is None else self.recipe.experts == "grouped"
 
     @cached_property
+    def has_fused_fp8(self) -> bool:
+        """True for Transformer Engine's fp8, which keeps inputs of products in 8 bits."""
+        return self.recipe.precision == "fp8" and self.code.fused_kernels
+
+    @cached_property
     def casts_fp8(self) -> bool:
         """True for torchao's fp8, which casts the operands of plain PyTorch's products."""
         return self.recipe.precision == "fp8" and not self.code.fused_kernels
@@ -316,9 +321,16 @@ class Case:
         profile = self.model.profile
         return float(profile.largest_unit_parameters) if profile else float(self.model.layer_parameters)
 
-    def rank_layer_parameters(self, expert: Number) -> Number:
-        """Parameters of one layer whose experts ``expert`` ranks share, on one tensor rank; not of a dense layer."""
-        return (self.layer_parameters - self.expert_parameters * (1.0 - 1.0 / expert)) / self.tensor
+    @cached_property
+    def expert_slices(self) -> Number:
+        """Tensor ranks that share one expert: 1 where experts are spread over tensor ranks too (Megatron)."""
+        return np.where(self.expert > self.data, 1.0, self.tensor)
+
+    @cached_property
+    def rank_layer_parameters(self) -> Number:
+        """Parameters of one layer on one tensor rank; of a mixture not of a dense layer."""
+        beside = (self.layer_parameters - self.expert_parameters) / self.tensor
+        return beside + self.expert_parameters / self.expert / self.expert_slices
 
     @cached_property
     def stage_parameters(self) -> Number:
@@ -326,23 +338,23 @@ class Case:
 
         The fullest stage has one table: the first the embedding, the last the output projection.
         """
-        return self._stage_parameters(self.expert)
+        return self._stage_parameters(self.rank_layer_parameters)
 
     @cached_property
     def shard_parameters(self) -> Number:
         """Parameters of a rank where data ranks share them: a stage's and tensor slice's, with all experts."""
-        return self._stage_parameters(1.0) / self.ranks
+        return self._stage_parameters(self.layer_parameters / self.tensor) / self.ranks
 
-    def _stage_parameters(self, expert: Number) -> Number:
+    def _stage_parameters(self, layer: Number) -> Number:
         tables, all_tables = self.table_parameters, float(self.model.embedding_parameters)
         # The first stage has the positions too.
         first = all_tables - tables if all_tables >= 2.0 * tables else all_tables
         table = np.where(self.pipeline > 1, first, all_tables) / self.tensor
         if not self.model.experts:
-            return self.stage_layers * self.rank_layer_parameters(expert) + table
+            return self.stage_layers * layer + table
         # The fullest stage has as few of a mixture's dense layers as can be.
         dense = (self.stage_layers - self.stage_mixtures) * self.model.dense_layer_parameters / self.tensor
-        return self.stage_mixtures * self.rank_layer_parameters(expert) + dense + table
+        return self.stage_mixtures * layer + dense + table
 
     @cached_property
     def updated_parameters(self) -> Number:
@@ -352,7 +364,7 @@ class Case:
     @cached_property
     def rank_experts(self) -> Number:
         """Parameters of a stage's experts on one rank."""
-        return self.stage_mixtures * self.expert_parameters / self.expert / self.tensor
+        return self.stage_mixtures * self.expert_parameters / self.expert / self.expert_slices
 
     # Precision in a layout
 
@@ -558,7 +570,8 @@ def _state_bytes(model: ModelSpec, recipe: Recipe, code: Framework) -> StateByte
     if not tuning.adapts:
         return state
     # A base in the products' own type needs no copies.
-    weight = element = ELEMENT_BYTES[recipe.precision]
+    element = ELEMENT_BYTES[recipe.precision]
+    weight = state.gathered
     if tuning.four_bit:
         matrices = model.layers * (model.attention_matrix_parameters + model.expert_matrix_parameters)
         weight += (NF4_BYTES - weight) * min(1.0, matrices / model.parameters)
@@ -568,7 +581,7 @@ def _state_bytes(model: ModelSpec, recipe: Recipe, code: Framework) -> StateByte
 
 def _trained_share(state: StateBytes, share: float, *, trained: float) -> StateBytes:
     """States of the trained ``share`` alone, as means over all parameters."""
-    names = ("gradient", "reduce", "bucket", "optimizer", "update")
+    names = ("master", "gradient", "reduce", "bucket", "optimizer", "update")
     return replace(state, trained=trained, **{name: getattr(state, name) * share for name in names})
 
 

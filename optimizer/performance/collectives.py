@@ -62,6 +62,7 @@ class Collective:
         ranks, inner: of the group, and places between its neighbours. Of "stage", the ranks that send at once over the
             network, or 0 inside a node.
         sent, calls: bytes of the buffer, and the collectives that it is sent in.
+        copies: of each element to ranks anywhere; code that sends an element once a node pays the network for one.
         a_micro_batch, a_step: how often that happens.
     """
 
@@ -71,6 +72,7 @@ class Collective:
     inner: Number = 1.0
     sent: Number = 0.0
     calls: Number = 0.0
+    copies: Number = 1.0
     a_micro_batch: Number = 0.0
     a_step: Number = 0.0
 
@@ -115,7 +117,10 @@ class Collective:
             # Each rank sends an equal part to every rank. Links and network work at once: 16 A100 on two nodes reached
             # 85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
             inside = (members - 1.0) / self.ranks * self.sent / wires.link
-            on_wire = np.maximum(inside, (1.0 - members / self.ranks) * self.sent / (network / wires.local))
+            # Of the copies of a token to one node the network sees one.
+            nodes = spans * (1.0 - (1.0 - 1.0 / spans) ** self.copies) / self.copies
+            outside_s = (1.0 - members / self.ranks) * self.sent * nodes / (network / wires.local)
+            on_wire = np.maximum(inside, outside_s)
         # A transfer in pieces inside a node takes t + 2 sqrt(t x piece).
         piece_s = np.where(outside, 0.0, LINK_PIECE_S)
         return on_wire + 2.0 * np.sqrt(on_wire * (piece_s * calls)) + calls * latency_s
@@ -161,9 +166,11 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
     if np.any(x.expert > 1):
         # Tokens go to their experts and back, forward and backward; all wait for the fullest rank.
         sent = x.model.experts_per_token * x.tokens * h / x.tensor * x.element * EXPERT_CAPACITY
+        shown = kernels.FUSED_EXCHANGE if x.code.fused_kernels else 1.0
         yield "expert", Collective(
-            axis="expert", kind="all-to-all", ranks=x.expert, inner=x.tensor * x.context,
-            sent=calls * mixtures * sent, calls=calls * mixtures, a_micro_batch=1.0,
+            axis="expert", kind="all-to-all", ranks=x.expert, inner=x.expert_slices * x.context,
+            sent=calls * mixtures * sent, calls=calls * mixtures, a_micro_batch=shown,
+            copies=float(x.model.experts_per_token) if x.code.fused_kernels else 1.0,
         )  # fmt: skip
     if np.any(x.pipeline > 1):
         # The slowest send sets the pace. Tensor ranks send a slice each (arXiv:2104.04473, 4.1). Autocast keeps the
@@ -180,8 +187,8 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
     # Experts' gradients are reduced over the ranks with the same experts.
     spread = np.where(x.expert > 1, 1.0, 0.0)
     yield from _data_collectives(x, "", x.ranks, x.tensor, x.stage_parameters - spread * x.rank_experts, 1.0)
-    same = np.maximum(x.ranks / x.expert, 1.0)
-    yield from _data_collectives(x, "experts' ", same, x.tensor * x.expert, x.rank_experts, spread)
+    same = np.maximum(x.ranks * x.tensor / x.expert_slices / x.expert, 1.0)
+    yield from _data_collectives(x, "experts' ", same, x.expert_slices * x.expert, x.rank_experts, spread)
 
 
 def _data_collectives(
@@ -213,7 +220,9 @@ def _data_collectives(
     hooked = on_shards & x.code.hook_shards
     reductions = np.where(zero2, 1.0, 0.0)
     yield f"{whose}reduce-scatter", row("ring", reduced, groups, reductions, on_shards & np.logical_not(hooked))
-    gathered = parameters * min(x.state.gathered, x.state.weight)
+    # FSDP2 gathers frozen weights with the trained ones.
+    sent_share = 1.0 if x.code.fsdp2 else x.state.trained
+    gathered = parameters * sent_share * min(x.state.gathered, x.state.weight)
     yield f"{whose}gather", row("ring", gathered, groups, gathers, gathers_once)
     if x.code.hook_shards:
         yield f"{whose}reduce-scatter in hooks", row("tree", reduced, np.ceil(reduced / BUCKET_BYTES), 0.0, hooked)

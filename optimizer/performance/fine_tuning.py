@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.contract.errors import InvalidInputError
+from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.types import Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -18,12 +19,21 @@ NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 # Adapters over a 16-bit base are in 32 bits (peft, get_peft_model, autocast_adapter_dtype).
 ADAPTER_BYTES = 4.0
 
+# Training code with adapters; the last ones have no 4-bit base and no pure 16 bits.
+ADAPTING = (DEFAULT, TRAINER, "nemo", "nemo-fp32")
+
 # Bytes a token moves at an adapter's wide sides, in units of an element. Forward: the product with A reads the input;
 # that with B writes its output, which is scaled (read, written) and added to the base's (two reads, a write). Backward:
 # the gradient is scaled (read, written) and read by two products; the product with A writes the input's gradient, which
 # is added to the base's (two reads, a write), and its weight gradient reads the input.
 ADAPTER_INPUT = (1.0, 5.0)
 ADAPTER_OUTPUT = (6.0, 4.0)
+# Fused code scales within the product with B.
+FUSED_ADAPTER_OUTPUT = (4.0, 2.0)
+# Host time of a fused layer with adapters over one that trains whole: frozen weights have no products for gradients,
+# and MLPerf's runs replay CUDA graphs; time of products with a frozen base in fused fp8 over that of trained weights.
+# Both have the least error over the runs with adapters of data/nvidia_runs.csv (2026-11-28).
+FUSED_ADAPTER_HOST, FROZEN_FP8_PRODUCT = 0.2, 1.1
 # Kernels of one adapter forward and backward: two products, scaling, sum; four products, scaling, sum. Of one 4-bit
 # weight: its scales, their offset, the weights.
 ADAPTER_KERNELS = (4.0, 6.0)
@@ -74,11 +84,12 @@ def check_fine_tuning(model: ModelSpec, recipe: Recipe) -> None:
             why="only its projections and layers are known one by one",
             next_step="leave out --method, --frozen and pure-bf16",
         )
-    if recipe.framework not in ("torch", "gpufleet"):
+    allowed = ADAPTING if tuning.adapts and not (tuning.four_bit or recipe.pure) else ADAPTING[:2]
+    if recipe.framework not in allowed:
         raise InvalidInputError(
             f"{words}, and framework {recipe.framework}",
-            limit="framework torch or gpufleet",
-            why="the costs are those of Hugging Face's modules with peft and bitsandbytes",
+            limit=f"framework {' or '.join(allowed)}",
+            why="the costs are those of Hugging Face's modules with peft and bitsandbytes, and of NeMo's adapters",
             next_step="leave out --framework",
         )
     if tuning.frozen_layers >= model.layers:

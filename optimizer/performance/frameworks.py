@@ -37,6 +37,10 @@ ALIASES = {
 }
 
 
+# Code with Megatron's layouts.
+MEGATRON = ("megatron", "megatron-core", "nemo", "nemo-fp32")
+
+
 class Framework(BaseModel):
     """One profile; frameworks.toml documents its fields."""
 
@@ -57,6 +61,7 @@ class Framework(BaseModel):
     splits_sequence: bool
     written_out: bool
     fused_kernels: bool
+    fused_gate: bool
     fused_norms: bool
     fused_rotary: bool
     masks_compiled: bool

@@ -32,7 +32,7 @@ class _Units:
     """
 
     def __init__(self, x: Case) -> None:
-        self.layer = x.rank_layer_parameters(x.expert)
+        self.layer = x.rank_layer_parameters
         ends = x.stage_parameters - x.stage_layers * self.layer
         self.table = np.minimum(x.table_parameters / x.tensor, ends)
         self.is_tied = (x.model.embedding_parameters < 2.0 * x.table_parameters) | (x.pipeline > 1)

@@ -79,6 +79,11 @@ MASKED_ATTENTION = 1.75
 RING_JOIN = 250.0
 # Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
+# NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (fitted together 2026-11-28): speed
+# of its grouped product over a dense one, rows of an expert beyond its tiles that cost as much, share of the exchange
+# that shows, host time of a layer over a dense one's, and time of routing over that of its counted bytes.
+FUSED_GROUPED_PRODUCT, FUSED_EXPERT_ROWS = 0.5, 105.0
+FUSED_EXCHANGE, FUSED_MIXTURE_HOST, FUSED_ROUTING = 0.47, 1.67, 1.14
 # FSDP2's copies in the stream of the computation, bytes a parameter: of the whole after an all-gather, of gradients to
 # 32 bits before a reduction (4.3 and 4.9 ms of Llama 1B over two H100, all but the last layer gathered twice,
 # trainer_torchtitan_2xh100_202611.md). The copy before an all-gather has a stream of its own.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
-from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.frameworks import MEGATRON, TRAINER, framework_name, frameworks
 from optimizer.performance.types import Bools, Grid, Ints, Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -44,7 +44,8 @@ class Layout:
     grad_accum: Ints
     seq_len: int
     compresses: bool
-    adapts: bool
+    trains_whole_layers: bool
+    is_megatron: bool  # code with Megatron's fused kernels and its layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,12 @@ RULES: tuple[Rule, ...] = (
         for name in _SPLITS
     ),
     _divisor("tensor", "attention_heads", "attention heads", "tensor parallelism gives each rank whole heads"),
-    _divisor("tensor", "kv_heads", "key-value heads", "tensor parallelism gives each rank whole key-value heads"),
+    Rule(
+        "tensor",
+        lambda m, x: (m.kv_heads % x.tensor == 0) | (x.is_megatron & (x.tensor % max(1, m.kv_heads) == 0)),
+        lambda m, x: f"a divisor of {m.kv_heads}, the key-value heads of {m.name}",
+        "tensor parallelism gives each rank whole key-value heads",
+    ),
     _divisor(
         "tensor",
         "ffn_size",
@@ -102,7 +108,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "virtual_stages",
-        lambda m, x: (x.virtual_stages == 1) | (x.pipeline * x.virtual_stages <= m.layers),
+        # Megatron counts embedding and loss as layers (account_for_embedding_in_pipeline_split and _for_loss_).
+        lambda m, x: (x.virtual_stages == 1) | (x.pipeline * x.virtual_stages <= m.layers + 2 * x.is_megatron),
         lambda m, x: f"{m.layers // int(x.pipeline)}: {m.layers} layers over {x.pipeline} stages",
         "each chunk of a stage has at least one layer",
     ),
@@ -114,7 +121,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "grad_accum",
-        lambda m, x: (x.virtual_stages == 1) | (x.grad_accum % x.pipeline == 0),
+        # Megatron's groups may be other than the stages (microbatch_group_size_per_vp_stage).
+        lambda m, x: (x.virtual_stages == 1) | (x.grad_accum % np.where(x.is_megatron, 1, x.pipeline) == 0),
         lambda m, x: f"a multiple of {x.pipeline}, the pipeline stages",
         "the interleaved schedule runs micro-batches in groups of as many as there are stages (arXiv:2104.04473, 2.2)",
     ),
@@ -141,9 +149,9 @@ RULES: tuple[Rule, ...] = (
     _divisor("expert", "experts", "experts", "each rank holds as many experts"),
     Rule(
         "expert",
-        lambda m, x: (x.data % x.expert) == 0,
+        lambda m, x: (np.where(x.is_megatron, x.data * x.context * x.tensor, x.data) % x.expert) == 0,
         lambda m, x: f"a divisor of {x.data}, the data-parallel ranks",
-        "a group of data-parallel ranks shares the experts",
+        "a group of data-parallel ranks shares the experts; in Megatron's code context and tensor ranks join it",
     ),
     Rule(
         "sequence_parallel",
@@ -163,9 +171,9 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             name,
-            lambda m, x, name=name: (getattr(x, name) == 1) | (not x.adapts),  # type: ignore[misc]
+            lambda m, x, name=name: (getattr(x, name) == 1) | x.trains_whole_layers,  # type: ignore[misc]
             lambda m, x: "1 where a part of the model trains",
-            "frozen weights and adapters are estimated as averages over whole layers",
+            "frozen layers, 4-bit weights and the reference trainer's adapters are not split",
         )
         for name in _NOT_OF_DDP
     ),
@@ -210,6 +218,11 @@ def refusal(model: ModelSpec, recipe: Recipe, grid: Grid, rule: Rule) -> Invalid
     return InvalidInputError(f"{rule.setting} is {value}", limit=rule.limit(model, layout), why=rule.why)
 
 
+def splits_adapters(recipe: Recipe) -> bool:
+    """Tell if tensor ranks and pipeline stages split the base and its adapters."""
+    return recipe.tuning.adapts and not recipe.tuning.four_bit and framework_name(recipe.framework) != TRAINER
+
+
 def _layout(recipe: Recipe, grid: Grid) -> Layout:
     split = grid.sequence_parallel
     if split is None:
@@ -221,5 +234,6 @@ def _layout(recipe: Recipe, grid: Grid) -> Layout:
         sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64),
         seq_len=recipe.seq_len,
         compresses=recipe.gradient_compression != "none",
-        adapts=not recipe.tuning.trains_all,
+        is_megatron=framework_name(recipe.framework) in MEGATRON,
+        trains_whole_layers=recipe.tuning.trains_all or splits_adapters(recipe),
     )

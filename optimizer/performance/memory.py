@@ -108,7 +108,7 @@ def memory(x: Case) -> PeakMemory:
     zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     # The largest unit that ZeRO gathers is a layer, or a larger embedding.
     table = min(x.table_parameters, float(x.model.embedding_parameters)) / x.tensor
-    layer = np.maximum(x.rank_layer_parameters(x.expert), table)
+    layer = np.maximum(x.rank_layer_parameters, table)
     # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP); FSDP2's ZeRO-1 keeps
     # parameters and gradients whole.
     keeps_whole = (x.sharding == ZERO1) & (x.code.fsdp2 == ZERO1)

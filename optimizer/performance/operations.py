@@ -20,6 +20,9 @@ from optimizer.performance.fine_tuning import (
     ADAPTER_KERNELS,
     ADAPTER_OUTPUT,
     FOUR_BIT_KERNELS,
+    FROZEN_FP8_PRODUCT,
+    FUSED_ADAPTER_HOST,
+    FUSED_ADAPTER_OUTPUT,
     NF4_BYTES,
     WIDENING_EFFICIENCY,
     adapted_sides,
@@ -105,6 +108,7 @@ def _products(x: Case) -> Iterator[Operation]:
     repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
     # 3 where all weights train, 2 with a frozen base.
     passes = 1.0 + x.live_share * (2.0 - x.adapts + repeated)
+    peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.adapts and x.has_fused_fp8 else 1.0)
     routed = model.matrices_per_ffn * model.hidden_size * layer.routed
     latent = model.latent_attention.latent_width if model.latent_attention else 0
     beside = x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters
@@ -121,20 +125,25 @@ def _products(x: Case) -> Iterator[Operation]:
         sides = weights / x.tensor + x.tokens * (whole + sliced / x.tensor)
         yield Operation(
             name=name, part="matmul", count=model.layers,
-            flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=x.rates.peak, unit="matmul_efficiency",
+            flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=peak, unit="matmul_efficiency",
             moved=passes * x.element * sides, traffic="matmul_traffic",
         )  # fmt: skip
     if not model.experts:
         return
     # Rows of each expert's whole tiles.
     local = model.experts / x.expert
-    expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.tensor
-    rows = x.tokens * model.experts_per_token * _capacity(x)
-    rate = x.rates.expert * (kernels.GROUPED_PRODUCT if x.groups_experts and not x.code.fused_kernels else 1.0)
-    sides = x.expert_parameters / x.expert / x.tensor + x.tokens * model.matrices_per_ffn * layer.routed / x.tensor
+    expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.expert_slices
+    rows = x.tokens * model.experts_per_token * _capacity(x) * x.expert_slices / x.tensor
+    rate, empty_rows = x.rates.expert, TILE_ROWS / 2.0
+    if x.groups_experts and x.code.fused_kernels:
+        rate, empty_rows = rate * kernels.FUSED_GROUPED_PRODUCT, empty_rows + kernels.FUSED_EXPERT_ROWS
+    elif x.groups_experts:
+        rate *= kernels.GROUPED_PRODUCT
+    sides = x.expert_parameters / x.expert / x.expert_slices
+    sides = sides + x.tokens * model.matrices_per_ffn * layer.routed / x.tensor
     yield Operation(
         name="experts", part="matmul", count=model.mixture_layers,
-        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
+        flops=passes * 2.0 * (rows + local * empty_rows) * expert_matrix,
         flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, rate), unit="matmul_efficiency",
         moved=passes * x.element * sides * (model.layers / model.mixture_layers), traffic="matmul_traffic",
     )  # fmt: skip
@@ -272,7 +281,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         yield row("copies of heads", *(element * copied / x.split for _ in PASSES))
     if x.masked_share:
         yield row("masks of windows", *(x.masked_share * x.recipe.seq_len * kernels.MASK[i] for i in PASSES))
-    if x.recipe.precision == "fp8" and x.code.fused_kernels:
+    if x.has_fused_fp8:
         quantised = kernels.QUANTISE_BYTES * (2.0 * h + layer.query / x.tensor + ffn)
         yield row("quantisation", quantised, quantised)
     if x.casts_fp8:
@@ -339,6 +348,8 @@ def _experts(x: Case) -> Iterator[Operation]:
         copied = rows * h * (wide * x.state.residual + own * element)
         gate = rows * gates[index] * ffn / x.tensor * (element - x.element)
         moved = moved + times * (copied + gate + x.tokens * model.experts * ROUTER_BYTES[index])
+    if x.code.fused_kernels:
+        moved = moved * kernels.FUSED_ROUTING
     yield Operation(
         name="routing", part="elementwise", count=model.mixture_layers, moved=moved, traffic="elementwise_traffic"
     )
@@ -360,8 +371,8 @@ def _adapters(x: Case) -> Iterator[Operation]:
     """List LoRA's products, and the widening of a 4-bit base."""
     inputs, outputs, _ = adapted_sides(x.model, x.recipe.tuning)
     layers, again = x.model.layers, x.checkpoints
-    forward = ADAPTER_INPUT[0] * inputs + ADAPTER_OUTPUT[0] * outputs
-    backward = ADAPTER_INPUT[1] * inputs + ADAPTER_OUTPUT[1] * outputs
+    of_output = FUSED_ADAPTER_OUTPUT if x.code.fused_kernels else ADAPTER_OUTPUT
+    forward, backward = (ADAPTER_INPUT[i] * inputs + of_output[i] * outputs for i in PASSES)
     yield Operation(
         name="adapters", part="matmul", count=layers,
         flops=2.0 * x.tokens * x.recipe.tuning.lora_rank * (inputs + outputs) * (3.0 + again),
@@ -528,9 +539,13 @@ def host_time(x: Case) -> HostTime:
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
     fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.is_compiled else 1.0
     each = plain * compiled * fp8 * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
-    # An adapter's host time is as its kernels.
-    each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
+    if x.adapts and not written:
+        each = each * FUSED_ADAPTER_HOST
+    else:  # an adapter's host time is as its kernels
+        each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
     each = each * (1.0 + 2.0 * x.live_share) / 3.0
+    if model.experts and x.groups_experts and not written:
+        each = each * kernels.FUSED_MIXTURE_HOST
     # Times the stages, because a stage gets its share of this sum.
     layers = layers + model.layers * each + kernels.END_LAYERS * x.pipeline
     waits: Number = 0.0

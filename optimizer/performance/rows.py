@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
+from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.cells import Row
-from optimizer.performance.frameworks import framework_name
+from optimizer.performance.frameworks import MEGATRON, framework_name
 from optimizer.performance.row_models import read_model
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -60,6 +61,15 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     sharding = row.word("sharding", SHARDINGS, default=usual)
     attention = row.word("attention", ATTENTIONS, default="flash")
     framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
+    # Tables of large Megatron Core runs say ddp and no split, and the runs used its distributed optimizer and its split
+    # of the sequence (Megatron-LM README at d98e8a6). Where states of 18 bytes a parameter are small, the cells hold.
+    is_small = 18 * model.parameters / (tensor * pipeline) < gpu.memory_gib * GIB / 2
+    splits: int | None = 1 if splits_sequence or (expert > 1 and tensor > 1) else None
+    if framework in MEGATRON[1:]:
+        if is_small:
+            splits = int(splits_sequence) if row.given("sequence_parallel") else splits
+        elif sharding == "ddp":
+            sharding = "zero1"
     recipe = build_recipe(
         model,
         seq_len=None if cnn else row.count("seq_len", default=0) or None,
@@ -90,8 +100,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         pipeline=pipeline,
         context=context,
         expert=expert,
-        # A table's 0 is the default: frameworks that always split, and experts, keep their split.
-        sequence_parallel=1 if splits_sequence or (expert > 1 and tensor > 1) else None,
+        sequence_parallel=splits,
         virtual_stages=virtual_stages,
         sharding=types.SHARDINGS.index(sharding),
         micro_batch=micro_batch,
@@ -122,8 +131,6 @@ def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]
         framework = "megatron-deepspeed"
     if framework == "megatron" and attention == "flash":
         framework = "megatron-core"
-    if framework in ("megatron-core", "nemo", "nemo-fp32") and sharding == "ddp":
-        sharding = "zero1"  # its distributed optimizer
     return framework, sharding
 
 

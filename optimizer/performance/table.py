@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from optimizer.performance import kernels
+from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case
 from optimizer.performance.collectives import Collective, Wires, collectives, hook_seconds, wires_of
-from optimizer.performance.operations import PARTS, HostTime, host_time, operations, weight_bytes_moved
+from optimizer.performance.operations import PARTS, HostTime, Operation, host_time, operations, weight_bytes_moved
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Number
 
 _NO_TIME_S = 1e-12  # of a stage without work
@@ -104,14 +105,48 @@ def build_table(x: Case) -> StepTable:
 def _sum_operations(x: Case) -> dict[str, Sums]:
     totals: dict[str, dict[str, Number]] = {part: {} for part in PARTS}
     for op in operations(x):
-        total = totals[op.part]
-        for name, value in (
-            (op.unit or "plain", op.flops * (op.count / op.flop_per_s)),
-            (op.traffic or "plain", op.moved * (op.count / x.rates.memory)),
-            ("kernels", op.kernels * op.count),
-        ):
-            total[name] = total.get(name, 0.0) + value
+        _add(op, x, totals[op.part])
     return {part: Sums(**total) for part, total in totals.items()}
+
+
+def _add(op: Operation, x: Case, total: dict[str, Number]) -> None:
+    for name, value in (
+        (op.unit or "plain", op.flops * (op.count / op.flop_per_s)),
+        (op.traffic or "plain", op.moved * (op.count / x.rates.memory)),
+        ("kernels", op.kernels * op.count),
+    ):
+        total[name] = total.get(name, 0.0) + value
+
+
+def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
+    """List the operations of one configuration: a micro-batch of all layers on one rank, nothing hidden."""
+    kept = {name: float(x.tokens * each) for name, each in kept_bytes(x)} if x.model.layers else {}
+    rows: dict[str, dict[str, Any]] = {}
+    for op in operations(x):
+        total: dict[str, Number] = {}
+        _add(op, x, total)
+        row = rows.setdefault(
+            op.name, {"operation": op.name, "count": op.count, "tflop": 0.0, "moved_gb": 0.0, "s": 0.0}
+        )
+        row["tflop"] += float(op.flops * op.count) / 1e12
+        row["moved_gb"] += float(op.moved * op.count) / 1e9
+        row["s"] += float(Sums(**total).seconds(c))
+        row["kept_mb_a_layer"] = kept.pop(op.name, 0.0) / 1e6
+    wires = wires_of(x)
+    extra = [{"operation": name, "kept_mb_a_layer": each / 1e6} for name, each in kept.items() if each]
+    sends = [
+        {
+            "operation": f"{row.kind} of {name} ranks" if name == row.axis else name,
+            "ranks": int(row.ranks),
+            "count": float(row.calls),
+            "moved_gb": float(row.sent) / 1e9,
+            "s": float(row.seconds(wires, c)),
+        }
+        for name, row in collectives(x)
+        if np.any(row.a_micro_batch * row.calls + row.a_step * row.calls > 0) and row.ranks != 1
+    ]
+    takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
+    return [*takes_part, *extra, *sends]
 
 
 def _optimizer_seconds(x: Case) -> Number:

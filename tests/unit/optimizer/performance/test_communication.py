@@ -16,6 +16,7 @@ from optimizer.contract.hardware import Precision
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case
 from optimizer.performance.collectives import Collective, Kind, Wires, collectives
+from optimizer.performance.kernels import FUSED_EXCHANGE
 from optimizer.performance.rates import NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO2, ZERO3, Hardware, Recipe
 from optimizer.workload.resolve import resolve_model
@@ -123,13 +124,25 @@ def test_each_kind_of_parallelism_has_its_own_collectives(grid: dict[str, Any], 
 
 
 def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
-    """Four exchanges of 2 bytes for a token's two experts, 1.25 of it on the fullest rank; six where recomputed."""
+    """Four exchanges of 2 bytes for a token's two experts, 1.25 of it on the fullest rank; six where recomputed.
+
+    A part of them shows.
+    """
     x = case(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16)
     sent = 1.25 * 4 * MIXTRAL.layers * 2 * 16 * 4096 * MIXTRAL.hidden_size * 2
     on_wire = sent * 7 / 8 / x.rates.link
-    assert sent_s(x, "expert")[0] == pytest.approx(on_wire, rel=0.1)
+    assert sent_s(x, "expert")[0] == pytest.approx(FUSED_EXCHANGE * on_wire, rel=0.1)
     again = case(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16, checkpointing=2)
     assert sent_s(again, "expert")[0] == pytest.approx(1.5 * sent_s(x, "expert")[0])
+
+
+def test_nvidias_exchange_sends_a_token_once_a_node() -> None:
+    """A token's eight copies reach 1.99 of two nodes, half of them in its own."""
+    wires = Wires(link=1e12, link_latency_s=0.0, network=8e9, network_latency_s=0.0, local=8.0)
+    row = Collective(axis="expert", kind="all-to-all", ranks=16.0, sent=8e9, calls=1.0)
+    each, once = (float(replace(row, copies=copies).seconds(wires, Coefficients())) for copies in (1.0, 8.0))
+    assert each == pytest.approx(4.0)
+    assert once / each == pytest.approx(2 * (1 - 0.5**8) / 8)
 
 
 def test_experts_reduce_their_gradients_among_fewer_ranks() -> None:

@@ -102,8 +102,12 @@ def test_a_cnn_takes_images() -> None:
 
 
 def test_megatron_with_flash_attention_is_megatron_core() -> None:
-    setup = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="flash")
-    assert (setup.recipe.framework, setup.grid.sharding) == ("megatron-core", ZERO1)
+    small = {"framework": "megatron", "sharding": "ddp", "tensor_parallel": 4, "sequence_parallel": 0}
+    setup = read(**small, attention="flash")
+    assert (setup.recipe.framework, setup.grid.sharding, setup.grid.sequence_parallel) == ("megatron-core", DDP, 0)
+    # Tables of large runs say so too, and the runs cannot have held all states on each rank.
+    large = read(**small, attention="flash", layers=96, hidden_size=12288, attention_heads=96, gpus=64)
+    assert (large.grid.sharding, large.grid.sequence_parallel) == (ZERO1, None)
     older = read(framework="megatron", sharding="ddp", tensor_parallel=4, attention="unfused")
     assert (older.recipe.framework, older.grid.sharding) == ("megatron", DDP)
     zero3 = read(framework="megatron", sharding="zero3", attention="unfused")

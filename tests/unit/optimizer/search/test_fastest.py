@@ -53,13 +53,16 @@ def configurations(
         if ranks % tensor or gpus % (tensor * pipeline * context) or context * 2048 > max(recipe.seq_len, 2048):
             continue
         data = gpus // (tensor * pipeline * context)
+        # Megatron's code spreads experts over tensor ranks too, and has other groups of micro-batches; no plan does.
+        if data % expert:
+            continue
         splits = int(tensor > 1 and recipe.seq_len % (tensor * context) == 0)
         for micro in range(1, batch + 1):
             accum = batch // (data * micro)
             if accum * data * micro != batch:
                 continue
             for stages in range(1, most + 1):
-                if stages > 1 and model.layers % (pipeline * stages):
+                if stages > 1 and (model.layers % (pipeline * stages) or accum % pipeline):
                     continue
                 for sharding, way in itertools.product(range(len(SHARDINGS)), model.checkpointings):
                     if data * context == 1 and sharding != DDP:
