@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from optimizer.performance.calibrate import left_out_errors, tabulate_rows
-from optimizer.performance.calibration import BY_PROCESSOR, KINDS, OF_MANY_NODES, POOLED, Calibration, Residual
+from optimizer.performance.calibration import (
+    BY_PROCESSOR,
+    FUSED,
+    KINDS,
+    MIXTURE,
+    OF_MANY_NODES,
+    POOLED,
+    Calibration,
+    Residual,
+)
 from optimizer.performance.fit import START, factors, redescending, robust
 from optimizer.performance.frameworks import framework_name, frameworks
-from optimizer.performance.measured_runs import MeasuredRun, stack_tables
+from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
 
@@ -36,9 +45,9 @@ _ENOUGH = 1e-6  # relative improvement below which the fit ends
 Key = tuple[str, str]  # field of Calibration, and the key in it
 
 
-def adapt(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
-    """Move the coefficients of ``base`` that ``rows`` use towards them; residuals stay the base's."""
-    keys = sorted({key for row in rows for key in _own_factors(row, base)})
+def adapt(rows: Sequence[MeasuredRun], base: Calibration, only: Collection[str] = ()) -> Calibration:
+    """Move the coefficients of ``base`` (``only`` some fields) that ``rows`` use; residuals stay the base's."""
+    keys = sorted({key for row in rows for key in _own_factors(row, base) if not only or key[0] in only})
     spreads = {key: _spread(base, rows, *key) for key in keys}
     spreads = {key: spread for key, spread in spreads.items() if spread > 0}
     if not spreads:
@@ -69,6 +78,19 @@ def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration
     """Add code whose runs move no number of another's to ``base``, with its own residual."""
     left_out = left_out_errors(rows, lambda train: adapt(train, base))
     return adapt(rows, base).model_copy(update={"residuals": residuals(rows, left_out, base)})
+
+
+def add_processors(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
+    """Add GPUs that ``base`` does not know, from runs of code that it knows; their mixtures judge its equations."""
+    known = base.matmul_efficiency
+    dense = [row for row in rows if not row.setup.model.experts and row.setup.hardware.gpu.die not in known]
+    mixtures = [row for row in rows if row.setup.model.experts]
+    fitted = adapt(dense, base, BY_PROCESSOR)
+    left_out = left_out_errors(dense, lambda train: adapt(train, base, BY_PROCESSOR))
+    updated = residuals(dense, left_out, base)
+    judged = base.model_copy(update={"residuals": {POOLED: base.residuals[POOLED]}})
+    updated[MIXTURE + FUSED] = residuals(mixtures, log_errors(mixtures, fitted), judged)[MIXTURE]
+    return fitted.model_copy(update={"residuals": updated})
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:

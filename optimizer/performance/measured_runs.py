@@ -24,6 +24,8 @@ from optimizer.performance.types import Estimates, Floats
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
 MANY_NODES = RUNS.with_name("many_nodes_runs.csv")
+# Mixtures and adapters in NVIDIA's code, and its dense models on Blackwell: what they show is added on top.
+NVIDIA = RUNS.with_name("nvidia_runs.csv")
 # Published runs: the shipped calibration is fitted to suite LEARNED too, all others judge it (data/PROVENANCE.md).
 PUBLIC = RUNS.with_name("public_runs.csv")
 LEARNED = "dgxc-llama"

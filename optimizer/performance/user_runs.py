@@ -19,12 +19,13 @@ from bootstrap.contract.measured import MeasuredRow
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
-from optimizer.performance.adapt import adapt, add_framework, residuals
+from optimizer.performance.adapt import adapt, add_framework, add_processors, residuals
 from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance
 from optimizer.performance.measured_runs import (
     LEARNED,
     MANY_NODES,
+    NVIDIA,
     PUBLIC,
     RUNS,
     MeasuredRun,
@@ -101,7 +102,7 @@ def calibrate(
             source += f" and {len(published)} published ones ({PUBLIC.name}, {LEARNED})"
         fitted = fit(fitted_to, source=source, as_of=as_of, command=command)
         if shipped:
-            fitted = add_framework(read_runs(MANY_NODES, gpus), fitted)
+            fitted = add_processors(read_runs(NVIDIA, gpus), add_framework(read_runs(MANY_NODES, gpus), fitted))
         left_out = left_out_errors(fitted_to, fit_rows)[: len(rows)]
     else:
         left_out = left_out_errors(rows, lambda train: adapt(train, base))
