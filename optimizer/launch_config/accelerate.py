@@ -10,53 +10,29 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import (
-    RENDEZVOUS_PORT,
-    Engine,
-    split_refusals,
-    trainer_arguments,
-    unless_in,
-)
+from optimizer.launch_config.engine import RENDEZVOUS_PORT, Engine, trainer_arguments
 
-_REASONS = {
-    "pipeline": "it splits no model into stages for training",
-    "expert": "it leaves experts to the model's own code",
-}
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"}
 
 
-def _refusals(plan: FleetPlan) -> Iterator[str]:
+def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
-    yield from split_refusals(plan, _REASONS)
-    yield from unless_in(
-        "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
-    )
-    yield from unless_in(
-        "precision",
-        job.precision,
-        ("fp32", "tf32", "fp16", "bf16"),
-        "its FP8 needs another library, its weights are 32-bit",
-    )
-    yield from unless_in(
-        "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
-    )
-    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "transformers' --optim has no other of these")
     if job.optimizer == "adafactor" and split.sharding != "ddp":
         yield f"optimizer is adafactor with {split.sharding}: its moments need whole matrices"
-    if split.sharding == "ddp":
+    if split.sharding in ("ddp", "zero1"):
         for name in ("tensor", "context"):
             if getattr(split, name) > 1:
-                yield f"{name} parallelism is {getattr(split, name)} with ddp: it composes with FSDP2 only"
+                yield f"{name} parallelism is {getattr(split, name)} with {split.sharding}: it composes with FSDP2 only"
     if split.tensor > 1 and split.sequence_parallel:
         yield f"tensor parallelism is {split.tensor} with sequence parallelism, which transformers' plans do not have"
 
 
 def _settings(plan: FleetPlan) -> dict[str, Any]:
     split, job = plan.parallelism, plan.job
-    sharded = split.sharding != "ddp"
+    kinds = {"ddp": "MULTI_GPU" if plan.gpus > 1 else "NO", "zero1": "DEEPSPEED"}
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if sharded else "MULTI_GPU" if plan.gpus > 1 else "NO",
+        "distributed_type": kinds.get(split.sharding, "FSDP"),
         "num_machines": plan.node_count,
         "num_processes": plan.gpus,
         "machine_rank": 0,
@@ -65,7 +41,11 @@ def _settings(plan: FleetPlan) -> dict[str, Any]:
         "mixed_precision": job.precision if job.precision in ("bf16", "fp16") else "no",
         "dynamo_config": {"dynamo_backend": "INDUCTOR"} if job.compiled else {},
     }
-    if sharded:
+    if split.sharding == "zero1":
+        # FSDP2 shards gradients with the optimizer state; DeepSpeed's stage 1 shards the state alone
+        # (https://huggingface.co/docs/accelerate/usage_guides/deepspeed).
+        settings["deepspeed_config"] = {"zero_stage": 1, "gradient_accumulation_steps": split.grad_accum}
+    elif split.sharding != "ddp":
         settings["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": split.sharding == "zero3",
@@ -103,6 +83,10 @@ def environment(plan: FleetPlan) -> dict[str, str]:
     if "fsdp_config" in settings:
         variables["ACCELERATE_USE_FSDP"] = "true"
         variables |= {name.upper(): str(value) for name, value in settings["fsdp_config"].items()}
+    if "deepspeed_config" in settings:
+        variables["ACCELERATE_USE_DEEPSPEED"] = "true"
+        variables["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = "1"
+        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(plan.parallelism.grad_accum)
     if "parallelism_config" in settings:
         variables["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
         variables |= {name.upper(): str(value) for name, value in settings["parallelism_config"].items()}
@@ -130,6 +114,8 @@ def _own_launcher(plan: FleetPlan, file: str) -> str:
 
 def _notes(plan: FleetPlan) -> Iterator[str]:
     yield "train.py is yours: transformers' Trainer and TrainingArguments, or a loop around accelerate.Accelerator"
+    if plan.parallelism.sharding == "zero1":
+        yield "zero1 is DeepSpeed's stage 1: deepspeed must be on the nodes (gpufleet:requirements)"
     if plan.job.seq_len > 1:
         yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
 
@@ -138,7 +124,16 @@ ENGINE = Engine(
     name="accelerate",
     version="1.15.0",
     suffix=".yaml",
-    refusals=_refusals,
+    takes={
+        "precision": (("fp32", "tf32", "fp16", "bf16"), "its FP8 needs another library, its weights are 32-bit"),
+        "activation checkpointing": (("none", "full"), "it keeps whole layers or nothing"),
+        "optimizer": (tuple(_OPTIMIZERS), "transformers' --optim has no other of these"),
+    },
+    lacks={
+        "pipeline": "it splits no model into stages for training",
+        "expert": "it leaves experts to the model's own code",
+    },
+    further=_further,
     write=_write,
     arguments=_on_a_stack,
     notes=_notes,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import Engine, split_refusals, trainer_arguments, unless_in
+from optimizer.launch_config.engine import Engine, trainer_arguments
 
 _STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 # torch_adam: torch's Adam, as DeepSpeed's own is compiled on the node at the first start.
@@ -16,22 +16,10 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"type": "Adam", "params": {"lr": 3e-4, "torch_adam": True, "adam_w_mode": False}},
     "sgd": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
 }
-_REASONS = {
-    "context": "its long-sequence training (Ulysses) exchanges heads, which is another split with other traffic",
-    "expert": "its experts are made in the model's code (deepspeed.moe.layer.MoE)",
-}
 
 
-def _refusals(plan: FleetPlan) -> Iterator[str]:
-    split, job = plan.parallelism, plan.job
-    yield from split_refusals(plan, _REASONS)
-    yield from unless_in(
-        "precision", job.precision, ("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe, its weights are 32-bit"
-    )
-    yield from unless_in(
-        "activation checkpointing", split.activation_checkpointing, ("none", "full"), "it keeps whole layers or nothing"
-    )
-    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "it partitions no Adafactor")
+def _further(plan: FleetPlan) -> Iterator[str]:
+    split = plan.parallelism
     if split.pipeline > 1 and split.sharding not in ("ddp", "zero1"):
         yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines take ddp and zero1 only"
     if split.virtual_stages > 1:
@@ -88,7 +76,16 @@ ENGINE = Engine(
     name="deepspeed",
     version="0.19.8",
     suffix=".json",
-    refusals=_refusals,
+    takes={
+        "precision": (("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe, its weights are 32-bit"),
+        "activation checkpointing": (("none", "full"), "it keeps whole layers or nothing"),
+        "optimizer": (tuple(_OPTIMIZERS), "it partitions no Adafactor"),
+    },
+    lacks={
+        "context": "its long-sequence training (Ulysses) exchanges heads, which is another split with other traffic",
+        "expert": "its experts are made in the model's code (deepspeed.moe.layer.MoE)",
+    },
+    further=_further,
     write=_write,
     arguments=_arguments,
     notes=_notes,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from optimizer.contract.plan import FleetPlan
@@ -19,7 +19,9 @@ class Engine:
 
     Attributes:
         version: release that the configurations were checked against.
-        refusals: parts of the plan that the engine cannot carry out, with the reason.
+        takes: by a part of the plan, the values that the engine has, and why it has no other.
+        lacks: kinds of parallelism that it does not have, each with the reason.
+        further: other parts of the plan that it cannot carry out.
         write: configuration of a plan, without the header.
         arguments: arguments of torchrun after its own, given the plan and the configuration's file name.
         notes: further lines of the header.
@@ -30,12 +32,34 @@ class Engine:
     name: str
     version: str
     suffix: str
-    refusals: Callable[[FleetPlan], Iterable[str]]
+    takes: Mapping[str, tuple[Sequence[str], str]]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    further: Callable[[FleetPlan], Iterable[str]]
     write: Callable[[FleetPlan], str]
     arguments: Callable[[FleetPlan, str], Sequence[str]]
     notes: Callable[[FleetPlan], Iterable[str]]
     own_launcher: Callable[[FleetPlan, str], str] | None = None
     comment: str = "# "
+
+    def refusals(self, plan: FleetPlan) -> list[str]:
+        """Parts of the plan that the engine cannot carry out."""
+        split, job = plan.parallelism, plan.job
+        parts = {
+            "sharding": split.sharding,
+            "precision": job.precision,
+            "activation checkpointing": split.activation_checkpointing,
+            "optimizer": job.optimizer,
+        }
+        lacking = [name for name in split.beyond_data if name in self.lacks]
+        return [
+            *(f"{name} parallelism is {getattr(split, name)}: {self.lacks[name]}" for name in lacking),
+            *(
+                f"{part} is {parts[part]}, and it has {', '.join(known)}: {why}"
+                for part, (known, why) in self.takes.items()
+                if parts[part] not in known
+            ),
+            *self.further(plan),
+        ]
 
     def text(self, plan: FleetPlan, file_name: str) -> str:
         """Configuration with the launch lines as comments, where the format has comments."""
@@ -94,16 +118,3 @@ def trainer_arguments(plan: FleetPlan) -> list[str]:
     if job.compiled:
         words += ["--torch_compile", "true"]
     return words
-
-
-def unless_in(name: str, value: str, known: Sequence[str], why: str) -> Iterable[str]:
-    """One refusal where ``value`` is not in ``known``."""
-    if value not in known:
-        yield f"{name} is {value}, and it has {', '.join(known)}: {why}"
-
-
-def split_refusals(plan: FleetPlan, reasons: dict[str, str]) -> Iterable[str]:
-    """One refusal for each split above 1 that ``reasons`` names."""
-    for name in plan.parallelism.beyond_data:
-        if name in reasons:
-            yield f"{name} parallelism is {getattr(plan.parallelism, name)}: {reasons[name]}"

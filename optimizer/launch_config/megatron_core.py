@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps
 from optimizer.workload.huggingface import model_from_config
 from optimizer.workload.model import ModelSpec
 
@@ -30,12 +30,8 @@ _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _MAY_HAVE_BIASES = ("llama", "qwen3", "qwen3_moe")
 
 
-def _refusals(plan: FleetPlan) -> Iterator[str]:
+def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
-    yield from unless_in(
-        "precision", job.precision, tuple(_PRECISIONS), "it has no switch for TF32, its weights are 32-bit"
-    )
-    yield from unless_in("optimizer", job.optimizer, tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor")
     if job.compiled:
         yield "the run is compiled, and it has no torch.compile of the model"
     if split.sharding in _FSDP_STRATEGIES and split.pipeline > 1:
@@ -251,7 +247,11 @@ ENGINE = Engine(
     name="megatron-core",
     version="0.16.1",
     suffix=".sh",
-    refusals=_refusals,
+    takes={
+        "precision": (tuple(_PRECISIONS), "it has no switch for TF32, its weights are 32-bit"),
+        "optimizer": (tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor"),
+    },
+    further=_further,
     write=_write,
     arguments=_arguments,
     notes=_notes,

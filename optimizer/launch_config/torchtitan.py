@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from pprint import pformat
 
-from bootstrap.contract.trainer import ENCODERS, TORCHVISION, WITH_LENGTHS
+from bootstrap.contract.trainer import ENCODERS, TORCHVISION, WITH_LENGTHS, with_nulls
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, unless_in
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps
 
 _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
@@ -24,20 +24,8 @@ _OPTIMIZERS = {"adamw": 'optimizer_name="AdamW"', "adam": 'optimizer_name="Adam"
 _USUAL_STAGES = 2
 
 
-def _refusals(plan: FleetPlan) -> Iterator[str]:
+def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
-    yield from unless_in(
-        "sharding", split.sharding, ("ddp", "zero2", "zero3"), "FSDP2 shards gradients with the optimizer state"
-    )
-    yield from unless_in(
-        "precision",
-        job.precision,
-        ("fp32", "tf32", "bf16"),
-        "it scales no loss for fp16, and FP8 or 16-bit weights are not in the file",
-    )
-    yield from unless_in(
-        "optimizer", job.optimizer, tuple(_OPTIMIZERS), "these are its optimizers with a default set-up"
-    )
     if job.architecture is not None:
         kind = str(job.architecture.get("model_type"))
         if TORCHVISION in job.architecture or kind in (*ENCODERS, *WITH_LENGTHS):
@@ -114,7 +102,7 @@ def _write(plan: FleetPlan) -> str:
     model_config = "TitanMoeModelConfig" if experts else "TitanModelConfig"
     tf32 = _MATMUL_PRECISION.get(job.precision)
     precision = f'    torch.set_float32_matmul_precision("{tf32}")\n' if tf32 else ""
-    architecture = "None" if job.architecture is None else pformat(dict(job.architecture), width=110)
+    architecture = "None" if job.architecture is None else pformat(with_nulls(job.architecture), width=110)
     return f'''import dataclasses
 import json
 import os
@@ -188,6 +176,11 @@ def _notes(plan: FleetPlan) -> Iterator[str]:
         "environment of its own (gpufleet:wheels); --checkpoint.folder, relative to --dump_folder, must be on shared "
         "storage"
     )
+    if plan.parallelism.sharding == "zero1":
+        yield (
+            "zero1 is written as FSDP2 that keeps the gathered weights (fsdp_reshard_after_forward never): gradients "
+            "are sharded too, which takes less memory, and each micro-batch reduces them"
+        )
     if plan.job.architecture is None:
         yield "the plan has no model config: export HF_MODEL=NAME, a model of the hub or a folder with config.json"
 
@@ -196,7 +189,14 @@ ENGINE = Engine(
     name="torchtitan",
     version="0.3.0",
     suffix=".py",
-    refusals=_refusals,
+    takes={
+        "precision": (
+            ("fp32", "tf32", "bf16"),
+            "it scales no loss for fp16, and FP8 or 16-bit weights are not in the file",
+        ),
+        "optimizer": (tuple(_OPTIMIZERS), "these are its optimizers with a default set-up"),
+    },
+    further=_further,
     write=_write,
     arguments=lambda _plan, file: ("-m", "torchtitan.train", "--module", PurePath(file).stem, "--config", "plan"),
     notes=_notes,

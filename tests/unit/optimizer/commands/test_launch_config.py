@@ -39,4 +39,4 @@ def test_a_refusal_names_the_engines_that_can(gpufleet: Gpufleet, tmp_path: Path
     plan.write_text(sample_plan(parallelism=layout).to_json(), encoding="utf-8")
     code, printed, error = gpufleet("launch-config", str(plan), "--engine", "accelerate")
     assert (code, printed) == (2, "")
-    assert "pipeline parallelism is 4" in error and "--engine deepspeed or megatron-core can" in error
+    assert "pipeline parallelism is 4" in error and "--engine torchtitan or deepspeed or megatron-core can" in error

@@ -88,8 +88,9 @@ PLANS = {
     "fp8": plan(job={"precision": "fp8"}, sharding="zero1"),
 }
 ABLE = {
-    "torchtitan": "ddp zero2 zero3 selective tensor context interleaved experts tf32",
-    "accelerate": "ddp zero2 zero3 plain+tensor context fp16 tf32",
+    "torchtitan": "ddp zero1 zero2 zero3 selective tensor context pipeline interleaved megatron experts expert+tensor "
+    "tf32",
+    "accelerate": "ddp zero1 zero2 zero3 plain+tensor context fp16 tf32",
     "deepspeed": "ddp zero1 zero2 zero3 plain+tensor pipeline fp16 tf32",
     "megatron-core": "ddp zero1 zero2 zero3 selective tensor plain+tensor context pipeline megatron experts "
     "expert+tensor fp16 fp8",
@@ -109,6 +110,13 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
     for name, refusal in refused.items():
         able = [case for case, case_name in CASES if case_name == name]
         assert all(one in refusal.next_step for one in able) and engine in refusal.got
+
+
+def test_a_refusal_names_the_plan_of_the_same_answer_that_the_engine_takes() -> None:
+    answer = [PLANS["pipeline"], PLANS["fp8"], PLANS["zero3"]]
+    with pytest.raises(InvalidInputError, match="--plan 3 of this answer goes with accelerate") as refused:
+        launch_config(answer[0], "accelerate", "plan.yaml", iter(answer))
+    assert "or megatron-core can" in refused.value.next_step
 
 
 def test_adapters_are_left_to_code_that_knows_them() -> None:
@@ -210,7 +218,7 @@ print(json.dumps({
 def test_accelerate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.parallelism_config import ParallelismConfig
-    from accelerate.utils.launch import prepare_multi_gpu_env
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
     one, split = PLANS[name], PLANS[name].parallelism
     path = tmp_path / "gpufleet_plan.yaml"
@@ -218,7 +226,14 @@ def test_accelerate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     arguments: Namespace = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
     arguments, *_ = _validate_launch_command(arguments)
     assert arguments.num_processes == 16 and int(arguments.num_machines) == 2
-    assert arguments.use_fsdp is (split.sharding != "ddp") and arguments.multi_gpu is (split.sharding == "ddp")
+    assert arguments.use_fsdp is (split.sharding in ("zero2", "zero3"))
+    assert arguments.multi_gpu is (split.sharding == "ddp") and arguments.use_deepspeed is (split.sharding == "zero1")
+    if arguments.use_deepspeed:
+        assert (arguments.zero_stage, arguments.gradient_accumulation_steps) == (1, split.grad_accum)
+        arguments.deepspeed_fields_from_accelerate_config = ["zero_stage"]  # as launch_command sets it
+        theirs = prepare_deepspeed_cmd_env(arguments)[1]
+        assert accelerate.environment(one).items() <= theirs.items()
+        return
     assert arguments.mixed_precision == {"fp16": "fp16", "tf32": "no"}.get(name, "bf16")
     if arguments.use_fsdp:
         assert int(arguments.fsdp_version) == 2
