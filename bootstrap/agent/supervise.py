@@ -23,7 +23,7 @@ from bootstrap.training.progress import read_step
 
 # Attempts to take the training's role: in a stack's first minute its policies are still spreading through AWS.
 ROLE_TRIES = 12
-# Gang tests in a row that fail with other hosts to blame, or hang: it is not they, then, and no passing fault.
+# Gang tests that fail or hang in a row until the node gives up: after so many, replacing the blamed hosts is no cure.
 MAX_GANG_FAILURES = 3
 # Between two reports of the steps done, from which the controller knows the work that is left.
 STEPS_REPORT_S = 300.0

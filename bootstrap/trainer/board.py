@@ -18,7 +18,7 @@ from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
-# A reclaim loses at most so much of the curves.
+# Curves are copied to the store this often: a reclaim loses no more of them.
 COPY_EVERY_S = 300.0
 # For the last file of a run that ends.
 LAST_COPY_S = 60.0

@@ -82,7 +82,7 @@ def _prepare_transformer(
         split_context(model, mesh.get_group("cp"))
     if config.tensor_parallel > 1:
         # A split module's forward pass replaces its parameters for a while (_on_own_part). By default the compiler
-        # leaves a checkpointed layer with such an effect uncompiled; its recomputation needs no effect.
+        # leaves a checkpointed layer with such a side effect uncompiled. The recomputation does not need the effect.
         dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     in_shards = shards(config, mesh) and config.sharding != "ddp"
     places = [(stack, number) for stack in stacks(model) for number in range(len(stack))]

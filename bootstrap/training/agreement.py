@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bootstrap.training.rank_group import RankGroup
 
-# A step that is slower than this exchanges its flags at once: 0.6 ms of it are less than 0.1%.
+# Slower steps exchange their flags without overlap: the 0.6 ms that it takes are less than 0.1% of such a step.
 OVERLAP_BELOW_MS = 1000
 # An exchange costs 0.4 ms of host time, so one in this time costs 0.04%; and a notice waits at most ten steps, should
 # they become slow.

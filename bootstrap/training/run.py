@@ -344,7 +344,7 @@ class SpotTolerantRun:
         self._beat(f"agreeing after step {self.step}")
         self._act(self._agreement.finish(), is_last=is_last)
         self._begin_if_due(is_last=is_last)
-        # After the last flags were acted on, so that the new ones know of a save that has just begun.
+        # Flags are exchanged after the last ones were acted on, so that they tell of a save that has just begun.
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
         self._begin_if_due(is_last=is_last)
         if is_last:

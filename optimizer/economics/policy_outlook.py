@@ -193,7 +193,7 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
     usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
     error_usd = stdev(map(sub, dollars_after, dollars_before)) / math.sqrt(RUNS)
     on_demand_hours = sum(run.on_demand_hours for run in after)
-    # Nothing tells how sure the waits are: a run that gets no spot nodes stays the bound.
+    # The waits have no known error, so the 95th percentile is at least that of a run that gets no spot nodes.
     return PolicyOutlook(
         policy="adaptive",
         hours=_spread(hours, rounded, plan.hours.p95),

@@ -96,7 +96,7 @@ WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
 # Sequence at which flash attention is half as fast as at a very long one: causal blocks on the diagonal are computed in
 # full.
 CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
-# Share of that length for 32-bit inputs.
+# HALF_LENGTH of 32-bit inputs, as a share of that of 16-bit inputs.
 HALF_LENGTH_32_BIT = 0.25
 # Head width at which the softmax costs as much as the products (0.91 of the speed at 64 as at 128).
 HALF_HEAD = 17.0

@@ -22,7 +22,7 @@ _SPEED_WINDOWS = 80
 _HOURS, _METER = "hours", "cost so far"
 # Dollars of the nodes in a ledger while the training goes on.
 _COST_SO_FAR = "cost of the nodes so far"
-# Units of a time, the longest first: hours of one, and the least hours of a whole that is told in it.
+# Units of time, the longest first: hours of one unit, and the shortest time, h, that is shown in it.
 _TIME_UNITS = {"hours": (1.0, 5.0), "minutes": (1 / 60, 5 / 60), "seconds": (1 / 3600, 0.0)}
 
 # Categories of the ledger, in a reader's words.

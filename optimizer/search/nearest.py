@@ -33,7 +33,7 @@ _MOST_OF_BATCH = 1 / 8
 # from 6 samples on there is one.
 NODE_GPUS = 8
 _MOST_OF_SMALL_BATCH = 1 / 3
-# Distance at which an opened list alone is sorted: as far as a limit that doubles.
+# Distance of a plan whose only change is an opened list, for the order: as far as a limit that doubles.
 _OPENED = 1.0
 _FLAGS = {
     "budget_usd": "--budget",

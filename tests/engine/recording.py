@@ -155,7 +155,7 @@ def tag_of(resource_id: str) -> str:
 
 
 def of_stack_dev(asked: Iterable[Question], stack: str) -> set[Question]:
-    """Return questions as a stack "dev" asks them, without what Pulumi makes up at the end of names."""
+    """Return questions with the stack named "dev", and without the random ends of Pulumi's names."""
     renamed = [(pattern.format(stack), pattern.format("dev")) for pattern in _STACK_NAMES]
     made_up = re.compile(r"(?<=-)[0-9a-f]{7}(?=#|$)|(?<=key/)[0-9a-f-]{36}$|[0-9a-f]{64}")
     result = set()

@@ -71,7 +71,7 @@ def check_calls(deployed: Deployment) -> None:
 def assert_settled(deployed: Deployment) -> None:
     """A refresh and another ``up`` change nothing; the engine fails the run otherwise.
 
-    A story whose nodes come calls it once they are there: what is unsettled without nodes is so with them.
+    A story with nodes calls this once the nodes are there: a change that shows without nodes shows with them, too.
     """
     done = deployed.stack.settled()
     assert done.changed() == {}, done.output

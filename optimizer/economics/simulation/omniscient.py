@@ -55,7 +55,7 @@ def lower_bound(available: Bools, gap_s: float, job: SimulatedJob, prices: Float
     too_little = _Sequences(*(np.zeros(count) for _ in _Sequences._fields))
     enough = _best_sequences(lengths, stretches, job, rates, np.full(count, _ANY_PRICE))
     for _ in range(_MAX_STEPS):
-        # The price at which both are worth the same; where no sequence is worth more, it is the best price.
+        # At this price both sequences are worth the same. It is the best price where no other sequence is worth more.
         gained = enough.work_hours(job) - too_little.work_hours(job)
         price = (enough.cost - too_little.cost) / np.maximum(gained, _TOLERANCE)
         middle = _best_sequences(lengths, stretches, job, rates, price)

@@ -168,7 +168,8 @@ class SimulatedRun:
             self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             working = self.mode is Mode.SPOT and self.loading_hours <= 0
-            # No policy leaves working nodes of the cheapest pool that it has kept while they worked: slack stays.
+            # A policy that kept working nodes in the cheapest pool keeps them again, as work uses up no slack: it need
+            # not be asked.
             kept = working and kept_launch == self._launches and self.has_capacity(self.pool)
             stays = self.mode is Mode.ON_DEMAND and self._stays_on_demand
             if stays or (kept and prices[self.pool] <= min(prices)):

@@ -61,9 +61,9 @@ def launch(self: FakeAutoScalingGroup, count_needed: int, propagated_tags: dict[
 
 
 def set_desired_capacity(self: FakeAutoScalingGroup, new_capacity: int | None) -> None:
-    """Launch what is missing; end what is too much and not protected, which a terminate hook holds.
+    """Launch missing nodes; end surplus nodes that are not protected, which a terminate hook may hold.
 
-    From then on AWS may answer the type of the size, which nobody has set:
+    From the first call on, the group has a capacity type that no request set, as AWS may answer:
     https://github.com/terraform-aws-modules/terraform-aws-eks/issues/3723
     """
     self.desired_capacity_type = "units"  # type: ignore[attr-defined]

@@ -320,7 +320,7 @@ def _unfinished(error: UnfinishedError, block: Block, inputs: Struct) -> InitFai
 
 
 def _keep(block: Block, config: TerraformObject, prior: TerraformObject, path: list[str]) -> None:
-    """Put what ``prior`` has at a path of Pulumi's names in the place of ``config``'s."""
+    """Copy the value at a path of Pulumi's names from ``prior`` to ``config``."""
     key = block.terraform_names[path[0].split("[")[0]]
     if len(path) == 1 or key not in block.blocks:
         config[key] = prior[key]

@@ -741,7 +741,7 @@ def test_a_node_that_came_in_an_outage_and_whose_end_nothing_tells_is_charged_it
 
 
 def test_a_node_that_ended_at_its_launch_in_an_outage_is_charged_its_launch(stack: Stack) -> None:
-    """Auto Scaling tries again every few minutes, each attempt a node: a lease for each would be a day an hour."""
+    """Auto Scaling launches a node every few minutes; charging a whole lease for each would bill a day per hour."""
     stack.trained()
     stack.tick()
     began, minutes = stack.now + timedelta(hours=1), timedelta(minutes=3)

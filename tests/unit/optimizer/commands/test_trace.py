@@ -13,7 +13,7 @@ from tests.unit.optimizer.deployed import DeployedStack
 
 @pytest.fixture
 def answer(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Puts an object whenever the command waits: by the names in it, attributes of the request."""
+    """Put an object each time the command waits; the list names attributes of the request with the object's key."""
     objects: list[str] = []
 
     def sleep(_: float) -> None:

@@ -79,7 +79,7 @@ def configurations(
 def expected(
     found: dict[str, Any], estimates: Estimates, samples: int, measured: tuple[str, ...]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """(hours, configuration) that the search should pick: the simplest of the fastest, by how sure they are."""
+    """(hours, configuration) that the search should pick: the simplest of the fastest of each confidence."""
     batch = found["data"] * found["micro_batch"] * found["grad_accum"]
     hours = np.where(estimates.fits_p95, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
     splits = ("tensor", "pipeline", "context", "expert")
