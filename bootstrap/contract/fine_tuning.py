@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 METHODS = ("full", "lora", "qlora")
+# Methods without an estimate of their own, and what is possible: docs/models.md, "Preference training".
+_PAIRS = (
+    "plan it as full or lora over the tokens of both answers of each pair: the frozen reference's forward pass adds a "
+    "third to the hours of full (half to lora's), its weights 2 bytes a parameter (none with lora, whose base it is)"
+)
+_SAMPLES = (
+    "plan its updates as full or lora over the sampled tokens; the hours in which answers are generated and judged are "
+    "not estimated"
+)
+OTHER_METHODS = {"dpo": _PAIRS, "ipo": _PAIRS, "kto": _PAIRS, "grpo": _SAMPLES, "ppo": _SAMPLES, "rloo": _SAMPLES}
 # Projections with adapters: all of each layer (QLoRA, section 4: attention's alone do not reach full fine-tuning), or
 # attention's.
 TARGETS = ("all", "attention")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.contract.errors import InvalidInputError, unreadable
 from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
@@ -357,6 +357,8 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
 def _hint(problem: Mapping[str, Any]) -> str:
     """The value or key that was meant, in words; empty where none is near."""
     near: list[str] = []
+    if problem["loc"][-1:] == ("method",) and (other := OTHER_METHODS.get(str(problem["input"]).lower())):
+        return f"; {other}"
     if problem["type"] == "literal_error":
         near = near_names(str(problem["input"]), re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
     elif problem["type"] == "extra_forbidden":

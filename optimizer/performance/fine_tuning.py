@@ -74,15 +74,25 @@ def check_fine_tuning(model: ModelSpec, recipe: Recipe) -> None:
     if tuning.trains_all and not recipe.pure:
         return
     words = tuning.in_words or "precision pure-bf16"
-    if not model.layers or model.experts or not (tuning.trains_all or model.has_like_layers):
+    # peft adapts and bitsandbytes packs torch.nn.Linear modules, and transformers' experts are grouped tensors
+    # (transformers 5.23, integrations/moe.py): a mixture's base stays in 16 bits, with adapters of attention.
+    is_adapted_mixture = tuning.method == "lora" and tuning.lora_targets == "attention" and not model.latent_attention
+    if (
+        not model.layers
+        or (model.experts and not is_adapted_mixture)
+        or not (tuning.trains_all or model.has_like_layers)
+    ):
         kind = (
             "a mixture of experts" if model.experts else "no stack of like layers" if model.layers else "no transformer"
         )
+        possible = model.experts and not model.latent_attention
         raise InvalidInputError(
             f"{words}, and {model.name} is {kind}",
-            limit="a dense decoder or encoder of tokens",
+            limit="a dense decoder or encoder of tokens, or lora on attention's projections of a mixture",
             why="only its projections and layers are known one by one",
-            next_step="leave out --method, --frozen and pure-bf16",
+            next_step="--method lora --lora-targets attention"
+            if possible
+            else "leave out --method, --frozen and pure-bf16",
         )
     allowed = ADAPTING if tuning.adapts and not (tuning.four_bit or recipe.pure) else ADAPTING[:2]
     if recipe.framework not in allowed:

@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_le
         ({"constraints": {"parallelism": ["tp"]}}, "did you mean tensor?"),
         ({"constraints": {"purchase_options": ["ondemand"]}}, "did you mean on-demand?"),
         ({"constraints": {"budget": 3000}}, "did you mean budget_usd?"),
+        ({"workload": {"tokens": 5, "method": "dpo"}}, "plan it as full or lora over the tokens of both answers"),
         ({"workload": {"tokens": 5, "framework": "deepspeed"}}, "did you mean megatron-deepspeed?"),
         ({"workload": {"tokens": 5, "seqlen": 1024}}, "did you mean seq_len?"),
         ({"seq_len": 1024}, "did you mean workload.seq_len?"),

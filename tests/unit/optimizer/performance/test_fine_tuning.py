@@ -116,6 +116,24 @@ def test_a_mixture_and_a_cnn_have_no_adapters() -> None:
             build_recipe(resolve_model(name), seq_len=None, framework="torch", tuning=LORA)
 
 
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b"])
+def test_attention_of_a_mixture_has_adapters_over_a_16_bit_base(name: str) -> None:
+    mixture, attention = resolve_model(name), FineTuning(method="lora", lora_targets="attention")
+    recipe = build_recipe(mixture, seq_len=2048, framework="torch", tuning=attention)
+    setup = Setup(
+        model=mixture, recipe=recipe, hardware=build_hardware(find_gpu("H200", gpu_table()), 8, None),
+        grid=Grid(nodes=1, data=1, micro_batch=1, checkpointing=2, sharding=DDP), gpus=1,
+    )  # fmt: skip
+    estimate = estimate_case(setup.case(), setup.coefficients(load()))
+    weights = estimate.memory_gib["weights"]
+    assert weights == pytest.approx(2 * mixture.parameters / GIB, rel=0.02)
+    query, kv = (heads * mixture.head_dim for heads in (mixture.attention_heads, mixture.kv_heads))
+    sides = 2 * (mixture.hidden_size + query) + 2 * (mixture.hidden_size + kv)
+    assert trained_parameters(mixture, attention) == mixture.layers * 16 * sides
+    with pytest.raises(InvalidInputError, match="--method lora --lora-targets attention"):
+        build_recipe(mixture, seq_len=2048, framework="torch", tuning=QLORA)
+
+
 def test_tensor_ranks_have_no_adapters() -> None:
     setup = _setup(tuning=LORA)
     with pytest.raises(InvalidInputError, match="tensor is 2"):
