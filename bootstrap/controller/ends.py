@@ -91,7 +91,7 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
     # All missing nodes may come before the next tick.
     rate = state.usd_per_hour + _missing_usd_per_hour(tick, state)
     reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
-    # The plan's budget has the first start; another has to be worth its booting.
+    # The plan's budget pays the first start; a further start must leave money for more than its boot.
     if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd or state.elsewhere):
         reserve += BOOT
     if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:

@@ -101,7 +101,7 @@ def _given(config: TrainerConfig, mesh: DeviceMesh) -> tuple[RankBatch, ...]:
         return given
     passes = None
     if isinstance(shares, dict) and config.sharding not in IN_STEP:
-        # Nodes came or went: the shares stand for speeds.
+        # Nodes came or went. The shares say how fast the ranks are, so they are scaled to the new number.
         pass_s = [1 / batch.grad_accum for batch in given]
         passes = fastest_split(pass_s, [batch.micro_batch for batch in given], config.global_batch)
     if passes is None:

@@ -97,7 +97,7 @@ class Saver:
         """True where this rank asks for a checkpoint now; the ranks agree."""
         if self.watcher.save_notice is not None:
             return True
-        # Only rank 0's clock counts; the ranks' clocks would ask one after the other.
+        # Only rank 0's clock decides: by clocks of their own, the ranks would ask at different steps.
         is_clock = self.every_steps is None and self.ranks.rank == 0
         return is_clock and time.monotonic() - self._last_save >= self.interval_s
 

@@ -177,7 +177,7 @@ class Watcher:
             save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
             self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
         elif value not in self._unreadable:
-            # Save only: a stop would restart in a loop.
+            # Save and go on: torchrun would start a run that ended here again and again.
             self._unreadable.add(value)
             logger.error(
                 "%s says %r, which is not its format: saving a checkpoint and going on", SPOT_PATH, value[:200]

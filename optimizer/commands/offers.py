@@ -114,7 +114,7 @@ TABLE = {
     "interrupted": "interrupted",
     "as_of": "priced",
 }
-# Left out of a narrow table, the first first.
+# Columns that a narrow table leaves out, in this order.
 SPARE = (
     *("capacity_block_usd_per_hour", "reserved_1yr_break_even_hours", "spot_source", "memory_gib", "vcpus"),
     *("reserved_1yr_usd_per_hour", "efa_cards", "fabric", "interconnect"),
