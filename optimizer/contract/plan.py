@@ -69,6 +69,11 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def left_out(description: str | None = None, *, default: Any = None, **limits: Any) -> Any:
+    """Field that the JSON leaves out at its default: earlier plans lack it, and a run's id is a digest of the job."""
+    return Field(default=default, exclude_if=lambda value: value == default, description=description, **limits)
+
+
 class Interface(NamedTuple):
     """A network interface of a node."""
 
@@ -169,12 +174,8 @@ class Purchase(_Model):
 
     option: PurchaseOption
     on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
-    # Left out of the JSON where there is none, as in older plans.
-    on_demand_top_up: int = Field(
-        default=0,
-        ge=0,
-        exclude_if=lambda value: not value,
-        description="Nodes bought on demand beside the existing reservation, which all the others are in.",
+    on_demand_top_up: int = left_out(
+        "Nodes bought on demand beside the existing reservation, which all the others are in.", default=0, ge=0
     )
     fallback: Literal["none", "on-demand"] = Field(default="none", description="Replaces missing spot capacity.")
     capacity_reservation_id: str | None = Field(
@@ -227,11 +228,8 @@ class Parallelism(_Model):
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
     activation_checkpointing: ActivationCheckpointing
-    # Left out of the JSON at its default, as in PlannedJob.
-    gradient_compression: Annotated[str, Field(pattern=trainer.GRADIENT_COMPRESSION)] = Field(
-        default="none",
-        exclude_if=lambda value: value == "none",
-        description="Compression of DDP's gradients: none, bf16, fp16 or powersgd-RANK.",
+    gradient_compression: Annotated[str, Field(pattern=trainer.GRADIENT_COMPRESSION)] = left_out(
+        "Compression of DDP's gradients: none, bf16, fp16 or powersgd-RANK.", default="none"
     )
 
     @property
@@ -252,11 +250,8 @@ class Memory(_Model):
     """Peak GPU memory of the fullest rank."""
 
     peak_gib: Positive
-    # Left out of the JSON where it is unknown, as in older plans.
-    p95_gib: Positive | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="95th percentile of the peak, with what CUDA streams keep from each other; binds the limit.",
+    p95_gib: Positive | None = left_out(
+        "95th percentile of the peak, with what CUDA streams keep from each other; binds the limit."
     )
     limit_gib: Positive = Field(description="What a process can have on this GPU, GiB.")
     breakdown: dict[str, NonNegative] = Field(description="GiB by part; the parts add up to peak_gib.")
@@ -302,15 +297,8 @@ class Staging(_Model):
     hours: NonNegative = Field(description="Expected hours of the run in which the nodes wait for copies.")
     compute_usd: NonNegative = Field(description="USD of the nodes in these hours, part of compute.")
     storage_usd: NonNegative = Field(description="USD of the data in S3 over the run and of its requests.")
-    # The JSON leaves out data_region and transfer_usd where the data is in the fleet's region.
-    data_region: Annotated[str, Field(pattern=REGION)] | None = Field(
-        default=None, exclude_if=lambda value: value is None, description="Region of the data's bucket, if another."
-    )
-    transfer_usd: NonNegative = Field(
-        default=0.0,
-        exclude_if=lambda value: not value,
-        description="USD of the copies' bytes out of data_region, part of transfer.",
-    )
+    data_region: Annotated[str, Field(pattern=REGION)] | None = left_out("Region of the data's bucket, if another.")
+    transfer_usd: NonNegative = left_out("USD of the copies' bytes out of data_region, part of transfer.", default=0.0)
 
     @property
     def _node_time(self) -> str:
@@ -499,36 +487,25 @@ class PlannedJob(_Model):
     samples: Count = Field(description="Sequences (or images) to train on.")
     tokens: Count = Field(description="Tokens to train on; equals samples for a CNN.")
     seq_len: Count = Field(description="Tokens of one sequence; 1 where samples count.")
-    target_len: Count | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Tokens that the decoder of T5 or Whisper writes; left out where the request gives none.",
+    target_len: Count | None = left_out(
+        "Tokens that the decoder of T5 or Whisper writes; left out where the request gives none."
     )
     global_batch: Count = Field(description="Sequences (or images) of one optimizer step.")
     steps: Count
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
     optimizer: str
-    # Left out of the JSON at their defaults: a run's id is a digest of the job, and older plans have none of them.
-    compiled: bool = Field(default=False, exclude_if=lambda value: value is False, description="torch.compile.")
+    compiled: bool = left_out("torch.compile.", default=False)
     tuning: Tuning = Field(
         default_factory=lambda: Tuning(),
         exclude_if=lambda value: value == Tuning(),
         description="Part of the model that trains; left out where all of it does.",
     )
-    framework: str = Field(
-        default="torch",
-        exclude_if=lambda value: value == "torch",
-        description="Profile of the training code that speed and memory are estimated for.",
+    framework: str = left_out("Profile of the training code that speed and memory are estimated for.", default="torch")
+    architecture: dict[str, Any] | None = left_out(
+        "Hugging Face config of the model, or {torchvision: NAME}; null where the trainer cannot build it."
     )
-    architecture: dict[str, Any] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Hugging Face config of the model, or {torchvision: NAME}; null where the trainer cannot build it.",
-    )
-    model_revision: str | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Repository and commit of the Hugging Face Hub that the architecture was read from.",
+    model_revision: str | None = left_out(
+        "Repository and commit of the Hugging Face Hub that the architecture was read from."
     )
     checkpoint_gib: NonNegative = Field(description="Size of one checkpoint (parameters and optimizer state).")
     checkpoints_kept: Count = 3
@@ -552,10 +529,10 @@ class Alternate(_Model):
     cost_usd: Cost = Field(description="Cost of the whole run, started in this place.")
     interruption: Interruption
     # Left out of the JSON for the plan's own type.
-    node: NodeSpec | None = Field(default=None, exclude_if=lambda value: value is None)
-    memory: Memory | None = Field(default=None, exclude_if=lambda value: value is None)
-    calibration: SpeedSource | None = Field(default=None, exclude_if=lambda value: value is None)
-    staging: Staging | None = Field(default=None, exclude_if=lambda value: value is None)
+    node: NodeSpec | None = left_out()
+    memory: Memory | None = left_out()
+    calibration: SpeedSource | None = left_out()
+    staging: Staging | None = left_out()
 
 
 class PolicyOutlook(_Model):
@@ -567,10 +544,8 @@ class PolicyOutlook(_Model):
     expected_usd: dict[SpotPolicy, NonNegative] = Field(
         description="Expected USD by policy; without adaptive where the deadline leaves no time for a launch."
     )
-    on_demand_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Expected share of the node-hours that is bought on demand; left out for fallback.",
+    on_demand_share: Annotated[float, Field(ge=0, le=1)] | None = left_out(
+        "Expected share of the node-hours that is bought on demand; left out for fallback."
     )
     source: str = Field(description="Where the numbers come from.")
 
@@ -601,11 +576,8 @@ class FleetPlan(_Model):
     parallelism: Parallelism
     memory: Memory
     step_time_s: Positive
-    # Left out of the JSON where it is unknown, as in older plans.
-    step_breakdown_s: dict[str, NonNegative] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Seconds of a step by part; the parts add up to step_time_s.",
+    step_breakdown_s: dict[str, NonNegative] | None = left_out(
+        "Seconds of a step by part; the parts add up to step_time_s."
     )
     tokens_per_second: Positive = Field(description="Of the whole fleet; samples per second for a CNN.")
     mfu: Annotated[float, Field(gt=0, le=1)]
@@ -615,33 +587,20 @@ class FleetPlan(_Model):
     prices: tuple[PlanPrice, ...]
     spot_range: SpotRange | None = Field(default=None, description="Null where the prices were current.")
     calibration: SpeedSource
-    # Left out of the JSON where it is unknown, as in older plans.
-    expected: Expected | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Rates that the smoke tests compare with, each with the limits below which they warn and fail.",
+    expected: Expected | None = left_out(
+        "Rates that the smoke tests compare with, each with the limits below which they warn and fail."
     )
-    # Left out of the JSON where there is none.
-    staging: Staging | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Copies of the training data; null where the request has no data_gib, or lustre_gib.",
+    staging: Staging | None = left_out(
+        "Copies of the training data; null where the request has no data_gib, or lustre_gib."
     )
-    lustre: PlannedLustre | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="File system of the training data; null where the request has no lustre_gib.",
+    lustre: PlannedLustre | None = left_out(
+        "File system of the training data; null where the request has no lustre_gib."
     )
-    alternates: tuple[Alternate, ...] = Field(
-        default=(),
-        exclude_if=lambda value: not value,
-        description="Places to go to when the plan's own has no capacity, in the order of trying.",
+    alternates: tuple[Alternate, ...] = left_out(
+        "Places to go to when the plan's own has no capacity, in the order of trying.", default=()
     )
-    # Left out of the JSON where there is no choice, as in older plans.
-    spot_policy: PolicyOutlook | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Proposed spot policy of a plan with a fallback and a deadline, with its hours and dollars.",
+    spot_policy: PolicyOutlook | None = left_out(
+        "Proposed spot policy of a plan with a fallback and a deadline, with its hours and dollars."
     )
 
     @model_validator(mode="before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.contract.errors import InvalidInputError, unreadable
-from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, lustre_problem
+from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out, lustre_problem
 from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count, parse_hours, parse_usd
 
@@ -81,12 +82,10 @@ class Workload(_Model):
     seq_len: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Tokens of one sequence, of T5's input; none for CNN, ViT and Whisper."
     )
-    target_len: Samples | None = Field(
-        default=None,
+    target_len: Samples | None = left_out(
+        "Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
         ge=1,
         le=MOST_BATCH,
-        exclude_if=lambda value: value is None,
-        description="Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
     )
     global_batch: Samples | None = Field(
         default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
@@ -130,60 +129,39 @@ class Workload(_Model):
         "trainer; what it does not train is estimated as torch.",
     )
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
-    samples_per_vcpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Samples a second that a vCPU prepares, 0 for no bound; default: 250 for images, else 0.",
+    samples_per_vcpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = left_out(
+        "Samples a second that a vCPU prepares, 0 for no bound; default: 250 for images, else 0."
     )
-    data_gib: Annotated[float, Field(gt=0, le=MOST_DATA_GIB, allow_inf_nan=False), Number] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Size of the training data in S3, which each node copies to its disk; null counts no copy.",
+    data_gib: Annotated[float, Field(gt=0, le=MOST_DATA_GIB, allow_inf_nan=False), Number] | None = left_out(
+        "Size of the training data in S3, which each node copies to its disk; null counts no copy."
     )
-    data_files: Annotated[int, Field(ge=1, le=MOST_SAMPLES), Number] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Files of the data, each a request; null for files so large that bytes decide. Needs data_gib.",
+    data_files: Annotated[int, Field(ge=1, le=MOST_SAMPLES), Number] | None = left_out(
+        "Files of the data, each a request; null for files so large that bytes decide. Needs data_gib."
     )
-    data_region: Annotated[str, Field(pattern=REGION)] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Region of the data's bucket; null for the fleet's own. Bytes that leave a region are billed.",
+    data_region: Annotated[str, Field(pattern=REGION)] | None = left_out(
+        "Region of the data's bucket; null for the fleet's own. Bytes that leave a region are billed."
     )
-    lustre_gib: Annotated[int, Field(ge=1, le=MOST_DATA_GIB), Number] | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Storage of an FSx for Lustre file system that the nodes read the data from, in place of copies: "
-        "1200, or a multiple of 2400. Needs data_gib.",
+    lustre_gib: Annotated[int, Field(ge=1, le=MOST_DATA_GIB), Number] | None = left_out(
+        "Storage of an FSx for Lustre file system that the nodes read the data from, in place of copies: "
+        "1200, or a multiple of 2400. Needs data_gib."
     )
-    gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = Field(
-        default="none",
-        exclude_if=lambda value: value == "none",
-        description="none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.",
+    gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = left_out(
+        "none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.", default="none"
     )
 
     @property
     def tuning(self) -> FineTuning:
         """Part of the model that trains."""
-        return FineTuning(
-            method=self.method,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-            lora_targets=self.lora_targets,
-            frozen=self.frozen,
-        )
+        return FineTuning(**self.model_dump(include={item.name for item in fields(FineTuning)}))
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
         given = [name for name in ("tokens", "samples", "steps") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of tokens, samples and steps (got {', '.join(given) or 'none'})")
-        if self.data_files is not None and self.data_gib is None:
-            raise ValueError(f"data_files is {self.data_files} and data_gib missing: give the size of the data too")
-        if self.data_region is not None and self.data_gib is None:
-            raise ValueError(f"data_region is {self.data_region} and data_gib missing: give the size of the data too")
-        if self.lustre_gib is not None and self.data_gib is None:
-            raise ValueError(f"lustre_gib is {self.lustre_gib} and data_gib missing: give the size of the data too")
+        for name in ("data_files", "data_region", "lustre_gib"):
+            if (value := getattr(self, name)) is not None and self.data_gib is None:
+                raise ValueError(f"{name} is {value} and data_gib missing: give the size of the data too")
         if self.lustre_gib and self.data_gib and (problem := lustre_problem(self.lustre_gib, self.data_gib)):
             raise ValueError(f"lustre_gib {problem}")
         if self.lustre_gib is not None and self.data_region is not None:
