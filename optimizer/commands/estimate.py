@@ -22,11 +22,11 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import parse_count, short
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.cells import MOST
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
+from optimizer.performance.rows import MOST
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
@@ -138,7 +138,12 @@ Presets: {", ".join(presets())}.""",
     help="Estimate every row of a CSV instead (docs/estimator.md); - reads standard input.",
 )
 @click.option("--out", cls=FurtherOption, type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
-@click.option("--explain", is_flag=True, help="List the operations of a micro-batch too, with what each costs.")
+@click.option(
+    "--explain",
+    cls=FurtherOption,
+    is_flag=True,
+    help="List the operations of a micro-batch too, with what each costs.",
+)
 @calibration_option
 @format_option
 @click.pass_context

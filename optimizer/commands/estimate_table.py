@@ -16,8 +16,8 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
-from optimizer.performance.batch import COLUMNS, estimate_rows
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.rows import COLUMNS, estimate_rows
 
 
 def estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as_json: bool) -> None:

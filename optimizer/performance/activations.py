@@ -57,7 +57,7 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     # Tensor ranks' collectives cut compiled layers into parts, which save what eager code does (36.0 GiB of Llama 3B
     # with two tensor ranks, 4.5% less than eager; two H100, torch 2.11, trainer_torchtitan_2xh100_202611.md).
     cut = x.code.compiles_layers & (x.tensor > 1)
-    compiled = np.where(cut, 0.0, 1.0 * x.is_compiled)
+    compiled = np.where(cut, 0.0, 1.0 * x.recipe.compiled)
     eager = x.code.written_out * (1.0 - compiled)
     by_hand = model.gated_mlp * eager
     autocast = np.where(x.residual > element, 1.0, 0.0)
@@ -112,7 +112,7 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
         kept = _expert_element(x) * matrices + expert_input
         yield "experts", kept * layer.routed * _capacity(x) / x.tensor
-    if x.adapts:
+    if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
         # adapter keeps its inner vector.
         unsaved = 2.0 * element * model.gated_mlp * h * (not x.has_fused_norms)
@@ -177,7 +177,7 @@ def _sample_bytes(x: Case) -> tuple[Number, Number]:
         is_cnn = x.model.activations_per_sample > 0 and not x.model.layers
         return SAVED_PER_ACTIVATION * images + is_cnn * POOLING_INDICES_BYTES * x.micro_batch, working * images
     # FSDP's gathered weights take the place of the profile's copies.
-    copies = float(x.model.parameters) * x.element * x.is_low_precision
+    copies = float(x.model.parameters) * x.element * (x.element == 2.0)
     copied = np.where((x.sharding >= ZERO2) & (x.data > 1), copies, 0.0)
     none, full = (
         np.max(
@@ -189,7 +189,7 @@ def _sample_bytes(x: Case) -> tuple[Number, Number]:
         )
         for traced in module_passes(x, profile)
     )
-    workspace = 0.0 if x.is_low_precision else WORKSPACE_BYTES_32_BIT * profile.convolution_outputs
+    workspace = 0.0 if x.element == 2.0 else WORKSPACE_BYTES_32_BIT * profile.convolution_outputs
     return np.where(x.checkpointing == FULL, full, none), x.micro_batch * workspace
 
 
@@ -208,15 +208,15 @@ def micro_batches_in_flight(x: Case) -> tuple[Number, Number]:
 def logits_bytes(x: Case) -> Number:
     """Bytes of the logits, their upcast, log-softmax and gradients at the peak, on the last stage."""
     loss_bytes = x.code.loss_bytes
-    if x.code.written_out and not x.code.loss_turn_elements and x.is_low_precision:
+    if x.code.written_out and not x.code.loss_turn_elements and x.element == 2.0:
         # Hugging Face's decoders widen the logits (loss/loss_utils.py, ForCausalLMLoss), and their gradient has 32
         # bits; the others give CrossEntropyLoss 16-bit logits: 10.0 and 12.0 bytes a logit alive at the peak (BERT,
         # GPT-2: traced as in docs/models.md, torch 2.11, transformers 5.23, 2026-11-23).
         loss_bytes -= 2.0 * (x.model.architecture in ("encoder", "seq2seq", "speech"))
     # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
-    fused = x.is_compiled & np.logical_not(x.is_narrow)
+    fused = x.recipe.compiled & np.logical_not(x.is_narrow)
     each = np.where(fused, min(loss_bytes, COMPILED_LOSS_BYTES), loss_bytes)
     each = each + x.model.logits_soft_cap * x.element  # the output of tanh
     logits = x.head_tokens * x.model.vocab_size / (x.tensor if x.code.splits_logits else 1.0)
-    turn = 0.0 if x.is_compiled else np.minimum(logits, x.code.loss_turn_elements)
+    turn = 0.0 if x.recipe.compiled else np.minimum(logits, x.code.loss_turn_elements)
     return logits * each + turn * LOSS_TURN_BYTES

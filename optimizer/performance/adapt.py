@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from optimizer.performance.calibrate import left_out_errors, tabulate_rows
 from optimizer.performance.calibration import (
     BY_PROCESSOR,
     FUSED,
@@ -19,7 +18,7 @@ from optimizer.performance.calibration import (
     Calibration,
     Residual,
 )
-from optimizer.performance.fit import START, factors, redescending, robust
+from optimizer.performance.fit import START, factors, left_out_errors, redescending, robust, tabulate_rows
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.table import stack, step_seconds

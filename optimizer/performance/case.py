@@ -5,7 +5,6 @@ What follows from model, recipe and hardware is a number; a layout's columns are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -178,16 +177,6 @@ class Case:
         return ELEMENT_BYTES[self.recipe.precision]
 
     @cached_property
-    def is_low_precision(self) -> bool:
-        """True for elements of two bytes."""
-        return self.element == 2.0
-
-    @cached_property
-    def is_compiled(self) -> bool:
-        """True for compiled code."""
-        return self.recipe.compiled
-
-    @cached_property
     def has_flash(self) -> bool:
         """True where attention has a fused kernel.
 
@@ -227,11 +216,6 @@ class Case:
     def casts_fp8(self) -> bool:
         """True for torchao's fp8, which casts the operands of plain PyTorch's products."""
         return self.recipe.precision == "fp8" and not self.code.fused_kernels
-
-    @cached_property
-    def adapts(self) -> bool:
-        """True where adapters train."""
-        return self.recipe.tuning.adapts
 
     @cached_property
     def trains_head(self) -> bool:
@@ -408,7 +392,7 @@ class Case:
     @cached_property
     def compiles_scores(self) -> bool:
         """True for compiled non-causal attention with mask and dropout, which has no fused kernel."""
-        compiled = self.code.written_out and self.code.masks_compiled and self.is_compiled
+        compiled = self.code.written_out and self.code.masks_compiled and self.recipe.compiled
         return compiled and not self.layer.causal and self.has_dropout
 
     @cached_property
@@ -444,11 +428,6 @@ def build_case(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid)
         rates=_rates(model, recipe, code, hardware),
         **columns,
     )
-
-
-def with_layouts(case: Case, columns: Mapping[str, Number]) -> Case:
-    """Replace columns of Grid."""
-    return replace(case, **columns)  # type: ignore[arg-type]
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from optimizer.contract.units import GIB
 from optimizer.performance.calibration import Calibration, Coefficients
-from optimizer.performance.case import Case, build_case, with_layouts
+from optimizer.performance.case import Case, build_case
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, margin, memory
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.table import build_table, step_seconds
@@ -32,15 +32,11 @@ def evaluate(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, c
     if size <= CHUNK:
         return estimate_case(case, coefficients)
     # Columns of one value stay so, to be computed once.
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.broadcast_to(column, shape).ravel() for name in names if np.size(column := getattr(case, name)) > 1
     }
-    chunks = [
-        estimate_case(
-            with_layouts(case, {name: array[start : start + CHUNK] for name, array in arrays.items()}), coefficients
-        )
-        for start in range(0, size, CHUNK)
-    ]
+    pieces = ({name: array[start : start + CHUNK] for name, array in arrays.items()} for start in range(0, size, CHUNK))
+    chunks = [estimate_case(replace(case, **piece), coefficients) for piece in pieces]
     return join_estimates(chunks, shape)
 
 

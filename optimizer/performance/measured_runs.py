@@ -14,9 +14,8 @@ import numpy as np
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, Coefficients
-from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import estimate_case, join_estimates
-from optimizer.performance.rows import read_row
+from optimizer.performance.rows import Row, read_row
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, build_table, stack, step_seconds
 from optimizer.performance.types import Estimates, Floats

@@ -72,7 +72,7 @@ def operations(x: Case) -> Iterator[Operation]:
         yield from _elementwise(x)
         if x.model.experts:
             yield from _experts(x)
-        if x.adapts:
+        if x.recipe.tuning.adapts:
             yield from _adapters(x)
         yield from _head(x)
     if x.model.profile is not None:
@@ -89,7 +89,7 @@ def model_flops_per_sample(x: Case) -> float:
     layer, model = x.layer, x.model
     seen = 1.0 - layer.windowed * (1.0 - layer.seen)
     scores = 4.0 * layer.tokens * layer.keys * layer.query * (0.5 * seen if layer.causal else 1.0)
-    products = 2.0 * layer.matrix * layer.tokens * (1.0 + x.live_share * (2.0 - x.adapts))
+    products = 2.0 * layer.matrix * layer.tokens * (1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts))
     layers = model.layers * (products + scores * (1.0 + 2.0 * x.live_share))
     head = 2.0 * layer.head_tokens * x.table_parameters * (2.0 + x.trains_head)
     if model.profile is not None:
@@ -103,12 +103,12 @@ def _products(x: Case) -> Iterator[Operation]:
     # Full recomputation repeats whole layers, selective a share of their products. torch's checkpoint ends before the
     # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
     # h200_fp8_202611.md).
-    stops = x.code.written_out and not (x.has_dropout or x.is_compiled or x.casts_fp8 or model.experts)
+    stops = x.code.written_out and not (x.has_dropout or x.recipe.compiled or x.casts_fp8 or model.experts)
     never = stops * model.hidden_size * model.ffn_size / max(layer.matrix, 1.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
     # 3 where all weights train, 2 with a frozen base.
-    passes = 1.0 + x.live_share * (2.0 - x.adapts + repeated)
-    peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.adapts and x.has_fused_fp8 else 1.0)
+    passes = 1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts + repeated)
+    peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.recipe.tuning.adapts and x.has_fused_fp8 else 1.0)
     routed = model.matrices_per_ffn * model.hidden_size * layer.routed
     latent = model.latent_attention.latent_width if model.latent_attention else 0
     beside = x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters
@@ -170,14 +170,14 @@ def _attention(x: Case) -> Iterator[Operation]:
     layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
     if x.has_flash and not (x.compiles_scores or x.groups_queries_in_32_bits):
         # T5's mask is its bias.
-        masked = x.code.written_out and ((x.is_compiled and x.code.masks_compiled) or x.is_t5)
+        masked = x.code.written_out and ((x.recipe.compiled and x.code.masks_compiled) or x.is_t5)
         if layer.windowed and x.masked_share:
             yield from _flash(x, layers * layer.windowed, products, scores, masked=True)
             yield from _flash(x, layers * (1.0 - layer.windowed), products, scores, masked=masked)
         else:  # a kernel with a window leaves out the scores beyond it
             yield from _flash(x, layers * (1.0 - layer.windowed * (1.0 - layer.seen)), products, scores, masked=masked)
         return
-    compiled = x.code.written_out and x.is_compiled
+    compiled = x.code.written_out and x.recipe.compiled
     written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
     forward, backward = kernels.COMPILED_SCORES if compiled else written if x.code.written_out else kernels.FUSED_SCORES
     for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
@@ -218,7 +218,7 @@ def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked:
 def _elementwise(x: Case) -> Iterator[Operation]:
     """List the kernels beside products and attention; bytes of a token in one layer, forward and backward."""
     layer, model, element, h = x.layer, x.model, x.element, x.model.hidden_size
-    by_hand = not (x.code.fused_kernels or x.is_compiled)
+    by_hand = not (x.code.fused_kernels or x.recipe.compiled)
     # Frozen layers have no backward pass: 2 of 3 passes.
     layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
     again = 1.0 + x.checkpoints
@@ -232,14 +232,14 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     heads = (layer.query + layer.kv) / x.tensor
     ffn = (layer.inner + layer.routed) / x.tensor
     norms_by_hand = by_hand and not x.has_fused_norms
-    norms = kernels.COMPILED_NORM if x.is_compiled else kernels.NORM
+    norms = kernels.COMPILED_NORM if x.recipe.compiled else kernels.NORM
     written: tuple[Number, ...] = norms
     if (model.gated_mlp or x.is_t5) and norms_by_hand:
         narrow = zip(kernels.WRITTEN_NORM_16_BIT, kernels.WRITTEN_NORM, strict=True)
         written = tuple(np.where(x.residual < 4.0, a, b) for a, b in narrow)
     width = h * x.residual / x.split
     yield row("norms", *(width * layer.norms * written[i] for i in PASSES))
-    sums = kernels.COMPILED_RESIDUAL if x.is_compiled else kernels.RESIDUAL
+    sums = kernels.COMPILED_RESIDUAL if x.recipe.compiled else kernels.RESIDUAL
     yield row("residual sums", *(width * 2.0 * sums[i] for i in PASSES))
     dropped = kernels.DROPOUT if by_hand else kernels.FUSED_DROPOUT
     if x.has_dropout:
@@ -248,7 +248,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
         readers = kernels.LLAMA_CASTS if model.gated_mlp else kernels.CASTS
         read = [element + x.residual] * 2
-        if not x.is_compiled:
+        if not x.recipe.compiled:
             read = [
                 readers * (element + x.residual) * (1.0 + i) + i * 3.0 * x.residual * (readers - 2.0) for i in PASSES
             ]
@@ -293,7 +293,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
             traffic="elementwise_traffic",
         )  # fmt: skip
     usual = kernels.FUSED_KERNELS if x.code.fused_kernels else kernels.WRITTEN_KERNELS
-    each = kernels.COMPILED_KERNELS if x.is_compiled else usual
+    each = kernels.COMPILED_KERNELS if x.recipe.compiled else usual
     starts = layer.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", part="elementwise", count=layers, kernels=starts)
 
@@ -307,7 +307,7 @@ def _fp8_casts(x: Case) -> Operation:
     written = (1.0 + linear) * h + (layer.query + 2.0 * layer.kv + up * model.ffn_size) / x.tensor
     weights = (x.layer_parameters - x.expert_parameters) / x.tensor
     casts = (2.0 + x.repeats) * (x.tokens * read + weights) + 2.0 * x.tokens * written
-    moved = casts * (kernels.COMPILED_FP8_CAST if x.is_compiled else kernels.FP8_CAST)
+    moved = casts * (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST)
     return Operation(
         name="casts to 8 bits", part="elementwise", count=model.layers, moved=moved, traffic="elementwise_traffic"
     )
@@ -388,7 +388,7 @@ def _adapters(x: Case) -> Iterator[Operation]:
 
 def further_kernels(x: Case, again: Number) -> Number:
     """Kernels that one layer with adapters starts beyond its own."""
-    if not x.adapts:
+    if not x.recipe.tuning.adapts:
         return 0.0
     count = adapted_sides(x.model, x.recipe.tuning)[2]
     widened = x.recipe.tuning.four_bit * (4.0 + x.model.matrices_per_ffn) * FOUR_BIT_KERNELS
@@ -406,7 +406,7 @@ def _head(x: Case) -> Iterator[Operation]:
         moved=passes * sides, traffic="matmul_traffic",
     )  # fmt: skip
     bytes_a_logit = x.code.loss_traffic_bytes
-    if x.is_compiled:
+    if x.recipe.compiled:
         bytes_a_logit = min(bytes_a_logit, kernels.COMPILED_CROSS_ENTROPY)
     elif x.model.logits_soft_cap:
         bytes_a_logit += sum(kernels.SOFT_CAP) * x.element
@@ -425,7 +425,7 @@ ELEMENTWISE_PASSES = 1.1
 def _convolutions(x: Case) -> Iterator[Operation]:
     """List a CNN's operations, or those of the convolutions in front of an encoder."""
     outputs = x.micro_batch * x.model.activations_per_sample
-    left = kernels.COMPILED_CNN if x.is_compiled else 1.0
+    left = kernels.COMPILED_CNN if x.recipe.compiled else 1.0
     yield Operation(
         name="convolutions", part="matmul",
         flops=3.0 * x.micro_batch * x.model.flops_per_sample, flop_per_s=x.rates.convolution, unit="matmul_efficiency",
@@ -443,7 +443,7 @@ def _convolutions(x: Case) -> Iterator[Operation]:
 def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
     """List a profiled module's operations."""
     forward = profile.forward_flops
-    left = kernels.COMPILED_CNN if x.is_compiled else 1.0
+    left = kernels.COMPILED_CNN if x.recipe.compiled else 1.0
     convolves = 2.0 * forward.convolution > forward.total
 
     def costs(traced: Pass) -> tuple[Number, ...]:
@@ -485,7 +485,7 @@ def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
 
 def module_passes(x: Case, profile: ModuleProfile) -> tuple[Pass, Pass]:
     """Passes without and with activation checkpointing."""
-    width: Literal["16-bit", "32-bit"] = "16-bit" if x.is_low_precision else "32-bit"
+    width: Literal["16-bit", "32-bit"] = "16-bit" if x.element == 2.0 else "32-bit"
     none = profile.passed(width, "none")
     assert none is not None  # checked by build_case
     return none, profile.passed(width, "full") or none
@@ -522,7 +522,7 @@ class HostTime:
 def host_time(x: Case) -> HostTime:
     """Compute the host's time."""
     model, written = x.model, not x.code.fused_kernels
-    compiled = kernels.COMPILED_HOST if x.is_compiled else 1.0
+    compiled = kernels.COMPILED_HOST if x.recipe.compiled else 1.0
     shards = (x.sharding >= ZERO2) & (x.ranks > 1)
     if model.profile is not None:
         none, _ = module_passes(x, model.profile)
@@ -537,9 +537,9 @@ def host_time(x: Case) -> HostTime:
     plain = x.layer.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
-    fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.is_compiled else 1.0
+    fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.recipe.compiled else 1.0
     each = plain * compiled * fp8 * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
-    if x.adapts and not written:
+    if x.recipe.tuning.adapts and not written:
         each = each * FUSED_ADAPTER_HOST
     else:  # an adapter's host time is as its kernels
         each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))

@@ -1,18 +1,23 @@
-"""Rows of data/measured_runs.csv as set-ups: spellings, and values of empty cells."""
+"""Rows of data/measured_runs.csv as set-ups and estimates: cells, models, spellings, and values of empty cells."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
-from optimizer.performance.cells import Row
+from optimizer.performance.calibration import Calibration, model_kind
+from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.frameworks import MEGATRON, framework_name
-from optimizer.performance.row_models import read_model
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     Setup,
@@ -24,6 +29,178 @@ from optimizer.performance.setups import (
     find_gpu,
 )
 from optimizer.performance.types import Grid
+from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
+from optimizer.workload.presets import presets
+from optimizer.workload.resolve import resolve_model
+from optimizer.workload.size_rule import model_of_size
+
+MOST = 1e15  # a larger number in a cell or flag is a mistake
+
+
+class Row:
+    """Cells by column; empty, NaN and None mean "not given". ``read`` notes the columns asked for."""
+
+    def __init__(self, cells: Mapping[str, Any]) -> None:
+        extra = cells.get("")  # a list where the row is longer than the header; trailing commas are harmless
+        if isinstance(extra, list) and any(cell.strip() for cell in extra):
+            raise InvalidInputError(
+                f"the row has {len(extra)} more cells than the header",
+                limit="one cell a column",
+                why="a comma within a cell that is not quoted shifts the others into wrong columns",
+            )
+        self._cells = cells
+        self.read: set[str] = set()
+
+    def given(self, column: str) -> bool:
+        """Tell if the column has a value."""
+        return self.text(column) != ""
+
+    def text(self, column: str) -> str:
+        """Read the cell's text; "none" is a value of two columns, and empty in the others."""
+        self.read.add(column)
+        value = self._cells.get(column)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        text = str(value).strip()
+        empty = ("nan", "null") if column in ("activation_checkpointing", "sharding") else ("nan", "null", "none")
+        return "" if text.lower() in empty else text
+
+    def number(self, column: str, *, default: float | None = None, least: float = 0) -> float:
+        """Read a finite number; true is 1 and false 0."""
+        text, limit = self.text(column), f"a number of at least {least:g}"
+        if not text:
+            if default is None:
+                raise InvalidInputError(f"{column} is empty", limit=limit, why="there is no estimate without it")
+            return default
+        try:
+            value = {"true": 1.0, "false": 0.0}.get(text.lower())
+            value = float(text) if value is None else value
+        except ValueError as error:
+            raise InvalidInputError(f"{column} is {text!r}", limit=limit) from error
+        if not math.isfinite(value) or value < least:
+            raise InvalidInputError(f"{column} is {text}", limit=limit)
+        return value
+
+    def count(self, column: str, *, default: int | None = None, least: int = 1) -> int:
+        """Read a whole number from ``least`` to MOST."""
+        value = self.number(column, default=default, least=least)
+        if value != round(value) or value > MOST:
+            raise InvalidInputError(f"{column} is {value:g}", limit=f"a whole number from {least} to {MOST:g}")
+        return round(value)
+
+    def flag(self, column: str, *, default: bool = False) -> bool:
+        """Read a number and tell if it is above 0."""
+        return self.number(column, default=float(default)) > 0
+
+    def word(self, column: str, known: Mapping[str, str], *, default: str) -> str:
+        """Read a word: the value of ``known`` under the cell's text."""
+        text = self.text(column).lower()
+        if not text:
+            return default
+        if text not in known:
+            raise InvalidInputError(f"{column} is {text!r}", limit=f"one of {', '.join(key for key in known if key)}")
+        return known[text]
+
+
+# Llama rounds 8/3 of the hidden size up to a multiple (https://github.com/meta-llama/llama, llama/model.py).
+GATED_FFN_MULTIPLE = 256
+SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
+
+ARCHITECTURES = {
+    "decoder": "decoder",
+    "llama": "decoder",
+    "gpt": "decoder",
+    "encoder": "encoder",
+    "cnn": "cnn",
+    "seq2seq": "seq2seq",
+    "image": "image",
+    "speech": "speech",
+}
+# Architectures that the columns of a shape do not describe.
+_BY_NAME = ("seq2seq", "image", "speech")
+
+
+def read_model(row: Row) -> ModelSpec:
+    """Read the model of a row."""
+    architecture = row.word("architecture", ARCHITECTURES, default="")
+    name = row.text("model")
+    preset = presets().get(name.lower())
+    if architecture == "cnn" or (not architecture and preset is not None and preset.architecture == "cnn"):
+        if preset is None or preset.architecture != "cnn":
+            raise InvalidInputError(
+                f"model is {name.lower()!r} and architecture is cnn",
+                limit=f"one of {', '.join(key for key, value in presets().items() if value.architecture == 'cnn')}",
+                why="a CNN's FLOPs are published per model, not derived from columns",
+            )
+        return preset
+    if architecture in _BY_NAME:
+        return _read_by_name(row, architecture, name.lower())
+    if row.given("layers") or row.given("hidden_size"):
+        return _read_transformer(row, architecture or "decoder", name or "unnamed")
+    if preset is not None and preset.architecture != "cnn":
+        return preset
+    if architecture != "encoder" and SIZE.fullmatch(name):
+        return resolve_model(name)
+    if architecture != "encoder" and row.given("parameters"):
+        return model_of_size(row.count("parameters"), name or "unnamed")
+    raise InvalidInputError(
+        f"model is {name!r}, without layers and hidden_size",
+        limit="a preset, a size such as 7B, or a shape",
+        why="memory and time follow from the shape",
+        next_step="gpufleet estimate --help lists the presets",
+    )
+
+
+def _read_by_name(row: Row, architecture: str, name: str) -> ModelSpec:
+    """Preset of a row's name, or of its model_type and parameters, as the reference trainer writes them."""
+    known = {key: value for key, value in presets().items() if value.architecture == architecture}
+    if name in known:
+        return known[name]
+    parameters = row.number("parameters", default=0.0)
+    for preset in known.values():
+        if (preset.config or {}).get("model_type") == name and preset.parameters == parameters:
+            return preset
+    raise InvalidInputError(
+        f"model is {row.text('model')!r} and architecture is {architecture}",
+        limit=f"one of {', '.join(known)}, or their model_type with their parameters",
+        why="the columns of a shape describe one stack of like layers",
+        next_step="give the name of a preset",
+    )
+
+
+def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
+    hidden = row.count("hidden_size")
+    layers = row.count("layers")
+    # One head is 128 wide in most published models (64 below 1024).
+    heads = row.count("attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
+    kv_heads = row.count("kv_heads", default=heads)
+    head_dim = row.count("head_dim", default=max(1, hidden // heads))
+    gated = row.flag("gated_mlp", default=row.text("architecture").lower() == "llama")
+    gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
+    ffn = row.count("ffn_size", default=gated_ffn if gated else 4 * hidden)
+    # GPT-2's 50257, padded as training code does.
+    vocab = row.count("vocab_size", default=32000 if gated else 50304)
+    experts = row.count("experts", default=0, least=0)
+    used = row.count("experts_per_token", default=min(2, experts), least=0)
+    parameters = row.number("parameters", default=0.0)
+
+    def build(tied: bool) -> ModelSpec:
+        return build_model(
+            BiasesAndNorms(norm_bias=not gated), name=name,
+            architecture="encoder" if architecture == "encoder" else "decoder", layers=layers, hidden_size=hidden,
+            ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            vocab_size=vocab, tied_embeddings=tied, experts=experts, experts_per_token=used,
+            source="columns of the row",
+        )  # fmt: skip
+
+    # GPT-2, MPT and BERT tie output projection and embedding, Llama of 4B and more does not.
+    if not parameters:
+        return check_shape(build(tied=not gated))
+    # A given count stands: it includes biases, norms and positions.
+    nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - parameters))
+    active = nearest.active_parameters if experts else round(parameters)
+    return check_shape(replace(nearest, parameters=round(parameters), active_parameters=active))
+
 
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
@@ -119,11 +296,6 @@ def _tuning(row: Row) -> FineTuning:
     return FineTuning(method=method, lora_rank=rank, lora_targets=targets, frozen=frozen)
 
 
-def row_error(error: GpufleetError) -> str:
-    """Format an error on one line, for the ``error`` column."""
-    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
-
-
 def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]:
     """Framework and sharding that a published Megatron run really used."""
     if framework == "megatron" and sharding == "zero3":
@@ -152,3 +324,38 @@ def _virtual_stages(row: Row, layers_per_stage: int) -> int:
             limit=f'a number of layers, or "interleave=" and a number of chunks: a stage has {layers_per_stage} layers',
         )
     return chunks
+
+
+# Columns added to the input's, in order. Tokens are samples for a CNN.
+COLUMNS = (
+    "predicted_tokens_per_second_per_gpu", "predicted_peak_memory_gib", "predicted_step_time_s", "fits", "error",
+    "predicted_p95_memory_gib", "fit", "predicted_relative_error",
+)  # fmt: skip
+
+
+def estimate_rows(
+    rows: Sequence[Mapping[str, Any]], gpus: Mapping[str, Gpu], calibration: Calibration
+) -> list[dict[str, Any]]:
+    """Estimate each row: its COLUMNS; a row that cannot be estimated has only ``error``."""
+    return [_estimate(row, gpus, calibration) for row in rows]
+
+
+def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Calibration) -> dict[str, Any]:
+    result: dict[str, Any] = dict.fromkeys(COLUMNS)
+    try:
+        setup = read_row(Row(row), gpus)
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow gives the row an error below
+            estimates = estimate_case(setup.case(), setup.coefficients(calibration))
+    except GpufleetError as error:
+        return result | {"error": "; ".join(" ".join(line.split()) for line in str(error).splitlines())}
+    speed = float(estimates.tokens_per_second) / setup.gpus
+    values = (speed, float(estimates.peak_memory_gib), float(estimates.step_time_s))
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        return result | {"error": "the row's numbers are too large or too small to estimate"}
+    p95_gib, fit = float(estimates.p95_memory_gib), str(estimates.fit)
+    recipe, gpu = setup.recipe, setup.hardware.gpu
+    residual = calibration.residual(
+        gpu, recipe.precision, recipe.framework, kind=model_kind(setup.model), pipelines=setup.pipelines
+    )
+    error = residual.relative_error
+    return result | dict(zip(COLUMNS, (*values, bool(estimates.fits), None, p95_gib, fit, error), strict=True))

@@ -20,8 +20,8 @@ from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.adapt import adapt, add_framework, add_processors, residuals
-from optimizer.performance.calibrate import fit, fit_rows, left_out_errors
 from optimizer.performance.calibration import Calibration, Provenance
+from optimizer.performance.fit import fit, fit_rows, left_out_errors
 from optimizer.performance.measured_runs import (
     LEARNED,
     MANY_NODES,
@@ -99,7 +99,9 @@ def calibrate(
     if alone or base is None:
         fitted_to = [*rows, *published]
         if published:
-            source += f" and {len(published)} published ones ({PUBLIC.name}, {LEARNED})"
+            source += (
+                f" and {len(published)} published ones ({PUBLIC.name}, {LEARNED}); Blackwell and L40S: {NVIDIA.name}"
+            )
         fitted = fit(fitted_to, source=source, as_of=as_of, command=command)
         if shipped:
             fitted = add_processors(read_runs(NVIDIA, gpus), add_framework(read_runs(MANY_NODES, gpus), fitted))

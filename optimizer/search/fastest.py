@@ -14,7 +14,7 @@ from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.calibration import POOLED, model_kind
-from optimizer.performance.case import build_case, with_layouts
+from optimizer.performance.case import build_case
 from optimizer.performance.evaluate import CHUNK, estimate_case, limit_gib, needed_gib, step_s
 from optimizer.performance.table import stack
 from optimizer.performance.types import (
@@ -180,7 +180,7 @@ class SearchSpace:
         }
         for start in range(0, size, CHUNK):
             row = np.arange(start, min(start + CHUNK, size))
-            p95_gib, self.nccl_gib[row] = needed_gib(with_layouts(self._cases[0], self._columns(row) | settings))
+            p95_gib, self.nccl_gib[row] = needed_gib(replace(self._cases[0], **self._columns(row), **settings))
             self.p95_gib[..., row] = np.where(self.can_shard[..., row], p95_gib, np.inf)
 
     def _columns(self, row: Ints) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class SearchSpace:
             piece = slice(start, start + CHUNK)
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
-            case = with_layouts(self._cases[machine], columns)
+            case = replace(self._cases[machine], **columns)
             hours[piece] = self._steps * step_s(case, self._coefficients[machine]) / 3600
         return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
 
@@ -335,5 +335,5 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
     nodes = [Hardware.from_instance_type(instance) for instance in types.values()]
     cases = [build_case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
     coefficients = stack([problem.calibration.coefficients(node.gpu, problem.recipe) for node in nodes])
-    case = replace(cases[0], rates=take_rows(stack([case.rates for case in cases]), machine))
-    return estimate_case(with_layouts(case, columns), take_rows(coefficients, machine))
+    rates = take_rows(stack([case.rates for case in cases]), machine)
+    return estimate_case(replace(cases[0], rates=rates, **columns), take_rows(coefficients, machine))

@@ -23,10 +23,9 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.adapt import adapt
-from optimizer.performance.calibrate import fit, fit_rows, folds, left_out_errors
 from optimizer.performance.calibration import Calibration, load, model_kind
-from optimizer.performance.cells import Row
 from optimizer.performance.evaluate import estimate_case
+from optimizer.performance.fit import fit, fit_rows, folds, left_out_errors
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import (
     LEARNED,
@@ -40,7 +39,7 @@ from optimizer.performance.measured_runs import (
     read_usable_runs,
     throughput_error,
 )
-from optimizer.performance.rows import read_row
+from optimizer.performance.rows import Row, read_row
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate import command
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.performance.batch import COLUMNS
 from optimizer.performance.calibration import load
 from optimizer.performance.legality import WITHOUT
 from optimizer.performance.measured_runs import RUNS
+from optimizer.performance.rows import COLUMNS
 
 H100 = ["--gpu", "h100-80gb", "--gpus", "16"]
 

@@ -430,7 +430,7 @@ def test_help_has_an_example_that_runs() -> None:
 UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich"),
     *("optimizer.clouds", "optimizer.catalog.invariants", "optimizer.catalog.select"),
-    *("optimizer.performance.calibrate", "optimizer.performance.runs"),
+    *("optimizer.performance.fit", "optimizer.performance.runs"),
 }
 
 

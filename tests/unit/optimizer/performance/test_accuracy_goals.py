@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibrate import fit_rows, left_out_errors
+from optimizer.performance.fit import fit_rows, left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, learned_runs, log_errors, read_runs, throughput_error
 from optimizer.performance.types import Floats
 from tests.benchmarks.accuracy import RESULTS

@@ -9,8 +9,8 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.adapt import adapt, residuals
-from optimizer.performance.calibrate import folds, left_out_errors
 from optimizer.performance.calibration import POOLED, Calibration, Residual
+from optimizer.performance.fit import folds, left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
 

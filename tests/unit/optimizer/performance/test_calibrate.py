@@ -11,8 +11,8 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import CALIBRATION, read_calibration
+from optimizer.performance.fit import fit, fit_rows
 from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
 

@@ -12,9 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_co
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
-from optimizer.performance.cells import Row
 from optimizer.performance.collectives import compressed_bytes
-from optimizer.performance.rows import read_row
+from optimizer.performance.rows import Row, read_row
 from optimizer.performance.types import DDP, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import case_of, of, sent_s

@@ -11,10 +11,9 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.cells import Row
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rates import cycle_per_s
-from optimizer.performance.rows import read_row
+from optimizer.performance.rows import Row, read_row
 from optimizer.performance.table import build_table, step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model

@@ -12,9 +12,8 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.adapt import add_framework, add_processors
-from optimizer.performance.batch import estimate_rows
-from optimizer.performance.calibrate import fit, fit_rows
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
+from optimizer.performance.fit import fit, fit_rows
 from optimizer.performance.measured_runs import (
     LEARNED,
     MANY_NODES,
@@ -29,6 +28,7 @@ from optimizer.performance.measured_runs import (
     read_usable_runs,
     throughput_error,
 )
+from optimizer.performance.rows import estimate_rows
 from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, written_out_norms

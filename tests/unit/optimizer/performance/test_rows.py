@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.performance.batch import COLUMNS, estimate_rows
-from optimizer.performance.cells import Row
-from optimizer.performance.rows import read_row
+from optimizer.performance.rows import COLUMNS, Row, estimate_rows, read_row
 from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
