@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_to_all_single
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 
 # Name under which transformers finds the attention. It registers no mask function, so the models make no mask.
 NAME = "gpufleet_context"
@@ -33,7 +33,7 @@ def split_context(model: nn.Module, group: dist.ProcessGroup) -> None:
             times = ranks // math.gcd(key.shape[1], ranks)
             key, value = (part.repeat_interleave(times, dim=1) for part in (key, value))
         query, key, value = (_to_heads(part.to(value.dtype), group, ranks) for part in (query, key, value))
-        out = scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             query,
             key,
             value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.mesh import SHARDED
 from bootstrap.trainer.models import blocks, materialise, stacks
+from bootstrap.trainer.recompute import keeping
 from bootstrap.trainer.tensor_parallel import split_ends, split_layer
 from bootstrap.trainer.weights import load_weights
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 dynamo: Any = importlib.import_module("torch._dynamo")  # its configuration has no types
-# Products and attention, whose outputs selective checkpointing keeps.
+# Products, attention and exchanges, whose outputs compiled layers keep; recompute.py has those of eager layers.
 _aten = torch.ops.aten
 KEPT = {
     _aten.mm.default,
@@ -111,16 +113,20 @@ def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.
         return layer
     keep: dict[str, Any] = {}
     if config.activation_checkpointing == "selective":
-        width, hidden = getattr(settings, "intermediate_size", 0) // config.tensor_parallel, settings.hidden_size
-
-        def policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
-            # The layer's last product is not computed again: recomputation stops at the last tensor that is needed.
-            last = operation == _aten.mm.default and arguments[1].shape == (width, hidden)
-            kept = operation in KEPT and not last
-            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-        keep["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        # The layer's last product is not kept: recomputation stops at the last tensor that is needed.
+        last = settings.hidden_size, getattr(settings, "intermediate_size", 0) // config.tensor_parallel
+        keep["context_fn"] = partial(_compiled_contexts if config.compiled else keeping, last)
     return checkpoint_wrapper(layer, preserve_rng_state=_drops(layer), **keep)
+
+
+def _compiled_contexts(last: tuple[int, int]) -> Any:
+    """Contexts of torch's own, which the compiler asks once and takes no others."""
+
+    def policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
+        is_last = operation == _aten.mm.default and arguments[1].shape == last[::-1]
+        return CheckpointPolicy.MUST_SAVE if operation in KEPT and not is_last else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def _drops(layer: nn.Module) -> bool:

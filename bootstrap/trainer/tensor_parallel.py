@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.functional import embedding
 
 from bootstrap.trainer.optimize import local
+from bootstrap.trainer.recompute import kept
 
 functional: Any = torch.ops._c10d_functional
 untyped_dtensor: Any = DTensor  # whose constructor has no types
@@ -54,8 +55,8 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
         _place(part, mesh, SPLIT.get(name, WHOLE), summed=summed)
     for block in (layer.self_attn, layer.mlp):
         _change_input(block, gather)  # type: ignore[arg-type]
-    for block, projection in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
-        _change_output(getattr(block, projection), reduce)
+    _change_output(layer.self_attn.o_proj, partial(kept, reduce))  # type: ignore[union-attr, arg-type]
+    _change_output(layer.mlp.down_proj, reduce)  # type: ignore[union-attr, arg-type]
 
 
 def split_ends(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
