@@ -32,6 +32,9 @@ api: Any = importlib.import_module("torch.distributed.launcher.api")
 handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
 logger = logging.getLogger("bootstrap.training.torchrun")
 LEAVING_POLL_S = 0.1
+# From SIGTERM to SIGKILL for workers of a round that has failed. Those that wait for a dead peer in NCCL react to no
+# signal: torchrun's 30 s were most of a restart. A last file or manifest of a checkpoint can still be written.
+STOP_S = 3
 
 
 class FleetAgent(LocalElasticAgent):
@@ -42,6 +45,11 @@ class FleetAgent(LocalElasticAgent):
         if any(failure.exitcode == EXIT_AT_FAULT for failure in result.failures.values()):
             self._remaining_restarts = 0
         return result
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._pcontext is not None:
+            self._pcontext.close(timeout=STOP_S)
+        super()._stop_workers(worker_group)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         notices = NoticeFiles.from_environment()

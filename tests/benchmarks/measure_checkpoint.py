@@ -50,8 +50,8 @@ class Bench:
             {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "intermediate_size": 64}
             if options.tiny
-            else {"vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 16,
-                  "num_key_value_heads": 16, "intermediate_size": 5504}
+            else {"vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": options.layers,
+                  "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 5504}
         )  # fmt: skip
         torch.manual_seed(0)
         with torch.device(device):
@@ -69,7 +69,7 @@ class Bench:
             self.model = nn.parallel.DistributedDataParallel(inner, device_ids=ids, gradient_as_bucket_view=True)
         self.inner = inner
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
-        shape = (2, 16) if options.tiny else (4, 2048)
+        shape = (2, 16) if options.tiny else (options.batch, 2048)
         self.ids = torch.randint(0, size["vocab_size"], shape, device=device)
         self.step()  # makes the optimizer's states
 
@@ -285,6 +285,8 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--loads", type=int, default=1)
     parser.add_argument("--window", type=int, default=30, help="steps that a save may make longer")
+    parser.add_argument("--layers", type=int, default=22, help="9 with --batch 10: one GPU as one rank of two")
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--read-in-forward", action="store_true", help="leave the mask's read of the GPU in the model")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()

@@ -3,9 +3,9 @@
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
 ``loops`` (the trainer, and torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet
-estimate``), ``profiles`` (what the GPU does in a step: computes, waits for a collective, is idle).
-``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of measured_runs.csv, for ``gpufleet estimate
---batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
+estimate``), ``checkpointing`` (of activations, in turns), ``profiles`` (what the GPU does in a step: computes, waits
+for a collective, is idle). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of measured_runs.csv, for
+``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
 reading data is not measured; clipping and fused AdamW as in a run.
 """
 
@@ -48,6 +48,7 @@ Case = tuple[str, int, str]  # model, sequence length, flags
 LLAMAS = {
     "llama-1b": (16, 2048, 8192, 32, 8, 128256),
     "llama-1.3b": (24, 2048, 5632, 16, 16, 32000),
+    "llama-1.5b": (28, 1536, 8960, 12, 2, 152000),
     "llama-3b": (28, 3072, 8192, 24, 8, 128256),
     "llama-8b": (32, 4096, 14336, 32, 8, 128256),
     "llama-13b": (40, 5120, 13824, 40, 40, 32000),
@@ -74,6 +75,11 @@ SCALING: list[Case] = [
     ("resnet50", 1, "--optimizer sgd --micro-batch 256 --clip-norm 0"),
     ("bert-large", 512, "--micro-batch 24"),
     ("llama-1.3b", 2048, "--micro-batch 4"),
+]
+
+CHECKPOINTING: list[Case] = [
+    ("llama-1.5b", 8192, f"--sharding zero1 --micro-batch 1 --activation-checkpointing {kept}")
+    for kept in ("none", "full", "selective")
 ]
 
 PROFILES = [*SCALING, LAYOUTS[1], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]]
@@ -380,6 +386,11 @@ def main() -> None:
         for number, case in enumerate(layouts(bench.world)):
             measure = partial(measure_trainer, bench, "layouts", case, options.more, row_id=f"trainer-{number:02}")
             bench.attempt(f"{case}", measure)
+    if "checkpointing" in options.parts:
+        for case, turn in itertools.product(CHECKPOINTING, range(2)):
+            bench.attempt(f"{case}", partial(measure_trainer, bench, "checkpointing", case, options.more, turn=turn))
+        for case in CHECKPOINTING:
+            bench.attempt(f"profile {case}", partial(profile, bench, case))
     if "profiles" in options.parts:
         for case in PROFILES:
             bench.attempt(f"profile {case}", partial(profile, bench, case, alone=False))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
         assert row["argv"] == command and row["orig_argv"] == [sys.executable, "-u", *command]
         assert row["name"] == "__main__" and row["path"] == str(tmp_path) and row["rank"] == "0"
         assert row["parent"] == os.getpid() and row["session"]
+
+
+def test_workers_that_react_to_no_signal_are_not_waited_for() -> None:
+    """A worker whose peer is dead hangs in NCCL."""
+    agent, closed = object.__new__(torchrun.FleetAgent), Mock()
+    agent._worker_watchdog = agent._health_check_server = None
+    agent._pcontext = closed
+    agent._stop_workers(Mock())
+    assert closed.close.call_args_list[0] == call(timeout=torchrun.STOP_S)
 
 
 SPEAKER = """
