@@ -128,22 +128,22 @@ class Rates:
         load_s_per_sample: of one rank's loader.
     """
 
-    peak: float
-    attention: float
-    expert: float
-    head: float
-    convolution: float
-    fp32: float
-    cycles: float
-    throttling: float
-    memory: float
-    link: float
-    link_latency_s: float
-    network: float
-    network_latency_s: float
-    gpus_per_node: float
-    gpu_memory_bytes: float
-    load_s_per_sample: float
+    peak: Number
+    attention: Number
+    expert: Number
+    head: Number
+    convolution: Number
+    fp32: Number
+    cycles: Number
+    throttling: Number
+    memory: Number
+    link: Number
+    link_latency_s: Number
+    network: Number
+    network_latency_s: Number
+    gpus_per_node: Number
+    gpu_memory_bytes: Number
+    load_s_per_sample: Number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.performance import kernels
 from optimizer.performance.calibration import Coefficients
-from optimizer.performance.case import Case
+from optimizer.performance.case import Case, Rates
 from optimizer.performance.operations import EXPERT_CAPACITY
 from optimizer.performance.rates import LINK_PIECE_S
 from optimizer.performance.types import DDP, ZERO1, ZERO2, ZERO3, Flag, Number
@@ -38,17 +38,6 @@ Kind = Literal["all-reduce", "ring", "tree", "sends", "all-to-all", "stage"]
 def ring_slowdown(nodes: Number) -> Number:
     """Network bandwidth of two nodes over that of a ring through ``nodes``."""
     return 1.0 + np.maximum(0.0, nodes - 2.0) / NODES_AT_HALF_BANDWIDTH
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wires:
-    """Links and network of a node, and how many of its ranks (``local``) share the network."""
-
-    link: Number
-    link_latency_s: Number
-    network: Number
-    network_latency_s: Number
-    local: Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,67 +65,60 @@ class Collective:
     a_micro_batch: Number = 0.0
     a_step: Number = 0.0
 
-    def seconds(self, wires: Wires, c: Coefficients) -> Number:
-        """Compute the seconds of the row once."""
-        network = wires.network * c.network_efficiency
+    def seconds(self, rates: Rates, local: Number, c: Coefficients) -> Number:
+        """Compute the seconds of the row once, where ``local`` ranks share a node's network."""
+        network = rates.network * c.network_efficiency
         if self.kind == "stage":
-            sharing = np.clip(self.ranks, 1.0, wires.local)
+            sharing = np.clip(self.ranks, 1.0, local)
             outside = self.ranks > 0
-            rate = np.where(outside, np.minimum(network / sharing, wires.link), wires.link)
-            return self.sent / rate + self.calls * np.where(outside, wires.network_latency_s, wires.link_latency_s)
-        members = np.maximum(1.0, np.minimum(self.ranks, wires.local / self.inner))
+            rate = np.where(outside, np.minimum(network / sharing, rates.link), rates.link)
+            return self.sent / rate + self.calls * np.where(outside, rates.network_latency_s, rates.link_latency_s)
+        members = np.maximum(1.0, np.minimum(self.ranks, local / self.inner))
         spans = np.ceil(self.ranks / members)
         outside = spans > 1
-        across = np.minimum(wires.link, network * members / wires.local / ring_slowdown(spans))
-        rate = np.where(outside, across, wires.link)
+        across = np.minimum(rates.link, network * members / local / ring_slowdown(spans))
+        rate = np.where(outside, across, rates.link)
         # Tensor ranks on several nodes wait for each other.
         late_s = self.ranks * c.tensor_hop_s if self.axis == "tensor" else 0.0
         late_s = np.where(outside, c.network_call_s if self.axis == "data" else late_s, 0.0)
         latency_s = np.where(
             outside,
-            wires.network_latency_s * (1.0 + np.log2(spans)) + late_s,
-            np.where(self.ranks > 1, wires.link_latency_s, 0.0),
+            rates.network_latency_s * (1.0 + np.log2(spans)) + late_s,
+            np.where(self.ranks > 1, rates.link_latency_s, 0.0),
         )
         calls, around = self.calls, (1.0 - 1.0 / self.ranks) * self.sent
         if self.kind == "ring":
             hops = (self.ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S
-            latency_s = np.where(self.ranks > 1, wires.link_latency_s + hops + late_s, 0.0)
+            latency_s = np.where(self.ranks > 1, rates.link_latency_s + hops + late_s, 0.0)
             on_wire = around / rate
         elif self.kind == "tree":
             on_wire = around / rate
         elif self.kind == "all-reduce":
             # Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that
             # (https://github.com/NVIDIA/nccl/issues/527).
-            tree = np.maximum(self.sent / rate, 2.0 * around / wires.link)
+            tree = np.maximum(self.sent / rate, 2.0 * around / rates.link)
             on_wire = np.where(spans == 2, tree, 2.0 * around / rate)
         elif self.kind == "sends":
-            own = np.where(outside, np.minimum(network / wires.local, wires.link), wires.link)
-            latency_s = np.where(outside, wires.network_latency_s, wires.link_latency_s)
+            own = np.where(outside, np.minimum(network / local, rates.link), rates.link)
+            latency_s = np.where(outside, rates.network_latency_s, rates.link_latency_s)
             on_wire, calls = around / own, calls * (self.ranks - 1.0)
         else:
             # Each rank sends an equal part to every rank. Links and network work at once: 16 A100 on two nodes reached
             # 85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
-            inside = (members - 1.0) / self.ranks * self.sent / wires.link
+            inside = (members - 1.0) / self.ranks * self.sent / rates.link
             # Of the copies of a token to one node the network sees one.
             nodes = spans * (1.0 - (1.0 - 1.0 / spans) ** self.copies) / self.copies
-            outside_s = (1.0 - members / self.ranks) * self.sent * nodes / (network / wires.local)
+            outside_s = (1.0 - members / self.ranks) * self.sent * nodes / (network / local)
             on_wire = np.maximum(inside, outside_s)
         # A transfer in pieces inside a node takes t + 2 sqrt(t x piece).
         piece_s = np.where(outside, 0.0, LINK_PIECE_S)
         return on_wire + 2.0 * np.sqrt(on_wire * (piece_s * calls)) + calls * latency_s
 
 
-def wires_of(x: Case) -> Wires:
-    """Find the wires that each layout's ranks share."""
-    rates = x.rates
-    local = np.minimum(x.ranks * x.tensor * x.pipeline / np.maximum(x.nodes, 1.0), rates.gpus_per_node)
-    return Wires(
-        link=rates.link,
-        link_latency_s=rates.link_latency_s,
-        network=rates.network,
-        network_latency_s=rates.network_latency_s,
-        local=np.maximum(1.0, local),
-    )
+def local_ranks(x: Case) -> Number:
+    """Ranks of a node, which share its network."""
+    spread = x.ranks * x.tensor * x.pipeline / np.maximum(x.nodes, 1.0)
+    return np.maximum(1.0, np.minimum(spread, x.rates.gpus_per_node))
 
 
 def collectives(x: Case) -> Iterator[tuple[str, Collective]]:

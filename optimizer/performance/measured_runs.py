@@ -131,7 +131,7 @@ def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration, *, new_gpu
     """Compute log(predicted / measured) step time of each row; with ``new_gpus`` of an unknown power limit."""
     table, measured = stack_tables(rows), np.array([row.step_time_s for row in rows])
     if new_gpus:
-        table = replace(table, throttling=np.zeros(len(rows)))
+        table = replace(table, rates=replace(table.rates, throttling=np.zeros(len(rows))))
     coefficients: Coefficients = stack([row.setup.coefficients(calibration) for row in rows])
     return np.asarray(np.log(sum(step_seconds(table, coefficients).values()) / measured))
 

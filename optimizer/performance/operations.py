@@ -514,9 +514,9 @@ class HostTime:
     """
 
     layers: Number
-    waits: Number
-    seconds: Number
-    late_ranks: Number
+    waits: Number = 0.0
+    seconds: Number = 0.0
+    late_ranks: Number = 0.0
 
 
 def host_time(x: Case) -> HostTime:
@@ -530,10 +530,10 @@ def host_time(x: Case) -> HostTime:
         # Recomputation takes the host as long again.
         layers = none.kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
         layers = layers + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0)
-        return HostTime(layers=layers, waits=0.0, seconds=0.0, late_ranks=0.0)
+        return HostTime(layers=layers)
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
     if not model.layers:
-        return HostTime(layers=layers, waits=0.0, seconds=0.0, late_ranks=0.0)
+        return HostTime(layers=layers)
     plain = x.layer.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0

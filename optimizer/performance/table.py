@@ -11,8 +11,8 @@ import numpy as np
 from optimizer.performance import kernels
 from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
-from optimizer.performance.case import Case
-from optimizer.performance.collectives import Collective, Wires, collectives, hook_seconds, wires_of
+from optimizer.performance.case import Case, Rates
+from optimizer.performance.collectives import Collective, collectives, hook_seconds, local_ranks
 from optimizer.performance.operations import PARTS, HostTime, Operation, host_time, operations, weight_bytes_moved
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Number
 
@@ -50,13 +50,14 @@ class StepTable:
         hides_context: share of attention beside which a context ring sends.
         hides_tensor, hides_data: flags of communication beside computation.
         gathers_all_along: flag of ZeRO-3, which gathers in the forward pass too.
-        throttling: extra share of time of arithmetic at the power limit.
+        local: ranks of a node.
         hook_s, optimizer_s, load_s: of a step.
     """
 
     sums: dict[str, Sums]
     collectives: dict[str, Collective]
-    wires: Wires
+    rates: Rates
+    local: Number
     host: HostTime
     weights_s: Number
     share: Number
@@ -68,7 +69,6 @@ class StepTable:
     hides_tensor: Number
     hides_data: Number
     gathers_all_along: Number
-    throttling: Number
     hook_s: Number
     optimizer_s: Number
     load_s: Number
@@ -83,7 +83,8 @@ def build_table(x: Case) -> StepTable:
     return StepTable(
         sums=_sum_operations(x),
         collectives=dict(collectives(x)),
-        wires=wires_of(x),
+        rates=x.rates,
+        local=local_ranks(x),
         host=host_time(x),
         weights_s=weight_bytes_moved(x) / x.rates.memory,
         share=x.stage_layers / layers if layers else 1.0,
@@ -95,7 +96,6 @@ def build_table(x: Case) -> StepTable:
         hides_tensor=float(x.code.overlaps_tensor),
         hides_data=hides_data,
         gathers_all_along=np.where(x.sharding >= ZERO3, 1.0, 0.0),
-        throttling=x.rates.throttling,
         hook_s=hook_seconds(x),
         optimizer_s=_optimizer_seconds(x),
         load_s=x.rates.load_s_per_sample * x.micro_batch * x.grad_accum,
@@ -132,7 +132,6 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
         row["moved_gb"] += float(op.moved * op.count) / 1e9
         row["s"] += float(Sums(**total).seconds(c))
         row["kept_mb_a_layer"] = kept.pop(op.name, 0.0) / 1e6
-    wires = wires_of(x)
     extra = [{"operation": name, "kept_mb_a_layer": each / 1e6} for name, each in kept.items() if each]
     sends = [
         {
@@ -140,7 +139,7 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
             "ranks": int(row.ranks),
             "count": float(row.calls),
             "moved_gb": float(row.sent) / 1e9,
-            "s": float(row.seconds(wires, c)),
+            "s": float(row.seconds(x.rates, local_ranks(x), c)),
         }
         for name, row in collectives(x)
         if np.any(row.a_micro_batch * row.calls + row.a_step * row.calls > 0) and row.ranks != 1
@@ -163,7 +162,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     sent: dict[str, Number] = dict.fromkeys(("tensor", "context", "expert", "pipeline", "data"), 0.0)
     step_s: Number = 0.0
     for row in t.collectives.values():
-        seconds = row.seconds(t.wires, c)
+        seconds = row.seconds(t.rates, t.local, c)
         sent[row.axis] = sent[row.axis] + seconds * row.a_micro_batch
         step_s = step_s + seconds * row.a_step
     # A context rank's sends hide behind attention to the previous rank's keys.
@@ -181,7 +180,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     arithmetic = work["matmul"] + work["attention"]
     dense = (arithmetic * t.last_share + work["head"]) / np.maximum(with_head, _NO_TIME_S)
     over = np.maximum(0.0, dense - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
-    slower = t.throttling * over**kernels.THROTTLING_POWER
+    slower = t.rates.throttling * over**kernels.THROTTLING_POWER
     stage = stage + slower * arithmetic * t.share
     with_head = with_head + slower * (arithmetic * t.last_share + work["head"])
     # The slowest stage sets the pace: the last, unless layers are spread with the head's weight.

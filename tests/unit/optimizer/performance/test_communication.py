@@ -14,8 +14,8 @@ from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
 from optimizer.contract.hardware import Precision
 from optimizer.performance.calibration import Coefficients
-from optimizer.performance.case import Case
-from optimizer.performance.collectives import Collective, Kind, Wires, collectives
+from optimizer.performance.case import Case, Rates
+from optimizer.performance.collectives import Collective, Kind, collectives
 from optimizer.performance.kernels import FUSED_EXCHANGE
 from optimizer.performance.rates import NVLINK_EFFICIENCY, NVLINK_LATENCY_S, network_rate
 from optimizer.performance.types import DDP, SHARDINGS, ZERO1, ZERO2, ZERO3, Hardware, Recipe
@@ -36,20 +36,22 @@ MIB = 2**20
 LINK_BYTE_PER_S = 450e9 * NVLINK_EFFICIENCY
 
 
+def wires(link: float, link_latency_s: float, network: float, network_latency_s: float) -> Rates:
+    """Links and network of an H100 node."""
+    rates = case().rates
+    return replace(
+        rates, link=link, link_latency_s=link_latency_s, network=network, network_latency_s=network_latency_s
+    )
+
+
 def seconds_of(
     kind: Kind, ranks: int, sent: float, *, calls: int = 1, members: int | None = None, network_byte_per_s: float = 1e9
 ) -> float:
     """Seconds of a collective of ``ranks`` H200s, ``members`` on a node; the links are NVLink 4."""
     members = members or ranks
-    wires = Wires(
-        link=LINK_BYTE_PER_S,
-        link_latency_s=NVLINK_LATENCY_S,
-        network=network_byte_per_s * members,
-        network_latency_s=50e-6,
-        local=float(members),
-    )
+    rates = wires(LINK_BYTE_PER_S, NVLINK_LATENCY_S, network_byte_per_s * members, 50e-6)
     row = Collective(axis="context", kind=kind, ranks=float(ranks), sent=sent, calls=float(calls))
-    return float(row.seconds(wires, Coefficients()))
+    return float(row.seconds(rates, float(members), Coefficients()))
 
 
 def case(model: Any = LLAMA_8B, *, recipe: Recipe | None = None, **grid: Any) -> Case:
@@ -138,9 +140,9 @@ def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
 
 def test_nvidias_exchange_sends_a_token_once_a_node() -> None:
     """A token's eight copies reach 1.99 of two nodes, half of them in its own."""
-    wires = Wires(link=1e12, link_latency_s=0.0, network=8e9, network_latency_s=0.0, local=8.0)
+    rates = wires(1e12, 0.0, 8e9, 0.0)
     row = Collective(axis="expert", kind="all-to-all", ranks=16.0, sent=8e9, calls=1.0)
-    each, once = (float(replace(row, copies=copies).seconds(wires, Coefficients())) for copies in (1.0, 8.0))
+    each, once = (float(replace(row, copies=copies).seconds(rates, 8.0, Coefficients())) for copies in (1.0, 8.0))
     assert each == pytest.approx(4.0)
     assert once / each == pytest.approx(2 * (1 - 0.5**8) / 8)
 
