@@ -224,8 +224,6 @@ def _container_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.requirements:
         yield "gpufleet:image and gpufleet:requirements are both set: install the packages into the image, and drop one"
-    if settings.nsight:
-        yield "gpufleet:nsight and gpufleet:image are both set: nsys traces no container's training; drop one"
 
 
 def _network_refusals(settings: StackSettings) -> Iterator[str]:

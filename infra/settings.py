@@ -173,9 +173,6 @@ class StackSettings(_Model):
     standby: Boolean = False
     """Keep processes ready that replace a failed worker of a script of your own within seconds (docs/training.md).
     gpufleet's own trainer has them in any case."""
-    nsight: Boolean = False
-    """Let `gpufleet logs trace --nsight` capture the training with Nsight Systems, on nodes where nsys is installed
-    (docs/operations.md); not with an image."""
     data: str = ""
     """Training data, an s3:// prefix, which every node copies to its NVMe before it is in service and may then read (a
     plan with a Lustre file system links that instead), or a folder on the nodes. The command finds it in

@@ -56,11 +56,11 @@ def file_of(text: str, run_dir: Path) -> Iterator[str]:
 
 
 def start_as(
-    user: pwd.struct_passwd | None, words: Sequence[str], environment: Mapping[str, str], folder: Path, *, stdin: int
+    user: pwd.struct_passwd | None, words: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start a program as a user, None for the agent's own, with the unit's limits (LimitMEMLOCK, for EFA)."""
     return subprocess.Popen(
-        words, cwd=folder, env=environment, stdin=stdin, user=user.pw_uid if user else None,
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, user=user.pw_uid if user else None,
         group=user.pw_gid if user else None, extra_groups=[] if user else None,
     )  # fmt: skip
 

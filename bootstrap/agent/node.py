@@ -11,7 +11,6 @@ from bootstrap.agent.commands import BOOTSTRAP
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
-from bootstrap.agent.nsight import Nsight
 from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.agent.telemetry import Telemetry
@@ -36,12 +35,10 @@ class SupervisedNode:
             settings.run_dir.chmod(0o1777)
         # Left by an earlier start.
         self.notices.clear()
-        for path in (settings.run_dir / "state", settings.progress_file):
-            path.unlink(missing_ok=True)
+        settings.progress_file.unlink(missing_ok=True)
         self.group = GroupClient(settings)
         self.credentials = TrainingCredentials(settings, self.group)
-        self.reports = Reports(self.group, settings.run_dir / "state", settings.limits.tell_delay_s)
-        self.nsight = Nsight(settings)
+        self.reports = Reports(self.group, settings.limits.tell_delay_s)
         self._telemetry = Telemetry(settings.progress_file, settings.log_file)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0
@@ -53,7 +50,6 @@ class SupervisedNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.nsight.close()
         if self._watcher is not None:
             self._watcher.terminate()
             self._watcher.wait()

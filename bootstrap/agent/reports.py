@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
@@ -24,8 +23,8 @@ class State:
 class Reports:
     """The newest state, told again and again until that succeeds; an older one never follows a newer."""
 
-    def __init__(self, group: GroupClient, state_file: Path, delay_s: float) -> None:
-        self._group, self._state_file, self._delay_s = group, state_file, delay_s
+    def __init__(self, group: GroupClient, delay_s: float) -> None:
+        self._group, self._delay_s = group, delay_s
         self._changed = threading.Condition()
         self._newest: State | None = None
         self._told: State | None = None
@@ -33,9 +32,6 @@ class Reports:
 
     def tell(self, name: str, exit_status: int, step: str = "", *, done_steps: int | None = None) -> None:
         """Have the controller told; returns at once."""
-        new = self._state_file.with_name("state.new")
-        new.write_text(f"{name} {exit_status}{step and ' '}{step}\n", encoding="utf-8")
-        new.replace(self._state_file)
         with self._changed:
             self._newest = State(name, exit_status, step, done_steps)
             self._changed.notify_all()

@@ -71,7 +71,6 @@ class Settings:
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
-        nsight: Nsight Systems may trace the training, where nsys is installed.
         train_user: user that torchrun runs as; empty: the agent's own.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
         limits: counts and times of the agent.
@@ -98,7 +97,6 @@ class Settings:
     plan: NodePlan | None
     python: str
     image: str
-    nsight: bool
     train_archive: str
     train_command: str
     train_dir: Path
@@ -156,7 +154,6 @@ class Settings:
             plan=read.plan(),
             python=python,
             image=read.text("GPUFLEET_IMAGE"),
-            nsight=read.text("GPUFLEET_NSIGHT") == "1",
             train_archive=read.text("GPUFLEET_TRAIN_ARCHIVE"),
             train_command=train_command,
             train_dir=Path(read.text("GPUFLEET_TRAIN_DIR", str(Path.cwd()))),

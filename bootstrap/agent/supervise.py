@@ -168,10 +168,6 @@ def _run_once(node: SupervisedNode, torchrun: Torchrun) -> tuple[int, str]:
             log(f"FAIL {lone}")
             torchrun.end()
             return EXIT_AT_FAULT, ""
-        if torchrun.has_lost_nsight():
-            log("gpufleet:nsight: the session has ended; starting torchrun again without it")
-            torchrun.end()
-            break
         if time.monotonic() >= tell_at:
             tell_at = time.monotonic() + STEPS_REPORT_S
             node.reports.tell("training", 0, done_steps=read_step(node.settings.progress_file))

@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 
@@ -87,16 +86,13 @@ class Torchrun:
         log(f"starting torchrun {' '.join(options)}")
         words = ["-m", "bootstrap.training.torchrun", *options, *command]
         environment = training_environment(node, rendezvous)
-        added = {} if test else node.nsight.variables(environment)
-        self._has_nsight = bool(added)
-        environment |= added
         if node.settings.image:
             container.remove()
             words, environment = container.command(node.settings, environment, words, container.NAME)
             user = None  # docker starts torchrun as that user
         else:
             words = [node.settings.python, *words]
-        self._process = start_as(user, words, environment, node.settings.train_dir, stdin=subprocess.DEVNULL)
+        self._process = start_as(user, words, environment, node.settings.train_dir)
         self._last_workers: list[int] = []
 
     def runs(self) -> bool:
@@ -124,10 +120,6 @@ class Torchrun:
             f"WORLD_SIZE of the command's ranks is {world}, and all of them run on this node: each of the "
             f"{self._node.settings.node_count} nodes trains by itself (docs/engines.md)"
         )
-
-    def has_lost_nsight(self) -> bool:
-        """True where what torchrun and its workers start would end with 1: the session of their variables is gone."""
-        return self._has_nsight and self._node.nsight.has_ended()
 
     def status(self) -> int:
         """Wait for the exit status; 128 and the signal's number after a signal, as in a shell."""

@@ -42,7 +42,6 @@ class NodeEnvironment(PlanEnvironment):
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
     GPUFLEET_IMAGE: str  # container image that the training runs in, by digest; empty: the node's own environment
-    GPUFLEET_NSIGHT: str  # 1: Nsight Systems may trace the training (gpufleet logs trace --nsight)
     GPUFLEET_AGENT: str  # JSON: counts and times of the agent that replace its own (AgentLimits in agent/settings.py)
     GPUFLEET_STANDBY: str  # 1: processes stand by for any command; empty: for the reference trainer
     GPUFLEET_TRAIN_ROLE_ARN: str  # role of the training's own; empty: it has the node's

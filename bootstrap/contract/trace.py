@@ -1,7 +1,6 @@
 """A person's request for a profiler trace: ``traces/request.json`` beside the checkpoints, by `gpufleet logs trace`.
 
-Its answer is ``traces/ID/rank-R.json.gz`` of torch.profiler or ``traces/ID/rank-R.nsys-rep`` of Nsight Systems, or
-``traces/ID/rank-R.txt`` with the reason why there is none.
+Its answer is ``traces/ID/rank-R.json.gz`` of torch.profiler, or ``traces/ID/rank-R.txt`` with why there is none.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ REQUEST = f"{FOLDER}/request.json"
 # The training looks for a request every POLL_S; an older request than MAX_AGE is not carried out any more.
 POLL_S = 30.0
 MAX_AGE = timedelta(hours=1)
-# Variables of a training that nsys may trace: the program, and its session (agent/nsight.py).
-NSYS, NSYS_SESSION = "GPUFLEET_NSYS", "GPUFLEET_NSYS_SESSION"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceRequest:
-    """A request to trace ``steps`` steps of one rank, or its node for ``nsight_s`` seconds by Nsight Systems."""
+    """A request to trace ``steps`` steps of one rank."""
 
     schema_version: Literal[1] = 1
     id: str
@@ -32,17 +29,11 @@ class TraceRequest:
     steps: int
     at: datetime
     by: str  # ARN
-    nsight_s: int = 0  # 0: torch.profiler
-
-    @property
-    def suffix(self) -> str:
-        """End of the trace's name."""
-        return "nsys-rep" if self.nsight_s else "json.gz"
 
     @property
     def trace(self) -> str:
         """Name of the trace, below the checkpoints' prefix."""
-        return f"{FOLDER}/{self.id}/rank-{self.rank}.{self.suffix}"
+        return f"{FOLDER}/{self.id}/rank-{self.rank}.json.gz"
 
     @property
     def failure(self) -> str:

@@ -42,7 +42,8 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
         # Nodes end themselves during an outage, which is no failure.
         is_end_of_another = new.served or new.interrupted or new.given_back or key in missed
-        if ended_now and not is_end_of_another and state.phase in UP:
+        # Beside a complete gang it is a node of the place that the gang would move to.
+        if ended_now and not is_end_of_another and state.phase in UP and not state.complete_since:
             unfit += 1
         instances[key] = new
     failures = seen.failed_launches

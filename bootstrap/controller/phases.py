@@ -238,13 +238,16 @@ def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
     assert state.beside_since
     settings, now, name = tick.settings, tick.now, state.beside.name
     group = tick.seen.groups.get(name)
+    asked_at = state.answers[name].asked_at if name in state.answers else None
     if group and len(set(group.in_service) - tick.seen.ended) >= settings.node_count:
         reason = f"{_all_of(settings.node_count)} in service in {name}, so the gang saves and moves: {state.beside.why}"
         changes = {"after": "waiting", "next_place": state.beside, "beside": state.beside}
         return _leave(tick, state).with_phase("draining", reason, now, round_started_at=now, **changes)
-    if now - state.beside_since + TICK > timedelta(seconds=settings.gang_window_s):
-        return _give_up_beside(tick, state)
-    return state
+    is_late = now - state.beside_since + TICK > timedelta(seconds=settings.gang_window_s)
+    # A node that failed its set-up or tests, or was taken back: the gang works on, so nothing is asked for again.
+    has_come = asked_at is not None and state.beside_since <= asked_at < now
+    is_short = has_come and (group is None or group.count_staying(tick.seen.ended) < settings.node_count)
+    return _give_up_beside(tick, state) if is_late or is_short else state
 
 
 def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:

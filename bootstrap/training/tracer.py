@@ -1,5 +1,4 @@
-"""Profiler traces on demand (contract/trace.py): a few steps of one rank by torch.profiler, or a node for some seconds
-by Nsight Systems, into the store.
+"""Profiler traces on demand (contract/trace.py): a few steps of one rank by torch.profiler, into the store.
 
 On each node local rank 0 looks for a request in the store; the other ranks read it from a file beside the notices. No
 rank waits for another, and nothing here ends the training.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,16 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.trace import (
-    FOLDER,
-    MAX_AGE,
-    NSYS,
-    NSYS_SESSION,
-    POLL_S,
-    REQUEST,
-    TraceRequest,
-    read_trace_request,
-)
+from bootstrap.contract.trace import FOLDER, MAX_AGE, POLL_S, REQUEST, TraceRequest, read_trace_request
 from bootstrap.training.errors import AlreadyExistsError
 from bootstrap.training.notices import DRAIN_FILE_VARIABLE
 from bootstrap.training.stores import Store
@@ -42,10 +31,6 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 # For the last trace of a run that ends.
 LAST_WRITE_S = 60.0
-# With the training's variables nsys would trace itself.
-NSYS_NEEDS = ("HOME", "PATH", "TMPDIR")
-# nsys stop writes the report.
-NSYS_LIMIT_S = 600.0
 
 
 class Tracer:
@@ -97,9 +82,6 @@ class Tracer:
 
     def _begin(self, request: TraceRequest, step: int) -> None:
         self._handled, self._request, self._ends_at = request.id, request, step + request.steps
-        if request.nsight_s:
-            self._in_background(self._capture, request)
-            return
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         try:
             started = profile(activities=activities, record_shapes=True, acc_events=True)
@@ -127,22 +109,6 @@ class Tracer:
             return
         self._in_background(self._write, request, taken)
 
-    def _capture(self, request: TraceRequest) -> None:
-        """Have nsys collect from all processes of this node."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.nsys-rep"
-            try:
-                # Sampling and context switches need rights that a training may not have (perf_event_paranoid).
-                _nsys("start", "--sample=none", "--cpuctxsw=none", f"--output={path.with_suffix('')}")
-                logger.info("nsys collects for %d s, asked for by %s", request.nsight_s, request.by)
-                self._closing.wait(request.nsight_s)
-                _nsys("stop")
-                content = path.read_bytes()
-            except (_NsysError, OSError) as error:
-                self._put(request.failure, f"{error}\n".encode())
-                return
-        self._write_trace(request, content)
-
     def _write(self, request: TraceRequest, taken: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json.gz"
@@ -152,9 +118,6 @@ class Tracer:
             except Exception as error:  # noqa: BLE001 - a full disk
                 self._put(request.failure, f"the trace cannot be written: {error}\n".encode())
                 return
-        self._write_trace(request, content)
-
-    def _write_trace(self, request: TraceRequest, content: bytes) -> None:
         self._put(request.trace, content)
         logger.info("the trace is %s/%s, %.1f MB", self._store.uri, request.trace, len(content) / 1e6)
 
@@ -182,9 +145,6 @@ class Tracer:
         return request if request.rank == self._rank and request.id != self._handled else None
 
     def _fetch(self) -> None:
-        if NSYS in os.environ:
-            with suppress(_NsysError):  # usual: nothing is collected
-                _nsys("stop")  # a collection of workers that failed
         seen, problem = "", ""
         while not self._closing.is_set():
             try:
@@ -212,24 +172,3 @@ class Tracer:
             new.write_text(text, encoding="utf-8")
             new.replace(self._file)
         return request.id
-
-
-def _nsys(command: str, *options: str) -> None:
-    """Run a command of nsys in the agent's session."""
-    if NSYS not in os.environ:
-        raise _NsysError("gpufleet:nsight is not set, or the node has no nsys (the agent's log says)")
-    words = [os.environ[NSYS], command, f"--session={os.environ[NSYS_SESSION]}", *options]
-    environment = {name: os.environ[name] for name in NSYS_NEEDS if name in os.environ}
-    try:
-        done = subprocess.run(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=NSYS_LIMIT_S, check=False, text=True, errors="replace",
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _NsysError(f"nsys {command}: {error}") from error
-    if done.returncode:
-        raise _NsysError(f"nsys {command} ended with {done.returncode}: {done.stdout.strip()[-500:]}")
-
-
-class _NsysError(Exception):
-    pass

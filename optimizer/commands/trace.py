@@ -22,9 +22,6 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 LOOK_S = 5
 # A GPU's trace of one step has tens of thousands of events.
 MOST_STEPS = 100
-# nsys writes the report, of all processes of the node, at once.
-MOST_SECONDS = 60
-NSIGHT_KEY = "gpufleet:nsight"
 
 
 @click.command(
@@ -32,17 +29,12 @@ NSIGHT_KEY = "gpufleet:nsight"
 Example:
   gpufleet logs trace --stack dev
   gpufleet logs trace --rank 11 --steps 2 --out traces --stack dev
-  gpufleet logs trace --rank 11 --nsight --seconds 5 --stack dev
 """
 )
 @one_stack_options
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Rank of the GPU (RANK).")
 @click.option(
     "--steps", type=click.IntRange(1, MOST_STEPS), default=3, show_default=True, help="Optimizer steps to trace."
-)
-@click.option("--nsight", is_flag=True, help="Trace the rank's whole node with Nsight Systems instead.")
-@click.option(
-    "--seconds", type=click.IntRange(1, MOST_SECONDS), default=10, show_default=True, help="Time that --nsight traces."
 )
 @click.option(
     "--out",
@@ -51,16 +43,11 @@ Example:
     help="Folder for the trace.  [default: the current one]",
 )
 @click.option("--timeout", type=Hours(), default="15min", show_default=True, help="How long to wait for it.")
-def command(
-    stack: str | None, directory: Path, rank: int, steps: int, nsight: bool, seconds: int, out: Path, timeout: float
-) -> None:
+def command(stack: str | None, directory: Path, rank: int, steps: int, out: Path, timeout: float) -> None:
     """Trace some steps of a running training with torch.profiler, and download the trace.
 
     Writes traces/request.json beside the stack's checkpoints; within a minute the training traces the steps, which take
     a little longer, and puts the trace there. It needs the reference trainer, or a loop of SpotTolerantRun's steps.
-
-    With --nsight, nsys traces all processes of the rank's node: CUDA, NVTX and calls of the operating system. The stack
-    needs gpufleet:nsight, and its nodes nsys.
 
     Needs s3:PutObject, s3:GetObject and s3:ListBucket below the checkpoints' prefix, and the stack's key. The file's
     path is the result.
@@ -69,24 +56,16 @@ def command(
     ranks = file.plan.node_count * file.plan.node.ranks
     if rank >= ranks:
         raise InvalidInputError(f"rank {rank}", limit=f"0 to {ranks - 1}: the GPUs of the stack's plan")
-    if nsight and str(file.config.get(NSIGHT_KEY)).lower() != "true":
-        raise InvalidInputError(
-            f"{NSIGHT_KEY} is not true in {file.path}",
-            next_step=f"pulumi config set {NSIGHT_KEY} true --stack {file.stack}, pulumi up",
-        )
     names, caller = resolve_names(file)
     now = datetime.now(UTC).replace(microsecond=0)
     name = f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:6]}"
-    request = TraceRequest(id=name, rank=rank, steps=steps, at=now, by=caller, nsight_s=seconds if nsight else 0)
+    request = TraceRequest(id=name, rank=rank, steps=steps, at=now, by=caller)
     content = _carry_out(names, request, timedelta(hours=timeout))
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"trace-{names.stack}-rank-{rank}-{name}.{request.suffix}"
+    path = out / f"trace-{names.stack}-rank-{rank}-{name}.json.gz"
     path.write_bytes(content)
     click.echo(path)
-    viewer = (
-        "nsys-ui, of the nodes' version or a newer one" if nsight else "https://ui.perfetto.dev or chrome://tracing"
-    )
-    say(f"open it in {viewer}", err=True)
+    say("open it in https://ui.perfetto.dev or chrome://tracing", err=True)
 
 
 def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
@@ -98,8 +77,7 @@ def _carry_out(names: Names, request: TraceRequest, wait: timedelta) -> bytes:
         next_step=f"use credentials that may read and write below s3://{names.bucket}/{names.checkpoint_prefix}/",
     ):
         training.ask_trace(s3, names.bucket, names.checkpoint_prefix, request)
-        extent = f"{request.nsight_s} s of its node" if request.nsight_s else counted(request.steps, "step")
-        say(f"asked rank {request.rank} of stack {names.stack} for {extent}", err=True)
+        say(f"asked rank {request.rank} of stack {names.stack} for {counted(request.steps, 'step')}", err=True)
         ends_at = time.monotonic() + wait.total_seconds()
         try:
             with patience("waiting for the trace"):

@@ -82,7 +82,6 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:image": f"{REGISTRY}/train:1"}, "by digest.*gpufleet stack set PLAN --stack dev --image URI"),
         ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),
         ({"gpufleet:image": CONTAINER, "gpufleet:requirements": "r.txt"}, "install the packages into the image"),
-        ({"gpufleet:image": CONTAINER, "gpufleet:nsight": "true"}, "nsys traces no container's training"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
         ({"gpufleet:trainCommand": "train.py --name 'a"}, "unbalanced quotes"),
         ({"gpufleet:trainCommand": "accelerate launch train.py"}, r"accelerate has no option with \$\{MASTER_ADDR\}"),

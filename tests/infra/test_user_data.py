@@ -304,7 +304,6 @@ def test_a_first_up_trains_what_the_plan_says(tmp_path: Path) -> None:
     assert read_back(file) == given and "'" not in given["GPUFLEET_PLAN"]
     assert given["GPUFLEET_STANDBY"] == ""
     assert variables(plan, standby=True)["GPUFLEET_STANDBY"] == "1"
-    assert [variables(plan, nsight=one)["GPUFLEET_NSIGHT"] for one in (False, True)] == ["", "1"]
     data = variables(plan, data="s3://corpus/tokens")
     assert (data["GPUFLEET_TRAIN_DATA"], data["GPUFLEET_STAGING_LIMIT_S"]) == ("s3://corpus/tokens", "1800")
     assert (base_limit := given["GPUFLEET_STAGING_LIMIT_S"]) == "0"

@@ -389,7 +389,7 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
     names = ("BUCKET", "ASG_NAME", "INSTANCE_ID", "RUN")
     given = {f"GPUFLEET_{name}": name.lower() for name in names} | {"GPUFLEET_RUN_DIR": f"{tmp_path}/run/gpufleet"}
     group = GroupClient(Settings.from_environment(given))
-    reports = Reports(group, tmp_path / "state", 0.0)
+    reports = Reports(group, 0.0)
     for done_steps in (None, None, 40):
         reports.tell("training", 0, done_steps=done_steps)
         reports.wait(5.0)

@@ -205,6 +205,15 @@ def test_nodes_beside_that_never_serve_do_not_end_the_gang_that_works() -> None:
     assert (world.phase, world.in_service(), world.known.unfit_nodes) == ("running", works, 0)
 
 
+def test_nodes_beside_that_fail_are_given_up_and_not_launched_again_and_again() -> None:
+    world = standing()
+    works, world.boot = world.in_service(), None
+    world.run(180)
+    # A place that did not give the nodes is asked again after half an hour at the earliest.
+    assert 6 <= len(world.nodes) <= 3 + 3 * 6
+    assert (world.phase, world.in_service(), world.known.unfit_nodes) == ("running", works, 0)
+
+
 def test_a_gang_that_cannot_leave_spot_for_the_deadline_says_so() -> None:
     world = standing()
     world.capacity["on-demand"] = 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.contract.trace import MAX_AGE, NSYS, NSYS_SESSION, REQUEST, TraceRequest
+from bootstrap.contract.trace import MAX_AGE, REQUEST, TraceRequest
 from bootstrap.training import tracer
 from bootstrap.training.notices import DRAIN_FILE_VARIABLE
 from bootstrap.training.stores import LocalStore
@@ -137,28 +137,3 @@ def test_an_old_request_and_a_run_without_the_agent_trace_nothing(
     alone.start()
     run(alone)
     assert list((tmp_path / "run").iterdir()) == [] and store.names("traces/") == [REQUEST]
-
-
-def test_a_node_without_nsys_says_so(store: LocalStore) -> None:
-    request = TraceRequest(id="first", rank=0, steps=1, at=datetime.now(UTC), by="ada", nsight_s=1)
-    store.write(REQUEST, [request.to_text().encode()])
-    assert b"gpufleet:nsight is not set" in failure_of(request, store)
-
-
-def test_nsys_that_collects_already_is_left_alone(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Another rank of the node was asked a moment ago."""
-    program = tmp_path / "nsys"
-    program.write_text(
-        f"#!/bin/sh\necho $* >>{tmp_path}/calls\necho Configuring is not allowed in this state.\nexit 1\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv(NSYS, str(program))
-    monkeypatch.setenv(NSYS_SESSION, "gpufleet-1")
-    request = TraceRequest(id="first", rank=0, steps=1, at=datetime.now(UTC), by="ada", nsight_s=1)
-    traced = Tracer(store, rank=0, local_rank=0)
-    traced._begin(request, 5)
-    traced.close(in_order=True)
-    assert b"nsys start ended with 1: Configuring is not allowed" in store.read(request.failure)
-    assert [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()] == ["start"]

@@ -42,22 +42,6 @@ def test_the_trace_is_asked_for_and_downloaded(
     assert Path(said.strip()).parent == out and request.id in said
 
 
-def test_a_node_is_asked_for_nsys_where_the_stack_has_it(
-    deployed: DeployedStack, gpufleet: Gpufleet, answer: list[str], tmp_path: Path
-) -> None:
-    code, _, err = gpufleet("logs", "trace", *deployed.arguments, "--nsight")
-    assert code == 2 and "pulumi config set gpufleet:nsight true --stack" in err
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    file.write_text(file.read_text().replace("config:\n", "config:\n  gpufleet:nsight: true\n", 1))
-    answer.append("trace")
-    code, said, err = gpufleet(
-        "logs", "trace", *deployed.arguments, "--nsight", "--seconds", "5", "--out", str(tmp_path)
-    )
-    assert code == 0 and "nsys-ui" in err and "5 s of its node" in err
-    assert asked(deployed).nsight_s == 5 and asked(deployed).trace.endswith("rank-0.nsys-rep")
-    assert Path(said.strip()).suffix == ".nsys-rep" and Path(said.strip()).read_text() == "what the training wrote\n"
-
-
 def test_a_rank_that_took_none_says_why(deployed: DeployedStack, gpufleet: Gpufleet, answer: list[str]) -> None:
     answer.append("failure")
     code, _, err = gpufleet("logs", "trace", *deployed.arguments)
