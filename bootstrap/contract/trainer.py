@@ -244,8 +244,9 @@ def span_lengths(seq_len: int) -> tuple[int, int]:
 
 
 def is_mixture(architecture: Mapping[str, Any]) -> bool:
-    """True for the config of a mixture of experts."""
-    return any(architecture.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    """True for the config of a mixture of experts, also of one with a tower for images."""
+    fields = {**architecture, **(architecture.get("text_config") or {})}
+    return any(fields.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
 def _model_problem(architecture: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from pprint import pformat
 
-from bootstrap.contract.trainer import ENCODERS, TORCHVISION, WITH_LENGTHS, with_nulls
+from bootstrap.contract.trainer import TORCHVISION, is_mixture, with_nulls
 from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config.engine import Engine, checkpoint_interval_steps
+from optimizer.workload.families import FAMILIES, Family
 
 _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
@@ -27,9 +28,9 @@ _USUAL_STAGES = 2
 def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
     if job.architecture is not None:
-        kind = str(job.architecture.get("model_type"))
-        if TORCHVISION in job.architecture or kind in (*ENCODERS, *WITH_LENGTHS):
-            yield f"the model is {job.model}, and torchtitan trains decoders"
+        family = FAMILIES.get(str(job.architecture.get("model_type")), Family())
+        if TORCHVISION in job.architecture or family.architecture != "decoder" or family.vision:
+            yield f"the model is {job.model}, and torchtitan's backend trains decoders of text"
     if split.tensor > 1 and not split.sequence_parallel:
         yield f"tensor parallelism is {split.tensor} without sequence parallelism, which its model code always adds"
     if split.pipeline > 1 and split.virtual_stages > 1 and _layers(plan) is None:
@@ -98,8 +99,7 @@ def _arguments(lines: Iterator[str], indent: int) -> str:
 
 def _write(plan: FleetPlan) -> str:
     job = plan.job
-    experts = any("expert" in key for key in job.architecture or {})
-    model_config = "TitanMoeModelConfig" if experts else "TitanModelConfig"
+    model_config = "TitanMoeModelConfig" if is_mixture(job.architecture or {}) else "TitanModelConfig"
     tf32 = _MATMUL_PRECISION.get(job.precision)
     precision = f'    torch.set_float32_matmul_precision("{tf32}")\n' if tf32 else ""
     architecture = "None" if job.architecture is None else pformat(with_nulls(job.architecture), width=110)

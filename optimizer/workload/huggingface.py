@@ -82,10 +82,11 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
             why="it is the decoder beside an encoder that the configuration does not describe",
             next_step=_PROFILE,
         )
-    whole, tower, shape = _config(kind, data, origin), 0, Values()
+    whole, tower, text = _config(kind, data, origin), 0, data
     if family.text:
-        text = data.get("text_config")
-        family, c = FAMILIES[family.text], _config(family.text, data if text is None else text, origin)
+        # Qwen's published configurations have the text's fields beside vision_config.
+        text = data.get("text_config") or (data if kind.startswith("qwen") else {})
+        family, c = FAMILIES[family.text], _config(family.text, text, origin)
         values = _read(c, family, required=())
         vision = FAMILIES[kind].vision
         tower = TOWERS[vision](_config(vision, data.get("vision_config") or {}, origin), values["hidden_size"])
@@ -94,10 +95,13 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
         c = whole
         values = _read(c, family, required=_REQUIRED)
     values.setdefault("tied_embeddings", bool(whole.get("tie_word_embeddings")))
+    config = _prune(data, kind) | values.pop("config", {})
     if family.architecture in ("decoder", "encoder"):
-        shape = {} if tower else _explicit(c, family, values)
-        shape["tie_word_embeddings"] = values["tied_embeddings"]
-    config = {**shape, **_prune(data, kind), **values.pop("config", {})}
+        shape = _explicit(c, family, values)
+        if text is not data:
+            config["text_config"] = shape | config.get("text_config", {})
+            shape = {}
+        config = {**shape, "tie_word_embeddings": values["tied_embeddings"], **config}
     source = f"{origin} ({kind})"
     if quantised := data.get("quantization_config"):
         method = quantised.get("quant_method", "") if isinstance(quantised, Mapping) else ""

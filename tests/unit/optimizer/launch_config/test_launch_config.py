@@ -119,6 +119,13 @@ def test_a_refusal_names_the_plan_of_the_same_answer_that_the_engine_takes() -> 
     assert "or megatron-core can" in refused.value.next_step
 
 
+@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "gemma3", "qwen2_vl", "t5"])
+def test_torchtitan_refuses_what_its_backend_does_not_train(kind: str) -> None:
+    architecture = {"model_type": kind, "vision_config": {}, "text_config": {}}
+    with pytest.raises(InvalidInputError, match="trains decoders of text"):
+        launch_config(plan({"architecture": architecture}), "torchtitan", "plan.py")
+
+
 def test_adapters_are_left_to_code_that_knows_them() -> None:
     with pytest.raises(InvalidInputError, match="lora of rank 16") as refused:
         launch_config(plan(job={"tuning": {"method": "lora"}}), "accelerate", "gpufleet_plan.yaml")
