@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from optimizer.cli import cli
-from optimizer.commands.options import SHOWS_ALL
+from optimizer.commands.long_help import SHOWS_ALL
 from tools.generated import write_or_check
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "cli.md"

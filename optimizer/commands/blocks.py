@@ -17,7 +17,8 @@ from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import require_terminal
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
-from optimizer.commands.options import Hours, LongCommand, WholeSentences, plan_number_option, read_plan_argument
+from optimizer.commands.long_help import LongCommand
+from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError

@@ -15,7 +15,8 @@ from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.hardware_options import complete_instance_types
-from optimizer.commands.options import FurtherOption, LongCommand, OutputFile
+from optimizer.commands.long_help import FurtherOption, LongCommand
+from optimizer.commands.options import OutputFile
 from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
 from optimizer.contract.errors import InvalidInputError

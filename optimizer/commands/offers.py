@@ -13,7 +13,7 @@ from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
-from optimizer.commands.options import LongCommand
+from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours, break_even_share

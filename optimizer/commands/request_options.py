@@ -7,7 +7,8 @@ from typing import get_args
 
 import click
 
-from optimizer.commands.options import F, FurtherOption
+from optimizer.commands.long_help import FurtherOption
+from optimizer.commands.options import F
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.request import Workload
 from optimizer.performance.calibration import Calibration, load, read_calibration

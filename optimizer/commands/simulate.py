@@ -14,7 +14,8 @@ import numpy as np
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
-from optimizer.commands.options import FiniteRange, FurtherOption, Hours, LongCommand
+from optimizer.commands.long_help import FurtherOption, LongCommand
+from optimizer.commands.options import FiniteRange, Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
 from optimizer.contract.errors import DataMissingError, InvalidInputError

@@ -14,8 +14,8 @@ from optimizer.aws import clients, errors
 from optimizer.aws.control import read_request
 from optimizer.commands.asking import confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import (
-    LongCommand,
     config_option,
     directory_option,
     list_stacks,

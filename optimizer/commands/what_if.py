@@ -10,7 +10,7 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
-from optimizer.commands.options import FurtherOption, LongCommand
+from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command

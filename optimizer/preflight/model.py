@@ -160,8 +160,8 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 # Calls of all checks by service. Most take no resource, and the stack's own resources may not exist yet.
 _READS = {
     "budgets": "ViewBudget",
-    "ec2": "DescribeAddresses DescribeAvailabilityZones DescribeCapacityBlockOfferings "
-    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes "
+    "ec2": "DescribeAddresses DescribeAvailabilityZones DescribeCapacityReservations "
+    "DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes "
     "DescribeInstances DescribeInternetGateways DescribeNetworkInterfaces DescribePlacementGroups DescribeRegions "
     "DescribeRouteTables DescribeSpotInstanceRequests DescribeSpotPriceHistory DescribeSubnets "
     "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "

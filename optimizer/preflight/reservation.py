@@ -37,7 +37,14 @@ def check_reservation(context: Context) -> Iterator[Finding]:
         id_ = purchase.capacity_reservation_id
         yield from named(f"reservation {id_}", _check_existing(context, id_))
     elif purchase.option == "capacity-block":
-        yield from named("capacity block", [_check_offerings(context)])
+        yield failure(
+            "none is bought",
+            check="capacity block",
+            value=0,
+            limit=1,
+            why="a plan of option capacity-block runs in a block bought beforehand",
+            next_step="gpufleet blocks find PLAN and blocks buy, then recommend again with the block's id",
+        )
     else:
         yield unknown(
             f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
@@ -197,55 +204,3 @@ def _dates(context: Context, reservation: Any) -> Iterator[Finding]:
 
 def _minute(time: datetime) -> datetime:
     return time.astimezone(UTC).replace(second=0, microsecond=0)
-
-
-def _check_offerings(context: Context) -> Finding:
-    plan = context.plan
-    why = "a plan of option capacity-block runs in a block bought beforehand"
-    hours = blocks.block_hours(plan.hours.p95 + blocks.early_hours(plan))
-    if plan.node_count > blocks.MOST_NODES:
-        return failure(
-            f"the plan has {counted(plan.node_count, 'node')}, and a Capacity Block up to {blocks.MOST_NODES}",
-            value=plan.node_count,
-            limit=blocks.MOST_NODES,
-            why="a fleet runs in one reservation",
-            next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
-        )
-    if hours is None:
-        return failure(
-            f"the run takes {plan.hours.p95:.0f} h at the 95th percentile",
-            value=plan.hours.p95,
-            limit=round(blocks.LONGEST_H - blocks.early_hours(plan), 1),
-            why="no Capacity Block is that long",
-            next_step="gpufleet recommend --purchase on-demand",
-        )
-    search = blocks.Search(instance_type=plan.instance_type, region=context.region, nodes=plan.node_count, hours=hours)
-    offered, _ = blocks.find(context.ec2, search)
-    # AWS offers blocks a little shorter than asked, too.
-    fitting = [offering for offering in offered if blocks.fits(plan, offering.times, context.now)]
-    if not fitting:
-        return failure(
-            f"none is bought, and AWS offers none of {search} in {context.region}"
-            + (f" that the run fits into ({len(offered)} are too short)" if offered else ""),
-            value=0,
-            limit=1,
-            why=why,
-            next_step="gpufleet recommend --region REGION, or ask again: offerings change within hours",
-        )
-    cheapest = fitting[0]
-    surplus = cheapest.nodes - plan.node_count
-    return failure(
-        f"none is bought; the cheapest of {len(fitting)} that the run fits into, {cheapest.nodes} x "
-        f"{plan.instance_type} for {cheapest.hours:.1f} h, costs {cheapest.price} USD upfront"
-        + (
-            f" ({cheapest.surplus_usd(plan.node_count):,.2f} for {counted(surplus, 'node')} too many)"
-            if surplus
-            else ""
-        )
-        + f", from {cheapest.times.start.strftime(_TIME)} to {cheapest.times.end.strftime(_TIME)} in {cheapest.zone}; "
-        f"the plan's nodes cost {plan.cost_usd.breakdown.compute:,.2f} USD expected",
-        value=float(cheapest.usd),
-        limit=plan.cost_usd.breakdown.compute,
-        why=f"{why}; it is paid at once and never given back",
-        next_step=f"gpufleet blocks buy {cheapest.id} PLAN, then recommend again with the block's id",
-    )

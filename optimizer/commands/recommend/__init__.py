@@ -12,7 +12,8 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
-from optimizer.commands.options import FurtherOption, LongCommand, OutputFile, repeat_command
+from optimizer.commands.long_help import FurtherOption, LongCommand
+from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
     format_number,
     format_option,

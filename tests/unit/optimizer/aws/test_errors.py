@@ -77,10 +77,6 @@ def test_a_bare_http_error_of_the_server_is_one_line() -> None:
     assert "\n" not in errors.reason(odd) and len(errors.reason(odd)) < 250
 
 
-def test_a_program_error_is_none_of_aws() -> None:
-    assert not errors.is_aws_error(KeyError("InstanceType"))
-
-
 def test_no_code_is_classified_twice() -> None:
     codes = " ".join(errors.CODES.values()).split()
     assert len(codes) == len(set(codes))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from botocore.exceptions import NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import ReadTimeoutError
 
 from optimizer.commands import blocks
 from optimizer.contract.plan import CapacityBlock
@@ -130,15 +130,6 @@ def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, ma
     market.answers["DescribeCapacityBlockOfferings"] = Refusal("UnauthorizedOperation", 403)
     code, _, err = gpufleet("blocks", "find", *FLAGS)
     assert code == 1 and "allow ec2:DescribeCapacityBlockOfferings" in err
-
-
-def test_find_without_credentials_says_how_to_look_at_them(gpufleet: Gpufleet, market: FakeAws) -> None:
-    def refuse(_: dict[str, Any]) -> Any:
-        raise NoCredentialsError
-
-    market.answers["DescribeCapacityBlockOfferings"] = refuse
-    code, _, err = gpufleet("blocks", "find", *FLAGS)
-    assert code == 1 and "no AWS credentials were found" in err and "next: aws sts get-caller-identity" in err
 
 
 def test_buy_shows_and_buys_nothing_without_the_exact_price(

@@ -96,12 +96,6 @@ def test_csv_has_one_row_a_resource(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == [row["name"] for row in expected]
 
 
-def test_a_reservation_shows_that_it_is_billed_from_the_start(tmp_path: Path) -> None:
-    assert "CapacityReservation gpufleet-dev-nodes  2 x p4d.24xlarge, billed from creation to destroy" in preview(
-        tmp_path, RESERVED, "--all"
-    )
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -157,13 +151,6 @@ def test_costs_name_every_price_with_source_and_date(tmp_path: Path) -> None:
     assert answer["totals"]["without_nodes_usd_per_hour"] == pytest.approx(always)
     assert answer["totals"]["usd_per_hour"] == pytest.approx(always + running)
     assert answer["totals"]["usd_per_month"] == pytest.approx((always + running) * 730)
-
-
-def test_the_table_says_what_is_billed_with_and_without_nodes(tmp_path: Path) -> None:
-    text = preview(tmp_path, SPOT_P4D, "--all")
-    assert "7 x VpcEndpoint" in text and "interface endpoint" in text
-    assert "With all nodes: " in text and "Without nodes: " in text
-    assert "time of its runs" in text
 
 
 def test_the_short_answer_counts_resources_and_has_the_dollars(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from optimizer.workload.profile.records import ModuleProfile
-from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 MODULES = "tests.unit.optimizer.workload.modules"
@@ -191,11 +190,6 @@ def test_a_spoilt_profile_names_the_field(
     assert says in err
 
 
-def test_a_request_can_hold_the_profile_itself() -> None:
-    written = ModuleProfile.model_validate(PROFILE).model_dump(mode="json")
-    assert resolve_model(written).parameters == 100_000_000
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -206,11 +200,6 @@ def test_the_file_it_writes_is_a_model(gpufleet: Gpufleet, tmp_path: Path) -> No
     assert code == 0, err
     assert json.loads(out) == json.loads(out_file.read_text(encoding="utf-8"))
     assert estimated(gpufleet, out_file)["parameters"] == 640 * 2560 + 2560 + 2560 * 10 + 10
-
-
-@needs_torch
-def test_a_function_is_a_model_too(gpufleet: Gpufleet) -> None:
-    assert estimated(gpufleet, f"{MODULES}:blocks", "--activation-checkpointing", "full")["fits"] is True
 
 
 @needs_torch
@@ -225,28 +214,11 @@ def test_the_table_and_csv_show_every_pass(gpufleet: Gpufleet) -> None:
     assert lines[0].startswith("name,parameters,trainable_parameters,width,checkpointing")
 
 
-@needs_torch
-def test_user_code_that_fails_is_an_error_of_the_user(gpufleet: Gpufleet) -> None:
-    code, out, err = gpufleet("profile", f"{MODULES}:raises")
-    assert (code, out) == (2, "")
-    assert "ZeroDivisionError" in err
-    assert "the line that is shown" in err
-
-
 @pytest.mark.parametrize("target", ["mlp", "a:b:c", "a/b.py:f", ":f", "a:", "a.:f"])
 def test_what_names_no_function(gpufleet: Gpufleet, target: str) -> None:
     code, _, err = gpufleet("profile", target)
     assert code == 2
     assert "MODULE:FUNCTION" in err
-
-
-@pytest.mark.parametrize("name", ["model.txt", "no_such_folder/model.json"])
-def test_a_wrong_out_is_told_of_before_any_tracing(gpufleet: Gpufleet, tmp_path: Path, name: str) -> None:
-    out = str(tmp_path / name)
-    code, _, err = gpufleet("profile", f"{MODULES}:mlp", "--out", out)
-    assert code == 2
-    assert out in err
-    assert "tracing" not in err
 
 
 def test_without_torch_it_says_how_to_install_it(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,20 +228,6 @@ def test_without_torch_it_says_how_to_install_it(gpufleet: Gpufleet, monkeypatch
         code, out, err = gpufleet(*arguments)
         assert (code, out) == (4, "")
         assert "pip install 'gpufleet[torch]'" in err
-
-
-def test_a_torch_that_cannot_be_imported_is_told_of(
-    gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    broken = tmp_path / "torch"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torch" or "workload.profile." in name]:
-        monkeypatch.delitem(sys.modules, name)
-    code, out, err = gpufleet("profile", f"{MODULES}:mlp")
-    assert (code, out) == (4, "")
-    assert "libcudart.so.13" in err
 
 
 def test_no_command_imports_torch_until_a_function_is_profiled(model: Path) -> None:

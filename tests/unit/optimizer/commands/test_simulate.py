@@ -46,15 +46,6 @@ def test_a_row_a_trace_and_policy_with_designs_fields(trace: str, tmp_path: Path
     assert "Means over 2 traces" in simulate("--trace", trace, "--trace", str(second))
 
 
-def test_all_traces_together_are_a_table_at_80_columns(
-    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    second = tmp_path / "second.json"
-    second.write_text(Path(trace).read_text())
-    assert "Left out at 80 columns: trace, starts" in simulate(trace, str(second), "--together")
-
-
 def test_errors_of_the_user(trace: str) -> None:
     with pytest.raises(InvalidInputError, match="no trace is given"):
         simulate()
@@ -121,10 +112,3 @@ def test_a_price_history_gives_the_prices_of_its_zones(tmp_path: Path) -> None:
     history.write_text(json.dumps({"SpotPriceHistory": [entries[0] | {"InstanceType": "p99.metal"}]}))
     with pytest.raises(DataMissingError, match=r"no on-demand price of p99.metal in the region of us-east-1a"):
         simulate("--price-history", str(history))
-
-
-def test_policies_are_compared_in_one_table_at_eighty_columns(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of ten lines a policy before."""
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = simulate("--trace", trace, "--policy", "all").splitlines()
-    assert lines[1].split()[:2] == ["trace", "policy"] and len(lines) <= 11 and max(map(len, lines)) <= 80

@@ -253,13 +253,6 @@ def test_a_file_system_s_data_and_an_image_with_its_client_are_asked_for(project
     assert not {"gpufleet:data", "gpufleet:amiName"} & set(run(project, plan).stdout.split())
 
 
-def test_one_plan_of_several_and_standard_input(project: Path) -> None:
-    other = merged(SPOT_P4D, {"region": "eu-west-1", "zone_ids": []})
-    text = json.dumps({"schema_version": 1, "plans": [SPOT_P4D, other]})
-    assert run(project, "-", "--plan", "2", stdin=text).exit_code == 0
-    assert "aws:region: eu-west-1" in (project / "Pulumi.dev.yaml").read_text()
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

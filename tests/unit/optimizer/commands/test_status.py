@@ -358,15 +358,6 @@ def test_a_destroyed_fleet_whose_bucket_stays_shows_what_it_cost(deployed: Deplo
     assert code == 0 and "there is no Auto Scaling group: no node runs" in out and "44" in out
 
 
-def test_without_credentials_it_ends_with_1_and_says_so(
-    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    code, _, err = gpufleet("status", *deployed.arguments)
-    assert code == 1 and "no AWS credentials were found" in err
-
-
 @pytest.mark.parametrize(("stack", "says"), [("nobody", "Pulumi.nobody.yaml is missing"), ("a b", "stack name")])
 def test_an_unknown_stack_ends_with_2(deployed: DeployedStack, gpufleet: Gpufleet, stack: str, says: str) -> None:
     if stack == "a b":

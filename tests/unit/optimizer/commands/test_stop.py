@@ -104,11 +104,6 @@ def test_ctrl_c_leaves_the_request(deployed: DeployedStack, gpufleet: Gpufleet, 
     assert deployed.get("control/request.json")["want"] == "stop"
 
 
-def test_a_timeout_that_is_none_ends_with_2(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
-    code, _, err = gpufleet("stop", *deployed.arguments, "--timeout", "soon")
-    assert code == 2 and "soon" in err
-
-
 def test_resume_asks_to_run_and_lets_the_group_grow_again(
     deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock
 ) -> None:

@@ -51,18 +51,6 @@ def test_the_answer_fits(name: str, columns: int, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout  # no colour where there is no terminal
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("offers", "--gpu", "A100", "--count", "8", "--cloud", "all"), ("recommend", *REQUEST, "--compare-clouds")],
-)
-def test_other_clouds_are_a_table_at_80_columns(arguments: tuple[str, ...]) -> None:
-    """Rows were blocks of 7 and of 16 lines."""
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli, arguments)
-    assert "azure" in done.stdout or "Standard_N" in done.stdout
-    assert "Left out at 80 columns" in done.stdout
-    assert not [line for line in done.stdout.splitlines() if line.split() == ["cloud", "azure"]]
-
-
 # Their lines are another program's, or a training's; output.py and layout.py wrap.
 MACHINE = {"completion.py", "layout.py", "logs.py", "output.py", "policy.py", "progress.py"}
 

@@ -233,8 +233,3 @@ def test_budgets_with_room_are_counted(aws: FakeAws) -> None:
     assert only(check_aws_budgets(context())).text == "none of the account's 1 cost budgets is too small for the run"
     aws.answers["DescribeBudgets"] = {"Budgets": []}
     assert only(check_aws_budgets(context())).text == "the account has none"
-
-
-def test_without_an_account_there_are_no_budgets_to_ask_for(aws: FakeAws) -> None:
-    assert only(check_aws_budgets(context(account=None))).level == "unknown"
-    assert aws.calls == [] and DENIED.status == 403
