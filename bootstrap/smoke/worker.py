@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -24,8 +23,6 @@ REPORT_KEY = "gpufleet_smoke_report"
 ERROR_KEY = "gpufleet_smoke_error"
 # Limit of one exchange: loading CUDA's libraries from a cold EBS volume takes up to a minute.
 COLLECTIVE_TIMEOUT_S = 120.0
-# Training steps of each precision, before and within the measurement.
-PRECISION_WARM_UP, PRECISION_STEPS = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,61 +125,6 @@ def measurements(place: ranks.Ranks, options: SmokeOptions) -> list[Callable[[],
             expected=expected.link_gb_per_s if one_node else expected.network_gb_per_s,
         ),
         lambda: scaling.check(place, min_scaling_efficiency=options.min_scaling_efficiency),
-        lambda: check_precision(place),
-    ]
-
-
-def check_precision(place: ranks.Ranks) -> list[report.CheckResult]:
-    """Measure the gain of mixed precision: speed and memory of the training step under autocast against fp32.
-
-    Each rank trains the model of the scaling test alone in both precisions, with half its batch: fp32 has activations
-    twice as large.
-    """
-    whole = scaling.shape_for(place.device)
-    shape = replace(whole, batch=whole.batch // 2)
-    place.barrier("precisions")
-    runs = {
-        mixed: scaling.train(place, shape, mixed=mixed, warm_up=PRECISION_WARM_UP, steps=PRECISION_STEPS)
-        for mixed in (True, False)
-    }
-    mine = {
-        "precision": runs[True]["precision"],
-        "step_s": [statistics.median(runs[mixed]["times"]) for mixed in (True, False)],
-        "peak_memory_gib": [runs[mixed]["peak_memory_gib"] for mixed in (True, False)],
-    }
-    results = judge_precision(place.gather("precisions", mine), batch=shape.batch, on_gpu=place.device.type == "cuda")
-    if place.rank == 0:
-        report.progress(f"{mine['precision']}: {results[0].value:.2f} times the speed of fp32 on the slowest rank")
-    return results
-
-
-def judge_precision(answers: list[dict[str, Any]], *, batch: int, on_gpu: bool) -> list[report.CheckResult]:
-    """Judge the ranks' pairs (mixed, fp32). A GPU whose autocast gains nothing warns; a CPU may have no faster one."""
-    gains = [full_s / mixed_s for mixed_s, full_s in (answer["step_s"] for answer in answers)]
-    lowest = min(range(len(gains)), key=gains.__getitem__)
-    peaks = [answer["peak_memory_gib"] for answer in answers]
-    shares = [mixed_gib / full_gib for mixed_gib, full_gib in peaks] if on_gpu else []
-    highest = max(range(len(shares)), key=shares.__getitem__, default=0)
-    details = {"precision": answers[0]["precision"], "batch_per_rank": batch, "warm_up_steps": PRECISION_WARM_UP}
-    return [
-        report.CheckResult(
-            name="mixed_precision_speed",
-            value=gains[lowest],
-            unit="of fp32",
-            warn=1.0 if on_gpu else None,
-            must_be="at_least",
-            note=f"rank {lowest}",
-            details={**details, "timed_steps": PRECISION_STEPS},
-        ),
-        report.CheckResult(
-            name="mixed_precision_memory",
-            value=shares[highest] if on_gpu else None,
-            unit="of fp32's peak",
-            warn=1.0,
-            must_be="at_most",
-            note=f"rank {highest}" if on_gpu else "GPUs only",
-            details={**details, "peak_memory_gib": peaks[highest][0]},
-        ),
     ]
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from bootstrap.contract.checkpoint import (
     MANIFEST_NAME,
@@ -78,22 +79,51 @@ def prefix_name(step: int, writer_id: str, save_number: int) -> str:
     return f"step-{step:08d}-{writer_id}.{save_number}"
 
 
+class AnyManifest(Protocol):
+    """Contents of a checkpoint, of either format."""
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+
+    @property
+    def created_unix_s(self) -> float:
+        """Time of writing."""
+
+
+M = TypeVar("M", bound=AnyManifest)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class Committed(Generic[M]):
     """A checkpoint with a valid manifest; its files are not verified yet."""
 
     prefix: str
-    manifest: Manifest
+    manifest: M
 
 
-class StoredCheckpoints:
-    """Committed checkpoints of one store; ``facts``: ``facts_of`` the run, where it has one."""
+class CommittedFolders(Generic[M]):
+    """Committed checkpoints of one store. ``facts``: of the run, which tell its checkpoints from another run's."""
+
+    pattern: ClassVar[re.Pattern[str]]
 
     def __init__(self, store: Store, facts: Mapping[str, Any] | None = None) -> None:
         self.store = store
         self.facts = facts or {}
 
-    def scan(self) -> tuple[list[Committed], list[str]]:
+    def parse(self, data: bytes) -> M:
+        """Manifest of its bytes; InvalidCheckpoint for changed ones, CheckpointError for another format."""
+        raise NotImplementedError
+
+    def facts_in(self, manifest: M) -> Mapping[str, Any]:
+        """Facts of the run that saved."""
+        raise NotImplementedError
+
+    def is_valid(self, checkpoint: Committed[M]) -> bool:
+        """True where a checkpoint's files are as written."""
+        raise NotImplementedError
+
+    def scan(self) -> tuple[list[Committed[M]], list[str]]:
         """Committed checkpoints, newest first, and the faults of invalid ones; CheckpointError for a newer format."""
         committed, broken = [], []
         for prefix, names in self._names_by_prefix().items():
@@ -101,61 +131,43 @@ class StoredCheckpoints:
                 logger.info("%s/%s has no manifest: a save that did not finish", self.store.uri, prefix)
                 continue
             try:
-                committed.append(Committed(prefix=prefix, manifest=self._read_manifest(prefix)))
+                manifest = self.parse(self.store.read(f"{prefix}/{MANIFEST_NAME}"))
+                if manifest.step != self._step_of(prefix):
+                    raise InvalidCheckpoint(f"its manifest has step {manifest.step}, and its name another step")
+                committed.append(Committed(prefix=prefix, manifest=manifest))
             except (InvalidCheckpoint, FileNotFoundError) as error:
                 broken.append(f"{prefix}: {error}")
                 logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
             except CheckpointError as error:
                 raise CheckpointError(f"checkpoint {self.store.uri}/{prefix}: {error}") from error
-        committed.sort(key=lambda one: (one.manifest.step, one.manifest.created_unix_s, one.prefix), reverse=True)
+        committed.sort(key=lambda it: (it.manifest.step, it.manifest.created_unix_s, it.prefix), reverse=True)
         return committed, broken
 
     def _names_by_prefix(self) -> dict[str, set[str]]:
         names_by_prefix: dict[str, set[str]] = {}
-        for name in self.store.names("step-"):
+        for name in self.store.names(self.pattern.pattern.removeprefix("^").partition("-")[0] + "-"):
             prefix, slash, _ = name.partition("/")
-            if slash and STEP_PREFIX.match(prefix):
+            if slash and self.pattern.match(prefix):
                 names_by_prefix.setdefault(prefix, set()).add(name)
         return names_by_prefix
 
-    def _read_manifest(self, prefix: str) -> Manifest:
-        manifest = Manifest.from_bytes(self.store.read(f"{prefix}/{MANIFEST_NAME}"))
-        if manifest.step != _step_of(prefix):
-            raise InvalidCheckpoint(f"its manifest has step {manifest.step}, and its name another step")
-        return manifest
+    def _step_of(self, prefix: str) -> int:
+        return int(prefix.split("-")[1])
 
-    def read_extents(self, checkpoint: Committed, extents: Sequence[Extent], into: memoryview) -> None:
-        """Read neighbouring ``extents`` of one file and verify each; InvalidCheckpoint where one is not as written."""
-        name = rank_file_name(extents[0].file)
-        try:
-            self.store.read_into(f"{checkpoint.prefix}/{name}", extents[0].at, into)
-        except FileNotFoundError as error:
-            raise InvalidCheckpoint(f"{name} is missing") from error
-        at = 0
-        for extent in extents:
-            if not matches(into[at : at + extent.bytes], extent.checksum):
-                raise InvalidCheckpoint(
-                    f"{name} has another checksum at bytes {extent.at} to {extent.at + extent.bytes} than its manifest"
-                )
-            at += extent.bytes
-
-    def verify(self, checkpoint: Committed) -> None:
-        """Read and check every byte; raises as ``read_extents``."""
-        for extent in checkpoint.manifest.index.extents():
-            self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
-
-    def differences(self, manifest: Manifest) -> str:
+    def differences(self, manifest: M) -> str:
         """Say which facts of the run and a checkpoint differ, of those that both have; empty where none does."""
-        return differences(self.facts, facts_of(manifest, manifest.facts))
+        return differences(self.facts, self.facts_in(manifest))
 
-    def commit(self, prefix: str, manifest: Manifest) -> None:
+    def commit(self, prefix: str, data: bytes) -> None:
         """Write the manifest: from here on the checkpoint counts."""
-        self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
+        self.store.write(f"{prefix}/{MANIFEST_NAME}", [data])
 
     def discard(self, prefix: str) -> None:
-        """Delete the files of a save that has no manifest and gets none."""
-        for name in self.store.names(f"{prefix}/"):
-            self.store.delete(name)
+        """Delete the files of a save that has no manifest; one whose answer was lost counts."""
+        names = self.store.names(f"{prefix}/")
+        if f"{prefix}/{MANIFEST_NAME}" not in names:
+            for name in names:
+                self.store.delete(name)
 
     def prune(self, *, keep: int, known_valid: str | None = None) -> list[str]:
         """Delete all checkpoints older than the newest valid one and the ``keep - 1`` before it; return their prefixes.
@@ -170,12 +182,7 @@ class StoredCheckpoints:
         if others := [checkpoint for checkpoint in scanned if checkpoint.prefix not in own]:
             logger.error(OTHER_RUN, self.store.uri, others[0].prefix, self.differences(others[0].manifest))
         newest = next(
-            (
-                i
-                for i, checkpoint in enumerate(committed)
-                if checkpoint.prefix == known_valid or self._is_valid(checkpoint)
-            ),
-            None,
+            (i for i, found in enumerate(committed) if found.prefix == known_valid or self.is_valid(found)), None
         )
         if newest is None:
             return []
@@ -183,21 +190,52 @@ class StoredCheckpoints:
         deleted = []
         for prefix, names in self._names_by_prefix().items():
             # No save of this run below the oldest kept step is still being written.
-            if prefix in kept or _step_of(prefix) >= min(kept.values()) or (others and prefix not in own):
+            if prefix in kept or self._step_of(prefix) >= min(kept.values()) or (others and prefix not in own):
                 continue
-            for name in sorted(names, key=lambda name: not name.endswith(MANIFEST_NAME)):
+            for name in sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
                 self.store.delete(name)
             deleted.append(prefix)
         return deleted
 
-    def _is_valid(self, checkpoint: Committed) -> bool:
+
+class StoredCheckpoints(CommittedFolders[Manifest]):
+    """Checkpoints of ``SpotTolerantRun``; ``facts``: as ``facts_of`` gives them."""
+
+    pattern = STEP_PREFIX
+
+    def parse(self, data: bytes) -> Manifest:
+        """See ``CommittedFolders``."""
+        return Manifest.from_bytes(data)
+
+    def facts_in(self, manifest: Manifest) -> Mapping[str, Any]:
+        """See ``CommittedFolders``."""
+        return facts_of(manifest, manifest.facts)
+
+    def read_extents(self, checkpoint: Committed[Manifest], extents: Sequence[Extent], into: memoryview) -> None:
+        """Read neighbouring ``extents`` of one file and verify each; InvalidCheckpoint where one is not as written."""
+        name = rank_file_name(extents[0].file)
+        try:
+            self.store.read_into(f"{checkpoint.prefix}/{name}", extents[0].at, into)
+        except FileNotFoundError as error:
+            raise InvalidCheckpoint(f"{name} is missing") from error
+        at = 0
+        for extent in extents:
+            if not matches(into[at : at + extent.bytes], extent.checksum):
+                raise InvalidCheckpoint(
+                    f"{name} has another checksum at bytes {extent.at} to {extent.at + extent.bytes} than its manifest"
+                )
+            at += extent.bytes
+
+    def verify(self, checkpoint: Committed[Manifest]) -> None:
+        """Read and check every byte; raises as ``read_extents``."""
+        for extent in checkpoint.manifest.index.extents():
+            self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
+
+    def is_valid(self, checkpoint: Committed[Manifest]) -> bool:
+        """See ``CommittedFolders``."""
         try:
             self.verify(checkpoint)
         except InvalidCheckpoint as error:
             logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, checkpoint.prefix, error)
             return False
         return True
-
-
-def _step_of(prefix: str) -> int:
-    return int(prefix.split("-")[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from bootstrap.training.checkpoint import Committed, StoredCheckpoints
+from bootstrap.training.checkpoint import Committed, Manifest, StoredCheckpoints
 from bootstrap.training.errors import InvalidCheckpoint
 from bootstrap.training.host_buffer import memory_of
 from bootstrap.training.index import Chunk, Extent, SavedTensor
@@ -58,7 +58,7 @@ class ByteRange:
 
 def load_tensors(
     checkpoints: StoredCheckpoints,
-    checkpoint: Committed,
+    checkpoint: Committed[Manifest],
     fill: Mapping[str, torch.Tensor],
     *,
     buffer: torch.Tensor,
@@ -102,8 +102,8 @@ class _Reads:
     """Reads of this rank in order, as many ahead as the buffer holds."""
 
     def __init__(
-        self, checkpoints: StoredCheckpoints, checkpoint: Committed, ranges: list[ByteRange], buffer: torch.Tensor,
-        threads: ThreadPoolExecutor,
+        self, checkpoints: StoredCheckpoints, checkpoint: Committed[Manifest], ranges: list[ByteRange],
+        buffer: torch.Tensor, threads: ThreadPoolExecutor,
     ) -> None:  # fmt: skip
         self._checkpoints, self._checkpoint, self._threads = checkpoints, checkpoint, threads
         self._buffer = buffer

@@ -124,19 +124,10 @@ class OptimizerStates:
         """States of parameters; an optimizer may keep others under a name."""
         return {key: value for key, value in self._state.items() if isinstance(key, torch.Tensor)}
 
-    def check(self) -> None:
-        """Refuse states without a sharded form."""
-        for parameter, value in self._states().items():
-            tensors: dict[str, torch.Tensor] = {}
-            take_apart(value, f"{self.prefix}{self._name_of[parameter]}", tensors, scalars_only=True)
-            for key, tensor in tensors.items():
-                refuse_unsharded(key, tensor, parameter)
-
     def probe(self) -> dict[str, Geometry]:
         """Geometry of the states, from the states themselves where a step was made; empty where a probe fails."""
         self._forms = {}
         if states := self._states():
-            self.check()
             for parameter, value in states.items():
                 self._forms[self._name_of[parameter]] = self._forms_of(parameter, value)
         else:

@@ -65,7 +65,7 @@ class Resume:
         logger.info("no checkpoint in %s: starting at step 0", uri)
         return None
 
-    def _load(self, checkpoint: Committed) -> tuple[str, Resumed | None]:
+    def _load(self, checkpoint: Committed[Manifest]) -> tuple[str, Resumed | None]:
         """Load a checkpoint: the problem of any rank, or the resumed state."""
         manifest = checkpoint.manifest
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
@@ -91,7 +91,7 @@ class Resume:
         logger.info("resuming at step %d from %s", manifest.step, checkpoint.prefix)
         return "", Resumed(step=manifest.step, random=random)
 
-    def _values(self, checkpoint: Committed) -> tuple[str, list[Any]]:
+    def _values(self, checkpoint: Committed[Manifest]) -> tuple[str, list[Any]]:
         """Read the plain values: their problem, or the values by rank."""
 
         def read(extent: Any) -> Any:

@@ -268,7 +268,7 @@ class Saver:
             )
             self._refuse_unshared(save.prefix)
             save.has_manifest = True
-            self.checkpoints.commit(save.prefix, manifest)
+            self.checkpoints.commit(save.prefix, manifest.to_bytes())
             logger.info("checkpoint of step %d committed: %s", save.step, save.prefix)
         except Exception as error:  # noqa: BLE001 - the ranks learn it from the next agreement
             save.problem = f"manifest: {type(error).__name__}: {error}"

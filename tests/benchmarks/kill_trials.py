@@ -178,7 +178,9 @@ class KilledRun:
                     roles["torchrun"].append(int(entry.name))
                 elif b"bootstrap.training.standby" in command:
                     roles["worker" if entry.name in ranks else "standby"].append(int(entry.name))
-                elif b"\0LOCAL_RANK=" in variables and b"examples.tiny_gpt" in command:
+                elif b"\0LOCAL_RANK=" in variables and b"examples.tiny_gpt" in command and (
+                    entry.name in ranks or not self.trials.options.user_processes  # a rank's fork has its command
+                ):
                     roles["worker"].append(int(entry.name))
         return roles
 
@@ -222,10 +224,13 @@ class KilledRun:
 def make_node(folder: Path, imds: LocalImds, sharding: str, options: argparse.Namespace, *, delay_s: float) -> Node:
     """Node whose torchrun survives any number of kills."""
     node = Node(folder, imds, steps=options.steps, step_delay_s=delay_s, sharding=sharding)
+    command = node.environment["GPUFLEET_TRAIN_COMMAND"].replace(
+        "--checkpoint-every 20", f"--checkpoint-every {options.checkpoint_every}"
+    )
+    if options.user_processes:
+        command = command.replace("-m ", "-m tests.benchmarks.with_processes ")
     node.environment |= {
-        "GPUFLEET_TRAIN_COMMAND": node.environment["GPUFLEET_TRAIN_COMMAND"].replace(
-            "--checkpoint-every 20", f"--checkpoint-every {options.checkpoint_every}"
-        ),
+        "GPUFLEET_TRAIN_COMMAND": command,
         "GPUFLEET_AGENT": '{"max_restarts": 100000, "max_launches": 100000, "relaunch_delay_s": 1}',
         "OMP_NUM_THREADS": "1",
         "GPUFLEET_STANDBY": str(int(options.standby)),
@@ -247,6 +252,7 @@ def main() -> int:
     parser.add_argument("--hang-s", type=float, default=120.0, help="a run without a step for so long hangs")
     parser.add_argument("--time-s", type=float, default=480.0, help="no kill after this time")
     parser.add_argument("--standby", action="store_true", help="processes stand by, and are killed as well")
+    parser.add_argument("--user-processes", action="store_true", help="ranks have processes of their own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="of the runs; default: a temporary one, removed")
     parser.add_argument("--out", type=Path, default=Path("kills.jsonl"))

@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def steps(store: Path) -> list[int]:
-    return [manifest.step for _, manifest in EngineFiles(open_store(str(store))).scan()[0]]
+    return [found.manifest.step for found in EngineFiles(open_store(str(store))).scan()[0]]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -247,8 +247,8 @@ def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
 
     accumulated = {"gradient_accumulation_steps": 2}
     assert trained(tmp_path, model=Large, auto_find_batch_size=True, max_steps=3, **accumulated) == ([3], 3)
-    ((_, manifest),) = EngineFiles(open_store(str(tmp_path / "store"))).scan()[0]
-    assert manifest.global_batch == 4
+    (found,) = EngineFiles(open_store(str(tmp_path / "store"))).scan()[0]
+    assert found.manifest.global_batch == 4
     # Without the search, Trainer takes its arguments, and not what its checkpoint says.
     assert trained(tmp_path, max_steps=4, per_device_train_batch_size=4) == ([4, 3], 4)
     with pytest.raises(ConfigurationError, match="the global batch is 8 samples"):

@@ -19,11 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bootstrap.contract.checkpoint import ENGINE_PREFIX, MANIFEST_NAME, compact_json
+from bootstrap.contract.checkpoint import ENGINE_PREFIX, compact_json
+from bootstrap.training.checkpoint import Committed, CommittedFolders
 from bootstrap.training.checksum import checksum, matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
-from bootstrap.training.facts import OTHER_RUN, differences
-from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +83,22 @@ class Fetched:
     folder: Path
 
 
-class EngineFiles:
+class EngineFiles(CommittedFolders[EngineManifest]):
     """An engine's checkpoints in one store."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    pattern = ENGINE_PREFIX
+
+    def parse(self, data: bytes) -> EngineManifest:
+        """See ``CommittedFolders``."""
+        return EngineManifest.from_bytes(data)
+
+    def facts_in(self, manifest: EngineManifest) -> Mapping[str, Any]:
+        """See ``CommittedFolders``."""
+        return engine_facts(manifest.engine, manifest.global_batch, manifest.order)
+
+    def is_valid(self, checkpoint: Committed[EngineManifest]) -> bool:
+        """True: the process saved the newest, or resumed from it."""
+        return True
 
     def upload(self, prefix: str, folder: Path, names: Sequence[str]) -> list[EngineFile]:
         """Write files of ``folder``; they count once ``commit`` has named them."""
@@ -98,32 +108,6 @@ class EngineFiles:
                 self.store.write(f"{prefix}/files/{name}", [view])
                 files.append(EngineFile(name=name, bytes=view.nbytes, checksum=checksum(view)))
         return files
-
-    def commit(self, prefix: str, manifest: EngineManifest) -> None:
-        """Write the manifest: from here on the checkpoint counts."""
-        self.store.write(f"{prefix}/{MANIFEST_NAME}", [manifest.to_bytes()])
-
-    def discard(self, prefix: str) -> None:
-        """Delete the files of a save that has no manifest."""
-        names = self.store.names(f"{prefix}/")
-        if f"{prefix}/{MANIFEST_NAME}" not in names:  # its answer may have been lost
-            for name in names:
-                self.store.delete(name)
-
-    def scan(self) -> tuple[list[tuple[str, EngineManifest]], list[str]]:
-        """Prefix and manifest of each committed checkpoint, newest first; the faults of damaged manifests."""
-        committed, problems = [], []
-        for name in self.store.names("engine-"):
-            prefix, _, rest = name.partition("/")
-            if rest != MANIFEST_NAME or not ENGINE_PREFIX.match(prefix):
-                continue
-            try:
-                committed.append((prefix, EngineManifest.from_bytes(self.store.read(name))))
-            except (InvalidCheckpoint, FileNotFoundError) as error:
-                problems.append(f"{prefix}: {error}")
-                logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
-        newest_first = sorted(committed, key=lambda one: (one[1].step, one[1].created_unix_s, one[0]), reverse=True)
-        return newest_first, problems
 
     def fetch_newest(self, folder: Path) -> Fetched | None:
         """Copy the newest valid checkpoint into ``folder``, once a node; None where the store has none.
@@ -136,7 +120,8 @@ class EngineFiles:
         # The other processes of the node wait here, and find the files.
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for prefix, manifest in committed:
+            for checkpoint in committed:
+                prefix, manifest = checkpoint.prefix, checkpoint.manifest
                 try:
                     self._download(prefix, manifest, folder / prefix)
                 except InvalidCheckpoint as error:
@@ -178,38 +163,10 @@ class EngineFiles:
         finally:
             shutil.rmtree(new, ignore_errors=True)
 
-    def prune(self, *, keep: int, facts: Mapping[str, Any] | None = None) -> None:
-        """Delete all but the newest ``keep`` committed checkpoints, and unfinished saves older than these.
-
-        ``facts``: ``engine_facts`` of the run; checkpoints with others are another run's, and stay.
-        """
-        scanned, _ = self.scan()
-        others = {prefix: text for prefix, manifest in scanned if (text := differences(facts or {}, _facts(manifest)))}
-        committed = [checkpoint for checkpoint in scanned if checkpoint[0] not in others]
-        for prefix, text in list(others.items())[:1]:
-            logger.error(OTHER_RUN, self.store.uri, prefix, text)
-        if not committed:
-            return
-        kept = {prefix for prefix, _ in committed[:keep]}
-        oldest = min(_step_of(prefix) for prefix in kept)
-        names = [(name.partition("/")[0], name) for name in self.store.names("engine-")]
-        known = {prefix for prefix, _ in committed}
-        old = [
-            name
-            for prefix, name in names
-            if prefix not in kept and _step_of(prefix) < oldest and (not others or prefix in known)
-        ]
-        for name in sorted(old, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
-            self.store.delete(name)
-
 
 def engine_facts(engine: str, global_batch: int, order: Mapping[str, Any]) -> dict[str, Any]:
     """Facts that tell two runs in one store apart; ``order``: as EngineManifest's."""
     return {"engine": engine, "global_batch": global_batch, **order}
-
-
-def _facts(manifest: EngineManifest) -> dict[str, Any]:
-    return engine_facts(manifest.engine, manifest.global_batch, manifest.order)
 
 
 def prefix_name(step: int, writer_id: str, save_number: int) -> str:
@@ -242,11 +199,6 @@ def _mapped(path: Path) -> Iterator[memoryview]:
             return
         # Not closed here: a client's threads may hold the view a moment longer than the request, and close would fail.
         yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _step_of(prefix: str) -> int:
-    match = ENGINE_PREFIX.match(prefix)
-    return int(match[1]) if match else 0
 
 
 def _view(body: dict[str, Any]) -> memoryview:

@@ -280,7 +280,7 @@ class EngineRun:
                 files=tuple(file for _, files in answers for file in files),
             )
             try:
-                self.files.commit(prefix, manifest)
+                self.files.commit(prefix, manifest.to_bytes())
                 self._ledger.commit(step, prefix=prefix, bytes=sum(file.bytes for file in manifest.files))
             except (CheckpointError, OSError) as error:
                 problems = [f"manifest: {error}"]
@@ -306,8 +306,8 @@ class EngineRun:
         # The newest is known to be valid where this process saved it, or resumed from it.
         is_full = self._saved_step is not None and any(map(tells_full_disk, problems))
         if is_full or not problems:
-            facts = engine_facts(self.engine, self._global_batch, self._order)
-            self.files.prune(keep=1 if is_full else self._keep, facts=facts)
+            self.files.facts = engine_facts(self.engine, self._global_batch, self._order)
+            self.files.prune(keep=1 if is_full else self._keep)
 
     def finish(self) -> None:
         """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""

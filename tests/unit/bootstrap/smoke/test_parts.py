@@ -160,29 +160,3 @@ def test_options_reach_the_ranks_unchanged() -> None:
     )  # fmt: skip
     parsed = vars(cli._parser().parse_args(options.as_arguments()))
     assert {name: parsed[name] for name in options.as_dict()} == options.as_dict()
-
-
-@pytest.mark.parametrize(
-    ("step_s", "peak_memory_gib", "verdicts"),
-    [
-        ([0.1, 0.3], [6.0, 9.0], ["pass", "pass"]),
-        ([0.31, 0.3], [6.0, 9.0], ["warn", "pass"]),
-        ([0.1, 0.3], [9.5, 9.0], ["pass", "warn"]),
-    ],
-)
-def test_a_gpu_whose_mixed_precision_gains_nothing_warns(
-    step_s: list[float], peak_memory_gib: list[float], verdicts: list[str]
-) -> None:
-    worker = pytest.importorskip("bootstrap.smoke.worker")
-    healthy = {"precision": "bfloat16", "step_s": [0.1, 0.32], "peak_memory_gib": [5.9, 9.0]}
-    other = healthy | {"step_s": step_s, "peak_memory_gib": peak_memory_gib}
-    results = worker.judge_precision([healthy, other], batch=16, on_gpu=True)
-    assert [result.verdict for result in results] == verdicts
-    assert results[0].value == pytest.approx(step_s[1] / step_s[0]) and results[0].note == "rank 1"
-
-
-def test_a_cpu_s_mixed_precision_is_not_judged() -> None:
-    worker = pytest.importorskip("bootstrap.smoke.worker")
-    answer = {"precision": "bfloat16", "step_s": [0.2, 0.1], "peak_memory_gib": [None, None]}
-    speed, memory = worker.judge_precision([answer], batch=4, on_gpu=False)
-    assert (speed.value, speed.verdict, memory.value) == (0.5, "pass", None)

@@ -124,12 +124,8 @@ def test_two_healthy_ranks_pass_every_test(healthy: dict[str, Any]) -> None:
         "all_reduce_bus_bandwidth",
         "parameters_equal_after_training",
         "loss_falls",
-        "slowest_rank_speed",
         "scaling_efficiency",
-        "mixed_precision_speed",
-        "mixed_precision_memory",
     ]
-    assert result(healthy, "mixed_precision_speed")["details"]["precision"] == "bfloat16"
     assert all(test["passed"] for test in healthy["tests"])
 
 

@@ -46,7 +46,7 @@ def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, co
         sums.append([checksum(memoryview(data))])
         values.append(Extent(file=rank, at=400, bytes=100, checksum=checksum(memoryview(value))))
     if commit:
-        StoredCheckpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values), **facts))
+        StoredCheckpoints(store).commit(prefix, manifest(step, Index.of(files, sums, values), **facts).to_bytes())
     return prefix
 
 
@@ -80,7 +80,7 @@ def truncate(path: Path) -> None:
 
 def valid_prefixes(store: Store) -> list[str]:
     checkpoints = StoredCheckpoints(store)
-    return [one.prefix for one in checkpoints.scan()[0] if checkpoints._is_valid(one)]
+    return [one.prefix for one in checkpoints.scan()[0] if checkpoints.is_valid(one)]
 
 
 def test_newest_first_and_whole_ones_verify(any_store: Store) -> None:

@@ -30,7 +30,7 @@ def save(files: EngineFiles, folder: Path, step: int, *, writer: str = "abc", **
         engine="any", step=step, world_size=1, global_batch=8, created_unix_s=float(step), files=tuple(uploaded),
         order=order,
     )  # fmt: skip
-    files.commit(prefix, manifest)
+    files.commit(prefix, manifest.to_bytes())
 
 
 def test_only_a_whole_checkpoint_is_used(store: Store, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_only_a_whole_checkpoint_is_used(store: Store, tmp_path: Path) -> None:
         save(files, folder, step)
     files.upload("engine-00000004-abc.1", folder, ["empty"])  # killed before its manifest
     files.prune(keep=2)
-    assert [manifest.step for _, manifest in files.scan()[0]] == [3, 2]
+    assert [found.manifest.step for found in files.scan()[0]] == [3, 2]
     assert not store.names("engine-00000001")
 
     newest = files.fetch_newest(tmp_path / "node")
@@ -78,8 +78,9 @@ def test_prune_leaves_another_run_s_checkpoints_and_says_so(tmp_path: Path, capl
     files.upload("engine-00000002-fff.1", tmp_path / "saved", ["file"])  # being written
     for step in (2, 4, 5):
         save(files, tmp_path / "saved", step, seed=0)
-    files.prune(keep=1, facts={"engine": "any", "global_batch": 8, "seed": 0})
-    assert [(prefix, one.order["seed"]) for prefix, one in files.scan()[0]] == [
+    files.facts = {"engine": "any", "global_batch": 8, "seed": 0}
+    files.prune(keep=1)
+    assert [(found.prefix, found.manifest.order["seed"]) for found in files.scan()[0]] == [
         ("engine-00000009-fff.1", 1), ("engine-00000005-abc.1", 0), ("engine-00000003-fff.1", 1),
         ("engine-00000001-fff.1", 1),
     ]  # fmt: skip
@@ -96,7 +97,9 @@ def test_a_name_that_leads_out_of_its_folder_is_not_written(tmp_path: Path) -> N
     uploaded = files.upload("engine-00000001-abc.1", tmp_path / "saved", ["../escape"])
     files.commit(
         "engine-00000001-abc.1",
-        EngineManifest(engine="any", step=1, world_size=1, global_batch=8, created_unix_s=1.0, files=tuple(uploaded)),
+        EngineManifest(
+            engine="any", step=1, world_size=1, global_batch=8, created_unix_s=1.0, files=tuple(uploaded)
+        ).to_bytes(),
     )
     with pytest.raises(CheckpointError, match="leads out"):
         files.fetch_newest(tmp_path / "node" / "inside")
