@@ -229,19 +229,6 @@ def test_resuming_on_s3_is_the_same(aws: str, undisturbed: Outcome, monkeypatch:
     assert summary.finished and summary.starts == 2 and 0 < summary.lost_steps < 15
 
 
-def test_many_deaths_in_a_row(tmp_path: Path, undisturbed: Outcome) -> None:
-    dice = random.Random(3)  # noqa: S311 - not for secrets
-    for _ in range(12):
-        training = Training(str(tmp_path))
-        step = dice.randrange(STEPS)
-        with pytest.raises((Killed, Interrupted)):
-            training.train(at_step=kill_at(step) if dice.random() < 0.5 else stop_at(training, step))
-            raise Killed  # it was past that step already and ran to its end
-    last = Training(str(tmp_path))
-    last.train()
-    assert_same(last.state(), undisturbed[0])
-
-
 def damage_newest(root: Path, how: Callable[[Path], None]) -> str:
     newest = StoredCheckpoints(LocalStore(root)).scan()[0][0].prefix
     how(root / newest / "rank-00000.bin")
@@ -267,14 +254,6 @@ def test_damaged_checkpoint_is_passed_over_and_said_so(
     assert f"checkpoint {newest} is not valid, trying an older one" in caplog.text
     assert min(again.losses) < int(newest.split("-")[1])
     assert_same(again.state(), undisturbed[0])
-
-
-def test_torch_itself_would_not_notice_a_flipped_bit(tmp_path: Path) -> None:
-    """Why the checksums are ours."""
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.zeros(10_000)}, path)
-    flip(path)
-    assert torch.load(path, weights_only=True)["w"].count_nonzero() == 1
 
 
 def test_all_damaged_refuses_to_start_over(tmp_path: Path) -> None:
@@ -918,33 +897,6 @@ def test_a_second_optimizer_and_a_model_beside_the_first_go_on_exactly(tmp_path:
     with pytest.raises(Killed):
         train(tmp_path / "b", kill_at(5))
     assert_same(train(tmp_path / "b"), undisturbed)
-
-
-def test_parameters_that_a_loop_unfreezes_are_saved_from_then_on(tmp_path: Path) -> None:
-    """Without frozen parameters in checkpoints, and with an optimizer that has them from the beginning."""
-
-    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        model[0].requires_grad_(False)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "save_frozen": False}
-        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
-            for step in run.steps(10):
-                at_step(step)
-                model[0].requires_grad_(step >= 3)
-                optimizer.zero_grad()
-                model(torch.eye(8)[run.sample_indices(step)]).square().mean().backward()
-                optimizer.step()
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-    undisturbed = train(tmp_path / "a")
-    for store, step, saved in (("b", 3, 2), ("c", 7, 4)):
-        with pytest.raises(Killed):
-            train(tmp_path / store, kill_at(step))
-        newest = StoredCheckpoints(open_store(str(tmp_path / store))).scan()[0][0].manifest
-        assert sum(name.startswith("model.") for name in newest.index.tensors) == saved
-        assert_same(train(tmp_path / store), undisturbed)
 
 
 class Lazy(nn.Module):
