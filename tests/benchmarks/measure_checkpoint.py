@@ -157,8 +157,8 @@ def ours(bench: Bench, folder: Path) -> dict[str, Any]:
     committed: list[float] = []
     commit = run._checkpoints.commit
 
-    def timed_commit(prefix: str, manifest: Any) -> None:
-        commit(prefix, manifest)
+    def timed_commit(prefix: str, data: bytes) -> None:
+        commit(prefix, data)
         committed.append(time.perf_counter() - times["begun"])
 
     run._checkpoints.commit = timed_commit  # type: ignore[method-assign]
