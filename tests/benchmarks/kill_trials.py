@@ -178,8 +178,12 @@ class KilledRun:
                     roles["torchrun"].append(int(entry.name))
                 elif b"bootstrap.training.standby" in command:
                     roles["worker" if entry.name in ranks else "standby"].append(int(entry.name))
-                elif b"\0LOCAL_RANK=" in variables and b"examples.tiny_gpt" in command and (
-                    entry.name in ranks or not self.trials.options.user_processes  # a rank's fork has its command
+                elif (
+                    b"\0LOCAL_RANK=" in variables
+                    and b"examples.tiny_gpt" in command
+                    and (
+                        entry.name in ranks or not self.trials.options.user_processes  # a rank's fork has its command
+                    )
                 ):
                     roles["worker"].append(int(entry.name))
         return roles
