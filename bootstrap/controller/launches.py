@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from botocore.exceptions import ClientError
+import botocore
+from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import LaunchRequest
@@ -55,6 +56,15 @@ _PASSING = frozenset(
 )
 
 
+class OldBotocoreError(BotoCoreError):
+    """Lambda's runtime has an older SDK than LaunchInstances.
+
+    https://docs.aws.amazon.com/lambda/latest/dg/python-package.html (runtime-provided SDK)
+    """
+
+    fmt = "botocore {version} of the function's runtime has no LaunchInstances: add a layer with boto3 1.44 or newer"
+
+
 def is_pool_empty(code: str) -> bool:
     """Return whether EC2 itself lacks the nodes, whoever asks."""
     return code in _POOL_EMPTY
@@ -70,6 +80,8 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
 
     The ClientToken makes a repetition the same launch. A lone node is asked for in one zone of its place after another.
     """
+    if not hasattr(clients.launching, "launch_instances"):
+        raise OldBotocoreError(version=botocore.__version__)
     launched: dict[str, str] = {}
     error: LaunchError | None = None
     for number, subnet in enumerate(settings.places[request.place].subnets.split(",")):

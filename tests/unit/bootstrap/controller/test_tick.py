@@ -807,3 +807,15 @@ def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, m
     monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3
+
+
+def test_an_sdk_without_launch_instances_says_so_in_each_tick_and_ends_no_node(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing: Any = object()
+    old = replace(stack.clients, launching=nothing)
+    for _ in range(2):
+        stack.now += timedelta(minutes=1)
+        with pytest.raises(TickError, match=r"botocore [\d.]+ of the function's runtime has no LaunchInstances"):
+            tick(old, stack.config, stack.now)
+    assert stack.read()["launch"] and "boto3 1.44 or newer" in capsys.readouterr().out
