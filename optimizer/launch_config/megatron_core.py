@@ -45,7 +45,11 @@ def _further(plan: FleetPlan) -> Iterator[str]:
         return
     if kind in _MAY_HAVE_BIASES and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
         yield "the model has biases in some of its products, and --disable-bias-linear is for all"
-    yield from _other_activation(str(kind), job.architecture or {})
+    if kind in _GATED and (gate := (job.architecture or {}).get("hidden_act") or "silu") not in ("silu", "swish"):
+        yield f"the model's activation is {gate}, and --swiglu has silu"
+    name = str((job.architecture or {}).get("activation_function") or "gelu")
+    if kind == "gpt2" and name.split("_")[0] != "gelu":
+        yield f"the model's activation is {name}, and pretrain_gpt.py's is gelu"
     if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
     model = _spec(plan)
@@ -54,13 +58,6 @@ def _further(plan: FleetPlan) -> Iterator[str]:
             f"{model.layers} layers do not make {split.pipeline * split.virtual_stages} equal stages, "
             "nor with the embedding and the loss counted as layers"
         )
-
-
-def _other_activation(kind: str, architecture: Mapping[str, Any]) -> Iterator[str]:
-    if kind in _GATED and (gate := architecture.get("hidden_act") or "silu") not in ("silu", "swish"):
-        yield f"the model's activation is {gate}, and --swiglu has silu"
-    if kind == "gpt2" and (name := str(architecture.get("activation_function") or "gelu")).split("_")[0] != "gelu":
-        yield f"the model's activation is {name}, and pretrain_gpt.py's is gelu"
 
 
 def _spec(plan: FleetPlan) -> ModelSpec | None:
@@ -153,35 +150,25 @@ def _pattern(layers: Iterable[bool]) -> str:
     return f'"[{",".join(str(int(layer)) for layer in layers)}]"'
 
 
-def _model(architecture: Mapping[str, Any], seq_len: int) -> Arguments:
-    kind = str(architecture["model_type"])
-    if kind == "gpt2":
-        width = architecture.get("n_embd", 768)
-        return {
-            "num-layers": architecture.get("n_layer", 12),
-            "hidden-size": width,
-            "ffn-hidden-size": architecture.get("n_inner") or 4 * width,
-            "num-attention-heads": architecture.get("n_head", 12),
-            "max-position-embeddings": max(seq_len, architecture.get("n_positions", 1024)),
-            "vocab-size": architecture.get("vocab_size", 50257),
-            "position-embedding-type": "learned_absolute",
-        }
-    heads, width = architecture["num_attention_heads"], architecture["hidden_size"]
-    groups = architecture.get("num_key_value_heads") or heads
-    rope = _rope(architecture)
-    is_scaled = _rope_type(architecture) == "llama3"
-    experts = architecture.get("num_local_experts") or architecture.get("num_experts")
+def _model(model: ModelSpec, architecture: Mapping[str, Any], seq_len: int) -> Arguments:
+    kind, is_grouped = str(architecture["model_type"]), model.kv_heads != model.attention_heads
+    rope, is_scaled = _rope(architecture), _rope_type(architecture) == "llama3"
+    is_gpt2 = kind == "gpt2"
     arguments: Arguments = {
-        "num-layers": architecture["num_hidden_layers"],
-        "hidden-size": width,
-        "ffn-hidden-size": architecture["intermediate_size"],
-        "num-attention-heads": heads,
-        "group-query-attention": groups != heads,
-        "num-query-groups": groups != heads and groups,
-        "kv-channels": architecture.get("head_dim") or width // heads,
-        "max-position-embeddings": max(seq_len, architecture.get("max_position_embeddings", 0)),
-        "vocab-size": architecture["vocab_size"],
-        "position-embedding-type": "rope",
+        "num-layers": model.layers,
+        "hidden-size": model.hidden_size,
+        "ffn-hidden-size": model.dense_ffn_size or model.ffn_size,
+        "num-attention-heads": model.attention_heads,
+        "group-query-attention": is_grouped,
+        "num-query-groups": is_grouped and model.kv_heads,
+        "kv-channels": not is_gpt2 and model.head_dim,
+        "max-position-embeddings": max(seq_len, model.max_seq_len),
+        "vocab-size": model.vocab_size,
+        "position-embedding-type": "learned_absolute" if is_gpt2 else "rope",
+    }
+    if is_gpt2:
+        return arguments
+    arguments |= {
         "rotary-base": int(rope.get("rope_theta") or architecture.get("rope_theta") or 10000),
         "use-rope-scaling": is_scaled,
         "rope-scaling-factor": is_scaled and rope["factor"],
@@ -190,16 +177,16 @@ def _model(architecture: Mapping[str, Any], seq_len: int) -> Arguments:
         "swiglu": True,
         "disable-bias-linear": True,
         "add-qkv-bias": kind == "qwen2",
-        "qk-layernorm": kind.startswith("qwen3"),
-        "untie-embeddings-and-output-weights": not architecture.get("tie_word_embeddings"),
+        "qk-layernorm": model.head_norms,
+        "untie-embeddings-and-output-weights": not model.tied_embeddings,
         "attention-dropout": "0",
         "hidden-dropout": "0",
     }
-    if experts:
+    if model.experts:
         arguments |= {
-            "num-experts": experts,
-            "moe-router-topk": architecture.get("num_experts_per_tok", 2),
-            "moe-ffn-hidden-size": architecture.get("moe_intermediate_size") or architecture["intermediate_size"],
+            "num-experts": model.experts,
+            "moe-router-topk": model.experts_per_token,
+            "moe-ffn-hidden-size": model.ffn_size,
             # The weights of a token's experts add up to less than 1: the softmax is over all experts.
             "moe-router-pre-softmax": kind == "qwen3_moe" and not architecture.get("norm_topk_prob"),
             "moe-grouped-gemm": True,
@@ -221,7 +208,7 @@ def _write(plan: FleetPlan) -> str:
     sections = [_layout(plan), _training(plan)]
     model = _spec(plan)
     if architecture is not None and model is not None:
-        sections += [_end_stages(plan, model) or {}, _model(architecture, plan.job.seq_len)]
+        sections += [_end_stages(plan, model) or {}, _model(model, architecture, plan.job.seq_len)]
         sections.append(_unlike_layers(architecture, model, plan.job.seq_len))
     arguments = "".join(f"  {line}\n" for section in sections for line in _lines(section))
     return f"""set -euo pipefail

@@ -61,52 +61,51 @@ def import_function(target: str) -> Callable[[int], Any]:
     return function  # type: ignore[no-any-return]
 
 
+def _wrong(got: str, limit: str, next_step: str = _NEXT, why: str = "") -> InvalidInputError:
+    return InvalidInputError(got, limit=limit, why=why, next_step=next_step)
+
+
 def check_step(returned: Any, target: str, size: int) -> TrainingStep:
     """Check the function's return value; InvalidInputError where it breaks the contract."""
     parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
         shown = ", ".join(type(part).__name__ for part in parts)
-        raise InvalidInputError(
+        raise _wrong(
             f"{target}({size}) returned {f'({shown})' if isinstance(returned, tuple) else shown}",
-            limit="(module, inputs) or (module, inputs, loss), with module a torch.nn.Module",
-            next_step=_NEXT,
+            "(module, inputs) or (module, inputs, loss), with module a torch.nn.Module",
         )
-    module, inputs = parts[:2]
-    loss = parts[2] if len(parts) == 3 else None
+    module, inputs, loss = (*parts, None)[:3]
     if loss is not None and not callable(loss):
-        raise InvalidInputError(
+        raise _wrong(
             f"the loss {target}({size}) returned is a {type(loss).__name__}",
-            limit="a function of the module's output that returns a scalar tensor",
-            next_step=_NEXT,
+            "a function of the module's output that returns a scalar tensor",
         )
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if kwargs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    parameters, name = list(module.parameters()), type(module).__name__
     if not tensors or all(not tensor.dim() or tensor.shape[0] != size for tensor in tensors):
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensor"
-        raise InvalidInputError(
+        raise _wrong(
             f"the inputs of {target}({size}) hold {shapes}",
-            limit=f"a tensor, a tuple or a dictionary of tensors, with a first dimension of {size}, the batch size",
+            f"a tensor, a tuple or a dictionary of tensors, with a first dimension of {size}, the batch size",
             why="costs of one sample are the difference between batches",
-            next_step=_NEXT,
         )
-    if not any(True for _ in module.parameters()):
-        raise InvalidInputError(
-            f"{type(module).__name__} has no parameters", limit="a module that can be trained", next_step=_NEXT
-        )
-    devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), *tensors]}
+    if not parameters:
+        raise _wrong(f"{name} has no parameters", "a module that can be trained")
+    devices = {tensor.device.type for tensor in [*parameters, *module.buffers(), *tensors]}
     if devices != {"cpu"}:
-        raise InvalidInputError(
+        raise _wrong(
             f"{target}({size}) puts tensors on {' and '.join(sorted(devices))}",
-            limit="the module and its inputs on the CPU, where they take no memory",
-            why="without a GPU, torch runs no backward pass there; operators are counted as on a GPU all the same",
-            next_step="leave out .cuda() and .to(device)",
+            "the module and its inputs on the CPU, where they take no memory",
+            "leave out .cuda() and .to(device)",
+            "without a GPU, torch runs no backward pass there; operators are counted as on a GPU all the same",
         )
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise InvalidInputError(
-            f"no parameter of {type(module).__name__} requires a gradient",
-            limit="at least one trainable parameter",
-            next_step="leave requires_grad on for trained parameters",
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise _wrong(
+            f"no parameter of {name} requires a gradient",
+            "at least one trainable parameter",
+            "leave requires_grad on for trained parameters",
         )
     return TrainingStep(module=module, args=args, kwargs=kwargs, loss=loss)
 
@@ -140,16 +139,16 @@ def find_loss(output: Any, loss: Callable[[Any], Any] | None, target: str) -> to
         value = output.loss
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         shown = f"a tensor of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise InvalidInputError(
+        raise _wrong(
             f"the loss of {target} is {shown}",
-            limit="a scalar tensor: the returned loss of the output, else output.loss, else the output",
-            next_step="return (module, inputs, loss) with loss = lambda output: F.cross_entropy(output, labels)",
+            "a scalar tensor: the returned loss of the output, else output.loss, else the output",
+            "return (module, inputs, loss) with loss = lambda output: F.cross_entropy(output, labels)",
         )
     if not value.requires_grad:
-        raise InvalidInputError(
+        raise _wrong(
             f"the loss of {target} depends on no trainable parameter",
-            limit="a loss that can be differentiated",
-            next_step="look for torch.no_grad, detach or requires_grad_(False) in the module",
+            "a loss that can be differentiated",
+            "look for torch.no_grad, detach or requires_grad_(False) in the module",
         )
     return value
 
