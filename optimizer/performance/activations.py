@@ -110,8 +110,8 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "feed-forward", (element * matrices + product_input + gelu + masks) * layer.inner / x.tensor
     if model.experts:
         expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
-        kept = _expert_element(x) * matrices + expert_input
-        yield "experts", kept * layer.routed * _capacity(x) / x.tensor
+        of_expert = _expert_element(x) * matrices + expert_input
+        yield "experts", of_expert * layer.routed * _capacity(x) / x.tensor
     if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
         # adapter keeps its inner vector.

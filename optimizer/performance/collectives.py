@@ -81,38 +81,41 @@ class Collective:
         # Tensor ranks on several nodes wait for each other.
         late_s = self.ranks * c.tensor_hop_s if self.axis == "tensor" else 0.0
         late_s = np.where(outside, c.network_call_s if self.axis == "data" else late_s, 0.0)
-        latency_s = np.where(
-            outside,
-            rates.network_latency_s * (1.0 + np.log2(spans)) + late_s,
-            np.where(self.ranks > 1, rates.link_latency_s, 0.0),
-        )
+        inside_s = np.where(self.ranks > 1, rates.link_latency_s, 0.0)
         calls, around = self.calls, (1.0 - 1.0 / self.ranks) * self.sent
         if self.kind == "ring":
             hops = (self.ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S
-            latency_s = np.where(self.ranks > 1, rates.link_latency_s + hops + late_s, 0.0)
+            latency_s = inside_s + np.where(self.ranks > 1, hops + late_s, 0.0)
             on_wire = around / rate
-        elif self.kind == "tree":
-            on_wire = around / rate
-        elif self.kind == "all-reduce":
-            # Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that
-            # (https://github.com/NVIDIA/nccl/issues/527).
-            tree = np.maximum(self.sent / rate, 2.0 * around / rates.link)
-            on_wire = np.where(spans == 2, tree, 2.0 * around / rate)
         elif self.kind == "sends":
             own = np.where(outside, np.minimum(network / local, rates.link), rates.link)
             latency_s = np.where(outside, rates.network_latency_s, rates.link_latency_s)
             on_wire, calls = around / own, calls * (self.ranks - 1.0)
         else:
-            # Each rank sends an equal part to every rank. Links and network work at once: 16 A100 on two nodes reached
-            # 85% of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138).
-            inside = (members - 1.0) / self.ranks * self.sent / rates.link
-            # Of the copies of a token to one node the network sees one.
-            nodes = spans * (1.0 - (1.0 - 1.0 / spans) ** self.copies) / self.copies
-            outside_s = (1.0 - members / self.ranks) * self.sent * nodes / (network / local)
-            on_wire = np.maximum(inside, outside_s)
+            between_s = rates.network_latency_s * (1.0 + np.log2(spans)) + late_s
+            latency_s = np.where(outside, between_s, inside_s)
+            on_wire = self._on_wire(rates, around, members, spans, rate, network / local)
         # A transfer in pieces inside a node takes t + 2 sqrt(t x piece).
         piece_s = np.where(outside, 0.0, LINK_PIECE_S)
         return on_wire + 2.0 * np.sqrt(on_wire * (piece_s * calls)) + calls * latency_s
+
+    def _on_wire(
+        self, rates: Rates, around: Number, members: Number, spans: Number, rate: Number, network: Number
+    ) -> Number:
+        """Seconds of the bytes of a tree or an all to all, where one rank has ``network``."""
+        if self.kind == "tree":
+            return around / rate
+        if self.kind == "all-reduce":
+            # Two p4d.24xlarge reduced 1 GiB at 30.5 GB/s, four at half of that
+            # (https://github.com/NVIDIA/nccl/issues/527).
+            tree = np.maximum(self.sent / rate, 2.0 * around / rates.link)
+            return np.where(spans == 2, tree, 2.0 * around / rate)
+        # Each rank sends an equal part to every rank. Links and network work at once: 16 A100 on two nodes reached 85%
+        # of their network cards' rate (https://github.com/NVIDIA/nccl/issues/1138). Of the copies of a token to one
+        # node the network sees one.
+        inside = (members - 1.0) / self.ranks * self.sent / rates.link
+        nodes = spans * (1.0 - (1.0 - 1.0 / spans) ** self.copies) / self.copies if np.any(self.copies > 1) else 1.0
+        return np.maximum(inside, (1.0 - members / self.ranks) * self.sent * nodes / network)
 
 
 def local_ranks(x: Case) -> Number:

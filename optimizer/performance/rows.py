@@ -357,5 +357,5 @@ def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Cali
     residual = calibration.residual(
         gpu, recipe.precision, recipe.framework, kind=model_kind(setup.model), pipelines=setup.pipelines
     )
-    error = residual.relative_error
-    return result | dict(zip(COLUMNS, (*values, bool(estimates.fits), None, p95_gib, fit, error), strict=True))
+    cells = (*values, bool(estimates.fits), None, p95_gib, fit, residual.relative_error)
+    return result | dict(zip(COLUMNS, cells, strict=True))

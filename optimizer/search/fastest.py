@@ -174,7 +174,7 @@ class SearchSpace:
         size = self.table.size
         self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
         self.nccl_gib = np.empty(size)
-        settings = {
+        settings: dict[str, Any] = {
             "sharding": self.shardings[:, None, None].astype(float),
             "checkpointing": self.checkpointings[:, None].astype(float),
         }
@@ -328,7 +328,9 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
     """Estimates of at least one configuration, each an index in a ``Fastest``."""
     types = {fastest.instance.name: fastest.instance for fastest, _ in chosen}
     position = {name: i for i, name in enumerate(types)}
-    columns = {name: np.array([getattr(f.layouts, name)[i] for f, i in chosen], float) for name in GRID_COLUMNS}
+    columns: dict[str, Any] = {
+        name: np.array([getattr(f.layouts, name)[i] for f, i in chosen], float) for name in GRID_COLUMNS
+    }
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(fastest, name)[i] for fastest, i in chosen], float)
     machine = np.array([position[fastest.instance.name] for fastest, _ in chosen])
