@@ -11,7 +11,7 @@ from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
-from optimizer.search.nearest import NODE_GPUS, divide_batch
+from optimizer.search.nearest import NODE_GPUS, divisible_batch
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
@@ -121,12 +121,14 @@ def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: Fle
     one_node_divides = plan.node_count == 1 and problem.amount.global_batch % NODE_GPUS == 0
     if problem.request.objective != "cost" or one_node_divides:
         return []
-    moved = divide_batch(problem)
-    candidate = rank_first([*tables, *moved[1]], problem.request) if moved else None
-    # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
-    if moved is None or candidate is None or candidate.table not in moved[1]:
+    if (near := divisible_batch(problem)) is None:
         return []
-    change = f"--global-batch {moved[0].amount.global_batch} instead of {problem.amount.global_batch}"
+    moved = find_tables(problem.revise(global_batch=near))
+    candidate = rank_first([*tables, *moved], problem.request)
+    # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
+    if candidate is None or candidate.table not in moved:
+        return []
+    change = f"--global-batch {near} instead of {problem.amount.global_batch}"
     return _describe_saving(change, f"the ranks of {candidate.fleet} divide it;", candidate, plan)
 
 

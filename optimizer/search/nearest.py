@@ -85,9 +85,8 @@ class NearestPlan:
 def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
     nearest = _move_numbers(problem, tables)
-    nearest += [*_near_batch(problem), *_half_precision(problem)]
-    for changes in _list_openings(problem.request.constraints):
-        nearest += _open(problem, changes, alone=bool(tables))
+    for changes in _list_changes(problem):
+        nearest += _change(problem, changes, alone=bool(tables) or "global_batch" in changes)
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
     return sorted(distinct.values(), key=_order)
 
@@ -155,47 +154,28 @@ def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str)
     return Candidate(tables[index], row)
 
 
-def _list_openings(limits: Constraints) -> list[dict[str, Any]]:
-    openings: list[dict[str, Any]] = []
+def _list_changes(problem: Problem) -> list[dict[str, Any]]:
+    """Changes of the request that may give a plan: another batch, fp16, more nodes, opened lists."""
+    limits, near = problem.request.constraints, divisible_batch(problem)
+    changes: list[dict[str, Any]] = [{"global_batch": near}] if near else []
+    known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
+    # T4 and V100 do not compute in bf16.
+    if problem.request.workload.precision == "bf16" and "bf16" not in known and "fp16" in known:
+        changes.append({"precision": "fp16"})
     if limits.max_nodes < _MOST_NODES:
-        openings.append({"max_nodes": min(_MORE_NODES * limits.max_nodes, _MOST_NODES)})
-    openings += [{name: ()} for name in ("regions", "instance_types") if getattr(limits, name)]
+        changes.append({"max_nodes": min(_MORE_NODES * limits.max_nodes, _MOST_NODES)})
+    changes += [{name: ()} for name in ("regions", "instance_types") if getattr(limits, name)]
     missing = [option for option in ("on-demand", "spot") if option not in limits.purchase_options]
     if missing:
-        openings.append({"purchase_options": (*limits.purchase_options, *missing)})
-    return openings
+        changes.append({"purchase_options": (*limits.purchase_options, *missing)})
+    return changes
 
 
-def divide_batch(problem: Problem) -> tuple[Problem, list[CandidateTable]] | None:
-    """Search with a near batch that more numbers of GPUs divide; None without one, or with given steps."""
-    batch = problem.amount.global_batch
-    moved = near_batch(batch)
-    if problem.request.workload.steps is not None or moved == batch or moved > problem.amount.samples:
-        return None
-    other = problem.revise(global_batch=moved)
-    return other, find_tables(other)
-
-
-def _near_batch(problem: Problem) -> list[NearestPlan]:
-    moved = divide_batch(problem)
-    candidate = rank_first(moved[1], problem.request) if moved else None
-    if moved is None or candidate is None:
-        return []
-    near = moved[0].amount.global_batch
-    distance = abs(near / problem.amount.global_batch - 1)
-    return [_build(moved[0], {"global_batch": near}, distance, candidate)]
-
-
-def _half_precision(problem: Problem) -> list[NearestPlan]:
-    """Nearest plan in fp16, where no considered GPU computes in the request's bf16: T4, V100."""
-    known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
-    if problem.request.workload.precision != "bf16" or "bf16" in known or "fp16" not in known:
-        return []
-    changes = {"precision": "fp16"}
-    try:
-        return _open(problem, changes, alone=False)
-    except InvalidInputError:  # the workload computes in bf16 alone, as QLoRA does
-        return []
+def divisible_batch(problem: Problem) -> int | None:
+    """Return a near batch that more numbers of GPUs divide; None without one, or with given steps."""
+    near = near_batch(problem.amount.global_batch)
+    is_given = problem.request.workload.steps is not None
+    return None if is_given or near == problem.amount.global_batch or near > problem.amount.samples else near
 
 
 def near_batch(batch: int) -> int:
@@ -213,9 +193,12 @@ def _multiple(batch: int, unit: int, most: float) -> int:
     return near if abs(near - batch) <= most * batch else 0
 
 
-def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
+def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
     """Nearest plan of a request with ``changes``; unless ``alone``, budget and deadline may move with them."""
-    wider = problem.revise(**changes)
+    try:
+        wider = problem.revise(**changes)
+    except InvalidInputError:  # the workload computes in bf16 alone, as QLoRA does
+        return []
     tables = find_tables(wider)
     if "max_nodes" in changes:
         candidate = find_least(tables, wider.request.constraints, "max_nodes")
@@ -226,14 +209,16 @@ def _open(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[Nea
         if "max_nodes" in changes and moved:
             changes = {"max_nodes": moved[0].plan.node_count}
         return [replace(plan, changes=changes | dict(plan.changes), distance=None) for plan in moved]
-    if "max_nodes" not in changes:
-        return [_build(wider, changes, None, candidate)]
-    nodes = candidate.nodes
-    changes = {"max_nodes": nodes}
-    distance = nodes / problem.request.constraints.max_nodes - 1
-    larger = problem.revise(**changes)
-    within = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
-    return [_build(larger, changes, distance, rank_first(within, larger.request) or candidate)]
+    distance = None
+    if "max_nodes" in changes:
+        nodes = candidate.nodes
+        changes, distance = {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1
+        wider = problem.revise(**changes)
+        within = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
+        candidate = rank_first(within, wider.request) or candidate
+    elif "global_batch" in changes:
+        distance = abs(changes["global_batch"] / problem.amount.global_batch - 1)
+    return [_build(wider, changes, distance, candidate)]
 
 
 def _build(problem: Problem, changes: dict[str, Any], distance: float | None, candidate: Candidate) -> NearestPlan:
