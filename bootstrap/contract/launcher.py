@@ -24,8 +24,8 @@ MODULES = {
     "composer.cli.launcher": "composer",
     "horovod.runner.launch": "horovodrun",
 }
-# Options by which any launcher starts several ranks on a node, or several nodes.
-RANK_OPTIONS = frozenset({"nproc-per-node", "nnodes", "num-machines", "num-nodes", "num-processes", "num-gpus"})
+# Options of torchrun's kind, by which a launcher of any name starts several ranks.
+RANK_OPTIONS = frozenset({"nproc-per-node", "nnodes"})
 # Launchers of clusters whose daemons no node has.
 CLUSTERS = frozenset({"srun", "sbatch", "salloc", "qsub", "bsub", "jsrun", "aprun", "flux"})
 # First words, and words anywhere, that only a shell understands. The nodes start the command without one.
@@ -87,8 +87,8 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
 
 
 def _script(words: Sequence[str]) -> int:
-    """Position of the first Python script: options behind it are its own."""
-    return next((at for at, word in enumerate(words) if at and word.endswith((".py", ".pyc", ".pyz"))), len(words))
+    """Position of the first script: options behind it are its own."""
+    return next((at for at, word in enumerate(words) if word.endswith((".py", ".pyc", ".pyz", ".sh"))), len(words))
 
 
 def loses_sigterm(words: Sequence[str]) -> bool:

@@ -58,6 +58,7 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py", ""),
         ("python tensorflow_train.py", ""),
         ("python train.py --num_nodes 4 --nnodes 4", ""),
+        ("bash run.sh --nnodes 4 torchrun", ""),
         ("mpirun python accelerate", ""),
         ("torchrun.py", ""),
         ("bash -c 'cd src && exec python train.py --rank-of ${GPUFLEET_NODE_RANK}'", ""),

@@ -49,6 +49,20 @@ def test_a_tied_model_computes_what_transformers_does(kind: str, window: int | N
         assert torch.allclose(model(tokens).logits, reference(tokens).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "value"), [("pad_token_id", 128), ("hidden_act", "none"), ("hidden_size", "wide")])
+def test_whatever_stops_transformers_from_building_is_a_fault_of_the_settings(name: str, value: object) -> None:
+    architecture = SHAPE | {"model_type": "llama", name: value}
+    with pytest.raises(ConfigurationError, match="does not build this llama"):
+        build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
+
+
+def test_nulls_that_a_plan_names_are_null_in_the_model() -> None:
+    nulls = ["attn_logit_softcapping", "final_logit_softcapping"]
+    architecture = SHAPE | {"model_type": "gemma2", "null_fields": nulls}
+    model: Any = build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
+    assert [getattr(model.config, name) for name in nulls] == [None, None]
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "phi3"])
 def test_the_padding_token_is_a_token_like_any_other(kind: str) -> None:
     """A row of zeros makes the gradient 10²⁷ within six of Gemma's layers, and a number no more within ten."""
