@@ -81,63 +81,31 @@ def enabled_regions() -> tuple[str, ...]:
 
 
 def refresh(
-    regions: Sequence[str], *, directory: Path | None = None, progress: Callable[[str], None] = lambda _: None
+    regions: Sequence[str],
+    *,
+    spot_types: Collection[str] | None = None,
+    directory: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> RefreshResult:
     """Read ``regions`` and write the catalog they make together with the known facts of other regions.
+
+    With ``spot_types`` only the spot prices in force of these types are read, in a few calls a region.
 
     Raises:
         GpufleetError: nothing could be read, or the result would break an invariant; nothing is written then.
     """
-    tables = snapshot.read_newest().tables
-    now = datetime.now(UTC)
+    tables, now = snapshot.read_newest().tables, datetime.now(UTC)
     known_types = {instance.name for instance in tables.instance_types}
     known_regions = {row.region for row in tables.offers}
 
     def read(region: str) -> RegionAnswer:
-        answer = read_region(region, known_types, now.date(), may_be_empty=region not in known_regions)
+        if spot_types is None:
+            answer = read_region(region, known_types, now.date(), may_be_empty=region not in known_regions)
+        else:
+            answer = _read_spot(region, spot_types, tables)
         progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
         return answer
 
-    return _read_and_write(regions, read, tables, now, directory)
-
-
-def refresh_spot(
-    regions: Sequence[str],
-    types: Collection[str],
-    *,
-    directory: Path | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> RefreshResult:
-    """Read the spot prices in force of ``types``, and nothing else, in a few calls a region; raises as ``refresh``."""
-    tables = snapshot.read_newest().tables
-
-    def read(region: str) -> RegionAnswer:
-        answer = RegionAnswer(region=region, spot_types=frozenset(types))
-        offered = {
-            row.instance_type: row.zones.ids
-            for row in tables.offers
-            if row.region == region and row.instance_type in types and row.zones
-        }
-        try:
-            ec2 = clients.ec2(region)
-            entries = spot_history.fetch(ec2, offered) if offered else []
-            zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
-            answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
-        except errors.AWS_ERRORS as error:
-            answer.failures.append(Failure(source=spot_history.NAME, region=region, reason=errors.reason(error)))
-        progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
-        return answer
-
-    return _read_and_write(regions, read, tables, datetime.now(UTC), directory)
-
-
-def _read_and_write(
-    regions: Sequence[str],
-    read: Callable[[str], RegionAnswer],
-    tables: Tables,
-    now: datetime,
-    directory: Path | None,
-) -> RefreshResult:
     with ThreadPoolExecutor(max_workers=REGIONS_AT_ONCE) as pool:
         answers = tuple(pool.map(read, regions))
     if not any(answer.was_read() for answer in answers):
@@ -150,6 +118,23 @@ def _read_and_write(
     target = directory or snapshot.user_directory()
     snapshot.write_snapshot(target, tables, made_at=now)
     return RefreshResult(directory=target, answers=answers, dropped=tuple(dropped))
+
+
+def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAnswer:
+    answer = RegionAnswer(region=region, spot_types=frozenset(types))
+    offered = {
+        row.instance_type: row.zones.ids
+        for row in tables.offers
+        if row.region == region and row.instance_type in types and row.zones
+    }
+    try:
+        ec2 = clients.ec2(region)
+        entries = spot_history.fetch(ec2, offered) if offered else []
+        zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
+        answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
+    except errors.AWS_ERRORS as error:
+        answer.failures.append(Failure(source=spot_history.NAME, region=region, reason=errors.reason(error)))
+    return answer
 
 
 def read_region(region: str, known_types: set[str], today: date, *, may_be_empty: bool) -> RegionAnswer:

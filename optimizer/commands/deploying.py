@@ -39,21 +39,6 @@ def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str)
     return str(answer)
 
 
-def prepare(plan: FleetPlan, stack: str, directory: Path, again: str, *, accept_stale_prices: bool) -> None:
-    """Write the plan into the stack's configuration and check that the account can carry it out."""
-    put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
-    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
-        pack_wheels(stack, directory)
-    report = check(plan, stack, directory)
-    write_findings([finding for finding in report.findings if finding.level != "ok"])
-    counts = report.counts()
-    say("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
-    if counts["error"]:
-        raise GpufleetError(
-            "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
-        )
-
-
 def deploy(
     plan: FleetPlan,
     stack: str,
@@ -66,7 +51,17 @@ def deploy(
     """Write ``config`` and the plan into the stack's configuration, check the account, and run ``pulumi up``."""
     if config:
         change_stack_file(stack_path(directory, stack), config)
-    prepare(plan, stack, directory, again, accept_stale_prices=accept_stale_prices)
+    put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
+    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
+        pack_wheels(stack, directory)
+    report = check(plan, stack, directory)
+    write_findings([finding for finding in report.findings if finding.level != "ok"])
+    counts = report.counts()
+    say("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
+    if counts["error"]:
+        raise GpufleetError(
+            "this account cannot carry out the plan; nothing was created", next_step=f"mend the errors, then {again}"
+        )
     carry_out(stack, directory)
 
 

@@ -6,7 +6,7 @@ import os
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.refresh import enabled_regions, refresh_spot
+from optimizer.catalog.refresh import enabled_regions, refresh
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.output import say, write_notes
 from optimizer.commands.progress import steps
@@ -44,7 +44,7 @@ def refresh_spot_prices(answer: Recommendation) -> Catalog:
     if not types or not regions:
         return problem.catalog
     with steps("spot prices of regions", len(regions)) as advance:
-        result = refresh_spot(regions, types, progress=advance)
+        result = refresh(regions, spot_types=types, progress=advance)
     for region in result.answers:
         write_notes((*region.skipped, *region.failures))
     write_notes(result.dropped)

@@ -267,7 +267,7 @@ def test_a_spot_price_of_a_zone_that_offers_the_type_no_more_is_dropped(tables: 
 @pytest.mark.usefixtures("aws")
 def test_spot_prices_alone_are_read_for_the_types_in_play() -> None:
     before = load()
-    result = refresh.refresh_spot([REGION], {"p4d.24xlarge"})
+    result = refresh.refresh([REGION], spot_types={"p4d.24xlarge"})
     after = load()
     offer, was = after.offer("p4d.24xlarge", REGION), before.offer("p4d.24xlarge", REGION)
     assert offer is not None and was is not None and offer.spot is not None
@@ -280,4 +280,4 @@ def test_spot_prices_alone_are_read_for_the_types_in_play() -> None:
 
 def test_spot_prices_without_a_network_change_nothing() -> None:
     with pytest.raises(GpufleetError, match="nothing could be read from AWS"):
-        refresh.refresh_spot([REGION], {"p4d.24xlarge"})
+        refresh.refresh([REGION], spot_types={"p4d.24xlarge"})

@@ -53,11 +53,24 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
         (("estimate", "--attention", "unfused"), "--attention is gone: --batch reads it from the column attention"),
         (("catalog", "refresh", "--cloud", "azure"), "--cloud is gone: prices of other clouds come with each version"),
         (("offers", "--pirce", "spot"), "No such option '--pirce'"),
+        (("port-forward", "0", "6006"), "port-forward is gone: gpufleet ssh RANK --port PORT"),
     ],
 )
 def test_an_option_of_earlier_versions_names_the_new_way(gpufleet: Gpufleet, words: tuple[str, ...], says: str) -> None:
     code, out, err = gpufleet(*words)
     assert (code, out) == (2, "") and says in err
+
+
+def test_help_is_one_screen_and_help_all_has_the_rest(gpufleet: Gpufleet) -> None:
+    short, whole = gpufleet("recommend", "--help")[1], gpufleet("recommend", "--help-all")[1]
+    assert len(short.splitlines()) <= 40 and "--budget" in short and "--lora-alpha" not in short
+    assert "--lora-alpha" in whole and len(gpufleet("--help")[1].splitlines()) <= 40
+    assert "--lora-alpha" in completed("recommend", incomplete="--lora")
+
+
+def test_options_of_a_command_below_logs_go_behind_its_name(gpufleet: Gpufleet) -> None:
+    code, _, err = gpufleet("logs", "--rank", "3", "trace")
+    assert code == 2 and "options of trace go behind its name" in err
 
 
 def test_stacks_are_completed_and_a_broken_catalog_completes_nothing(

@@ -223,14 +223,14 @@ def test_what_cannot_begin_in_several_regions_says_why(world: World, arguments: 
 
 
 def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = deploying.prepare
+    put_plan = deploying.put_plan
 
     def refuse(plan: FleetPlan, *arguments: Any, **options: Any) -> None:
         if plan.region == REGION:
             raise GpufleetError("the quota is 0")
-        prepare(plan, *arguments, **options)
+        put_plan(plan, *arguments, **options)
 
-    monkeypatch.setattr(deploying, "prepare", refuse)
+    monkeypatch.setattr(deploying, "put_plan", refuse)
     code, out, err = world.up("--no-follow", given=(REGION, OREGON))
     assert code == 0, err
     assert f"{REGION} is left out: the quota is 0" in err and f"the run is stack {world.base}-{OREGON}'s" in out
