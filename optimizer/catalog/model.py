@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
 from functools import cached_property
@@ -150,6 +151,22 @@ class Catalog:
         if name not in self._types:
             raise unknown("instance type", name, self._types)
         return self._types[name]
+
+    def gpu_keys(self, names: Sequence[str]) -> set[str] | None:
+        """Keys of the GPUs of these models or keys, None without names; InvalidInputError for an unknown one."""
+
+        def plain(name: str) -> str:
+            # "RTX PRO 6000", "rtx-pro-6000" and "RTXPRO6000" are the same GPU.
+            return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
+
+        used = {instance.gpu.key: instance.gpu for instance in self.instance_types}
+        chosen: set[str] = set()
+        for name in names:
+            keys = {key for key, gpu in used.items() if plain(name) in (plain(gpu.name), plain(key))}
+            if not keys:
+                raise unknown("GPU", name, sorted({gpu.name for gpu in used.values()}))
+            chosen |= keys
+        return chosen if names else None
 
     def check_region(self, region: str) -> str:
         """Return ``region`` if it has an offer; InvalidInputError otherwise."""

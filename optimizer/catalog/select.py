@@ -66,7 +66,7 @@ class Filter:
 
 def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
     """Offers that meet all conditions, in the catalog's order; InvalidInputError for a name that no offer has."""
-    gpu_keys = _gpu_keys(catalog, conditions.gpus)
+    gpu_keys = catalog.gpu_keys(conditions.gpus)
     regions = _matching("region", conditions.regions, catalog.regions())
     types = _matching("instance type", conditions.types, [instance.name for instance in catalog.instance_types])
     return [
@@ -114,25 +114,6 @@ def _affordable(offer: Offer, conditions: Filter) -> bool:
         return True
     price = price_of(offer, conditions.priced_as)
     return price is not None and price.usd_per_hour <= conditions.max_price_usd_per_hour
-
-
-def _gpu_keys(catalog: Catalog, wanted: Sequence[str]) -> set[str] | None:
-    if not wanted:
-        return None
-    used = {instance.gpu.key: instance.gpu for instance in catalog.instance_types}
-    chosen: set[str] = set()
-    for name in wanted:
-        # "RTX PRO 6000", "rtx-pro-6000" and "RTXPRO6000" are the same GPU.
-        plain = _plain(name)
-        keys = {key for key, gpu in used.items() if plain in (_plain(gpu.name), _plain(key))}
-        if not keys:
-            raise unknown("GPU", name, sorted({gpu.name for gpu in used.values()}))
-        chosen |= keys
-    return chosen
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
 
 
 def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[str] | None:

@@ -11,7 +11,9 @@ A message has four parts: the value got, the limit it broke, why the limit exist
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class GpufleetError(Exception):
@@ -54,6 +56,40 @@ class DataMissingError(GpufleetError):
 
 class DataStaleError(DataMissingError):
     """The fact is there and older than its time to live."""
+
+
+# What a value lacks, by pydantic's type of error; the names in braces are of its context.
+_WRONG = {
+    "missing": "missing",
+    "extra_forbidden": "no such key",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "too_short": "must have at least {min_length}",
+    "too_long": "must have at most {max_length}",
+    "string_too_short": "must not be empty",
+}
+_KINDS = {
+    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
+    "string": "a text", "list": "a list", "tuple": "a list", "dict": "a mapping", "model": "a mapping",
+    "date": "a date", "datetime": "a time with its zone", "timezone": "a time with its zone",
+}  # fmt: skip
+
+
+def describe_wrong(problem: Mapping[str, Any]) -> str:
+    """Say what is wrong with a value that pydantic refused, in the words of a request."""
+    kind = str(problem["type"])
+    if kind in _WRONG:
+        limits = problem.get("ctx", {}).items()
+        return _WRONG[kind].format(
+            **{name: f"{value:,g}" if isinstance(value, float) else value for name, value in limits}
+        )
+    if needed := _KINDS.get(kind.split("_")[0]):
+        return f"{needed} is needed"
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def unreadable(path: Path, error: Exception) -> str:

@@ -21,7 +21,7 @@ from bootstrap.contract.node_plan import Expected, NodePlan
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
-from optimizer.contract.errors import unreadable
+from optimizer.contract.errors import describe_wrong, unreadable
 from optimizer.contract.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -915,7 +915,7 @@ def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
             place = ".".join(str(part) for part in problem["loc"]) or "plan"
             value = problem.get("input")
             shown = "" if isinstance(value, dict | list) or place == "plan" else f" (got {value!r})"
-            lines.append(f"{place}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+            lines.append(f"{place}: {describe_wrong(problem)}{shown}")
         raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(lines)) from error
 
 

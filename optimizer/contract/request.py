@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
 from bootstrap.contract.trainer import GRADIENT_COMPRESSION
-from optimizer.contract.errors import InvalidInputError, unreadable
+from optimizer.contract.errors import InvalidInputError, describe_wrong, unreadable
 from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out, lustre_problem
 from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count, parse_hours, parse_usd
@@ -246,6 +246,9 @@ class Constraints(_Model):
         description="How nodes may be bought; a Capacity Block is one of existing_reservations.",
     )
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
+    gpus: tuple[str, ...] = Field(
+        default=(), exclude_if=lambda value: not value, description="GPU models (H100) or keys (a100-80gb)."
+    )
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = Field(default=64, description="Most nodes of the fleet.")
     parallelism: tuple[Axis, ...] | None = Field(
         default=None, min_length=1, description="Kinds that the training code can do; null for the trainer's."
@@ -303,6 +306,18 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
+# Flags of recommend by fields that have another name.
+FLAG_FIELDS = {
+    "budget": "budget_usd",
+    "deadline": "deadline_hours",
+    "region": "regions",
+    "purchase": "purchase_options",
+    "instance_type": "instance_types",
+    "gpu": "gpus",
+    "compile": "compiled",
+}
+
+
 def shown(value: Any) -> str:
     """The beginning of a wrong value: seven lines of YAML aliases can hold a million values."""
     if isinstance(value, date):
@@ -324,8 +339,7 @@ def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -
             place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
             value = problem.get("input")
             got = "" if isinstance(value, dict) else f" (got {shown(value)})"
-            wrong = "a list is needed" if problem["type"] == "tuple_type" else problem["msg"]
-            lines.append(f"{place or 'request'}: {wrong.removeprefix('Value error, ')}{got}{_hint(problem)}")
+            lines.append(f"{place or 'request'}: {describe_wrong(problem)}{got}{_hint(problem)}")
         raise InvalidInputError(
             f"{origin} is not valid:\n    " + "\n    ".join(dict.fromkeys(lines)),
             next_step="docs/request.md has every key, gpufleet recommend --help every flag",
@@ -343,8 +357,13 @@ def _hint(problem: Mapping[str, Any]) -> str:
         *places, key = (str(part) for part in problem["loc"] if isinstance(part, str))
         section = places[-1] if places else ""
         near = near_names(key, SECTIONS.get(section, FleetRequest).model_fields)
-        if not near:  # the key of another section
-            near = [f"{name}.{key}" if name else key for name, model in SECTIONS.items() if key in model.model_fields]
+        if not near:  # the key, or the name of a flag, of another section
+            near = [
+                ".".join(filter(None, (name, found)))
+                for name, model in SECTIONS.items()
+                for found in (key, FLAG_FIELDS.get(key, ""))
+                if found in model.model_fields
+            ]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from optimizer.catalog.model import Source
+from optimizer.contract.errors import describe_wrong
 from optimizer.contract.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
 from optimizer.search.rejections import Rejection
 
@@ -95,7 +96,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
-        raise PlanError(f"{origin} is no output of recommend: {place}: {problem['msg']}") from error
+        raise PlanError(f"{origin} is no output of recommend: {place}: {describe_wrong(problem)}") from error
     plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
     listed = tuple(_number(plans, front))

@@ -49,6 +49,8 @@ class QuotaRoom:
         return max(0.0, self.value - self.used)
 
 
+# Quantisation of checkpoints that were trained and released so (DeepSeek-V3, gpt-oss): there is no other to begin from.
+RELEASED_QUANTISED = ("fp8", "mxfp4")
 # By region, market and instance type; None where AWS names no quota. A region that is missing was not read.
 Rooms = Mapping[tuple[str, Literal["on-demand", "spot"], str], QuotaRoom | None]
 
@@ -105,6 +107,13 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
             limit=f"the model has positions for {most:,}" if most else "",
             why="time and memory of a step depend on the sequence length",
             next_step=f"--seq-len {min(USUAL_SEQ_LEN, most or USUAL_SEQ_LEN)}, or the length of your samples",
+        )
+    if model.quantised not in ("", *RELEASED_QUANTISED) and work.method == "full":
+        raise InvalidInputError(
+            f"{model.name} is quantised ({model.quantised}), and method is full",
+            limit="weights of 16 or 32 bits, which every parameter is trained in",
+            why="a quantised checkpoint is made for inference: it has lost what training starts from",
+            next_step="name the checkpoint that it was made from, or --method qlora for adapters over a 4-bit base",
         )
     reach = find_reach(request, model, work.seq_len or 1)
     return build_recipe(
@@ -173,6 +182,8 @@ class Problem:
             catalog.check_region(owned.region)
         known = [instance.name for instance in catalog.instance_types]
         types = _match(limits.instance_types, known, matches_type, catalog.instance_type)
+        gpus = catalog.gpu_keys(limits.gpus)
+        types = [name for name in types if gpus is None or catalog.instance_type(name).gpu.key in gpus]
         return cls(
             request=request,
             model=model,
@@ -209,6 +220,8 @@ class Problem:
             for instance in self.catalog.instance_types
             if (reason := describe_undriven(instance.gpu.name, instance.gpu_count))
         }
+        if all(instance.name in found for instance in self.instance_types):
+            return {}  # no other is considered
         driven = [instance.name for instance in self.catalog.instance_types if instance.name not in found]
         own = [asked for asked in limits.instance_types if not any(matches_type(name, asked) for name in driven)]
         own += [owned.instance_type for owned in limits.existing_reservations]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError, describe_wrong
 from optimizer.workload.families import SWITCHES, USUAL
 from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
 
@@ -49,7 +49,7 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"])
             shown = "" if problem["type"] in ("missing", "extra_forbidden") else f" (got {problem.get('input')!r})"
-            lines.append(f"model.{place}: {problem['msg']}{shown}")
+            lines.append(f"model.{place}: {describe_wrong(problem)}{shown}")
         raise InvalidInputError(
             "the model's fields are not an architecture:\n    " + "\n    ".join(lines),
             limit=f"fields are {', '.join(ArchitectureFields.model_fields)}",

@@ -103,11 +103,13 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
             shape = {}
         config = {**shape, "tie_word_embeddings": values["tied_embeddings"], **config}
     source = f"{origin} ({kind})"
-    if quantised := data.get("quantization_config"):
-        method = quantised.get("quant_method", "") if isinstance(quantised, Mapping) else ""
-        source += f", trained from weights that are no longer quantised {f'({method})' if method else ''}".rstrip()
+    quantised, method = data.get("quantization_config"), ""
+    if quantised:
+        method = str(quantised.get("quant_method", "unknown")) if isinstance(quantised, Mapping) else "unknown"
+        source += f", trained from weights that are no longer quantised ({method})"
     details = BiasesAndNorms(**{key: values.pop(key) for key in _DETAILS & values.keys()})
-    return check_shape(build_model(details, name=name, config=config, source=source, tower_parameters=tower, **values))
+    model = build_model(details, name=name, config=config, source=source, tower_parameters=tower, **values)
+    return dataclasses.replace(check_shape(model), quantised=method)
 
 
 def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:

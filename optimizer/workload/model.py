@@ -79,6 +79,7 @@ class ModelSpec:
         flops_per_sample, activations_per_sample: published forward FLOPs (a multiply-add counts as two), and elements
             of all convolution outputs, of one sample: of a CNN, or of the convolutions in front of an encoder.
         revision: repository and commit of the Hugging Face Hub that the config is of (org/name@commit), if any.
+        quantised: method that the checkpoint's weights are quantised by; empty for none.
         tower_parameters: of ``parameters``, those of an encoder of images beside the layers.
         config: fields of the Hugging Face config that build the model, with model_type.
     """
@@ -123,6 +124,7 @@ class ModelSpec:
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     source: str
     revision: str = ""
+    quantised: str = ""
 
     @property
     def build_config(self) -> dict[str, Any] | None:

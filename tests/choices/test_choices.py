@@ -1,4 +1,4 @@
-"""The forty requests of tests/choices/README.md: the expert's choice, and the answer."""
+"""The sixty requests of tests/choices/README.md: the expert's choice, and the answer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ FIELDS = {
     "region": "regions",
     "purchase": "purchase_options",
     "instance_type": "instance_types",
+    "gpu": "gpus",
 }
-LISTS = {"regions", "purchase_options", "instance_types", "parallelism"}
+LISTS = {"regions", "purchase_options", "instance_types", "parallelism", "gpus"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,10 @@ def calibration() -> Calibration:
     return load_calibration()
 
 
-def test_the_page_has_forty_requests_and_few_are_open() -> None:
+def test_the_page_has_sixty_requests_and_few_are_open() -> None:
     rows = list(choices())
-    assert [row.number for row in rows] == list(range(1, 41))
-    assert len({row.request for row in rows}) == 40
+    assert [row.number for row in rows] == list(range(1, 61))
+    assert len({row.request for row in rows}) == 60
     assert sum(row.is_open for row in rows) <= 4
 
 

@@ -103,7 +103,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:ceilingUSD": "500"}, r"gpufleet:ceilingUSD is no key .*\(did you mean gpufleet:ceilingUsd\?\)"),
         ({"gpufleet:nats": "true"}, r"gpufleet:nats is no key .*\(did you mean gpufleet:nat\?\)"),
         ({"gpufleet:subnetIds[0]": "subnet"}, r"gpufleet:subnetIds\[0\] is no key.*pulumi config set --path"),
-        ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: Field required"),
+        ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: missing"),
         ({"gpufleet:plan": json.dumps({**SPOT_P4D, "node_count": 3})}, "parallelism covers"),
     ],
 )

@@ -114,6 +114,9 @@ Example:
     shell_complete=complete_instance_types,
     help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable, or with commas.",
 )
+@_repeatable_option(
+    "--gpu", "gpus", metavar="NAME", help="GPU model (H100) or key (a100-80gb); repeatable, or with commas."
+)
 @click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
 @click.option("--objective", help="cost, time or pareto.  [default: cost]")
 @click.option(

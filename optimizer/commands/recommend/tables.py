@@ -170,10 +170,12 @@ def _describe_purchase(plan: FleetPlan, *, is_first: bool = False) -> str:
     place = f"{plan.region} ({purchase.zone_id})" if purchase.zone_id else plan.region
     usd = f"{'~' if plan.spot_range else ''}{_usd(cost.expected)} USD"
     expected, bound = _duration(hours.expected), _duration(hours.p95)
+    # The source says so too where the GPU's runs are of other models, layouts or methods.
+    is_measured = plan.calibration.rows > 0 and "no measured run" not in plan.calibration.source
     surely = f"; 95% of such runs end within {bound}"
-    if not plan.calibration.rows or not is_first:
+    if not is_measured or not is_first:
         unit = expected.split()[1]
-        surely = f" ({'' if plan.calibration.rows else 'estimated, '}under {bound.removesuffix(f' {unit}')})"
+        surely = f" ({'' if is_measured else 'estimated, '}under {bound.removesuffix(f' {unit}')})"
     return (
         f"{plan.node_count} x {plan.instance_type} ({plan.gpus} {plan.node.gpu}), "
         f"{purchase.in_short.replace('on-demand', 'on demand')}, {place}: {usd} "

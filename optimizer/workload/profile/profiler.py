@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, describe_wrong
 from optimizer.workload.profile.records import ModuleProfile
 
 INSTALL_TORCH = "pip install 'gpufleet[torch]'"
@@ -51,7 +51,9 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
     try:
         return ModuleProfile.model_validate(data)
     except ValidationError as error:
-        places = [f"{'.'.join(str(part) for part in p['loc']) or 'profile'}: {p['msg']}" for p in error.errors()]
+        places = [
+            f"{'.'.join(str(part) for part in p['loc']) or 'profile'}: {describe_wrong(p)}" for p in error.errors()
+        ]
         raise InvalidInputError(
             f"{origin} is not a module profile:\n    " + "\n    ".join(places),
             limit="what gpufleet profile --format json prints (schema 1)",

@@ -691,6 +691,43 @@ def test_sequences_beyond_the_models_positions_are_noted() -> None:
     assert "positions" not in gpufleet("recommend", *flags, "--seq-len", "4096").stderr
 
 
+@pytest.mark.parametrize(
+    ("method", "flags", "says"),
+    [
+        ("awq", (), "is quantised (awq), and method is full"),
+        ("gptq", ("--method", "lora"), "is quantised (gptq), and the plan trains weights of 16 or 32 bits"),
+        ("fp8", (), "is quantised (fp8), and the plan trains weights of 16 or 32 bits"),
+    ],
+)
+def test_a_quantised_checkpoint_is_not_trained_without_a_word(
+    method: str, flags: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000, "quantization_config": {"quant_method": method},
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    work = ("--tokens", "10M", "--seq-len", "512", "--instance-type", "g6.xlarge")
+    done = gpufleet("recommend", "--model", str(file), *work, *flags)
+    assert done.returncode == (2 if method == "awq" else 0) and says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--model", "gemma-2-2b", "--seq-len", "4096"), "attention with soft caps is written out"),
+        (("--model", "mistral-7b", "--seq-len", "32768"), "a window of 4,096 tokens at seq_len 32,768 is a mask"),
+        (("--model", "gpt2", "--seq-len", "1024", "--precision", "fp32"), "--precision tf32 uses them"),
+    ],
+)
+def test_slow_arithmetic_is_named_and_promises_no_hours(flags: tuple[str, ...], says: str) -> None:
+    where = ("--samples", "1000", "--instance-type", "p5.48xlarge", "--purchase", "on-demand")
+    done = gpufleet("recommend", *flags, *where)
+    assert says in done.stderr
+    assert "(estimated, under" in " ".join(done.stdout.split()) or "gpt2" in flags
+
+
 SMALL = ("recommend", "--model", "gpt2", "--samples", "10k", "--seq-len", "1024", "--region", "us-west-2")
 
 

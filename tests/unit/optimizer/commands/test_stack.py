@@ -260,9 +260,9 @@ def test_a_file_system_s_data_and_an_image_with_its_client_are_asked_for(project
         ("[]", "holds a JSON list"),
         ({"plans": []}, "nothing met its limits"),
         (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers 16 x 1 x 1 x 1"),
-        (merged(SPOT_P4D, {"node_count": -1}), "node_count: Input should be greater than or equal to 1 (got -1)"),
-        (merged(SPOT_P4D, {"region": "moon"}), "region: String should match pattern"),
-        (merged(SPOT_P4D, {"cheap": True}), "cheap: Extra inputs are not permitted"),
+        (merged(SPOT_P4D, {"node_count": -1}), "node_count: must be at least 1 (got -1)"),
+        (merged(SPOT_P4D, {"region": "moon"}), "region: must match "),
+        (merged(SPOT_P4D, {"cheap": True}), "cheap: no such key"),
         (merged(SPOT_P4D, {"region": "cn-north-1"}), "China partition"),
     ],
 )
