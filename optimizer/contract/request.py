@@ -246,9 +246,7 @@ class Constraints(_Model):
         description="How nodes may be bought; a Capacity Block is one of existing_reservations.",
     )
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
-    gpus: tuple[str, ...] = Field(
-        default=(), exclude_if=lambda value: not value, description="GPU models (H100) or keys (a100-80gb)."
-    )
+    gpus: tuple[str, ...] = left_out("GPU models (H100) or keys (a100-80gb).", default=())
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = Field(default=64, description="Most nodes of the fleet.")
     parallelism: tuple[Axis, ...] | None = Field(
         default=None, min_length=1, description="Kinds that the training code can do; null for the trainer's."
