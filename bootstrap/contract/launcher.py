@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ Start = Literal["torchrun", "program", "mpi"]
 # Launchers of Open MPI, MPICH, Intel MPI. Called on one node, they start all ranks.
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Launchers that train on their own node alone without the first node's address, and modules that start them.
-ONE_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "colossalai", "tune"})
+ONE_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "colossalai"})
 MODULES = {
     "torch.distributed.launch": "torchrun",
     "torch.distributed.run": "torchrun",
@@ -32,7 +33,9 @@ CLUSTERS = frozenset({"srun", "sbatch", "salloc", "qsub", "bsub", "jsrun", "apru
 SHELL_FIRST = frozenset(
     {"cd", "export", "source", ".", "set", "unset", "ulimit", "exec", "eval", "if", "for", "while", "(", "{", "pushd"}
 )
-SHELL_WORDS = frozenset({"&&", "||", ";", "|", "&", ">", ">>", "<", "2>", "2>&1", "&>"})
+SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
+# These may be an option's value: --separator '|'.
+SHELL_SIGNS = frozenset(";|&<>")
 
 
 def split_command(text: str) -> list[str] | None:
@@ -60,12 +63,14 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
     head = words[: _script(words)]
     shell = words[:1] if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
-    if shell := shell or [word for word in words if word in SHELL_WORDS or word.endswith(";")]:
+    shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"\w+;", word)]
+    shell += [word for last, word in itertools.pairwise(words) if word in SHELL_SIGNS and not last.startswith("-")]
+    if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
     start, names = start_of(words), _names(head)
-    if found := sorted(CLUSTERS & names):
-        yield f"{found[0]} starts ranks by a cluster's daemons, which no node has: give the script alone"
+    if found := CLUSTERS & _names(words[:1]):
+        yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
     launchers = names & ONE_NODE | {MODULES[name] for name in names & MODULES.keys()}
     if start == "torchrun":
