@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optimizer.contract.errors import InvalidInputError
 from optimizer.recommend import Recommendation, recommend
 from optimizer.search.rejections import Rejection
-from tests.unit.optimizer.search.requests import TYPES, answer, request
+from tests.unit.optimizer.search.requests import TYPES, answer
 
 ONE_P4D = {"instance_types": ["p4d"], "regions": ["us-east-1"], "max_nodes": 1}
 
@@ -56,14 +56,6 @@ def test_the_candidates_have_each_fleet_once_with_the_limits_that_exclude_it() -
         excluded = row["excluded_by"].split(",")
         assert ("deadline" in excluded) == (row["hours_p95"] > 3)
         assert "budget" in excluded or row["cost_usd_p95"] < 60
-
-
-def test_a_rejections_value_is_the_limit_that_would_do() -> None:
-    entry = rejection(answer(budget_usd=1.0), "p4d.24xlarge")
-    assert entry.binding_constraint == "budget"
-    for factor, enough in ((1.001, True), (0.999, False)):
-        plans = answer(budget_usd=entry.value * factor).plans
-        assert ("p4d.24xlarge" in {plan.instance_type for plan in plans}) == enough
 
 
 @pytest.mark.parametrize("option", ["on-demand", "spot", "reserved"])
@@ -144,10 +136,6 @@ def test_a_sequence_longer_than_the_usual_batch_is_still_trained() -> None:
     work = {"samples": 8192, "seq_len": 131072, "global_batch": None}
     answered = answer("llama-3.2-1b", work=work, instance_types=["p6-b200"], regions=[], max_nodes=64)
     assert "global_batch" not in bindings(answered).values()
-
-
-def test_a_budget_takes_suffixes() -> None:
-    assert request(budget_usd="2M").constraints.budget_usd == 2e6
 
 
 def test_without_a_plan_the_nearest_for_each_limit_is_named() -> None:
