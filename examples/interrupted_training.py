@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from bootstrap.training.ledger.summary import read_ledger, table
+from bootstrap.training.ledger import read_ledger, table
 from examples.local_imds import LocalImds
 
 ROOT = Path(__file__).resolve().parent.parent

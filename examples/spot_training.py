@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from bootstrap.contract.pool_policy import Event, Mode
-from bootstrap.training.ledger.summary import read_ledger, table
+from bootstrap.training.ledger import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
 from optimizer.economics.simulation.job import SimulatedJob

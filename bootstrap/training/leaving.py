@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from bootstrap.training.errors import Interrupted
-from bootstrap.training.ledger.writer import Ledger
+from bootstrap.training.ledger import Ledger
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.watcher import Watcher
 

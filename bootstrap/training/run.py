@@ -27,7 +27,7 @@ from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.facts import facts_of
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.leaving import leave_together
-from bootstrap.training.ledger.writer import Ledger, process_started_at
+from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.resume import Resume

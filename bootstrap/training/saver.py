@@ -18,7 +18,7 @@ from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_na
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError, tells_full_disk
 from bootstrap.training.index import Extent, Index
-from bootstrap.training.ledger.writer import Ledger
+from bootstrap.training.ledger import Ledger
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.share import Share

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.staging import CONNECTIONS, PROGRESS, PROGRESS_S, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.ledger.writer import boot_id
+from bootstrap.training.ledger import boot_id
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
 
 if TYPE_CHECKING:

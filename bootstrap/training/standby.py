@@ -25,7 +25,7 @@ from bootstrap.contract.fine_tuning import METHODS
 from bootstrap.training.environment import node_plan, positive_number
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.free_memory import available_bytes
-from bootstrap.training.ledger.writer import STARTED_VARIABLE
+from bootstrap.training.ledger import STARTED_VARIABLE
 from bootstrap.training.rank_lines import RankLines
 
 logger = logging.getLogger(__name__)

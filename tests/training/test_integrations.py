@@ -19,7 +19,7 @@ from bootstrap.training import Watcher
 from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_files import EngineFiles
 from bootstrap.training.integrations.engine_run import EngineRun
-from bootstrap.training.ledger.summary import read_ledger
+from bootstrap.training.ledger import read_ledger
 from bootstrap.training.stores import LocalStore, open_store
 from tests.training.engine_programs import (
     ENGINES,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.training.errors import EXIT_HUNG
-from bootstrap.training.ledger.summary import read_ledger
+from bootstrap.training.ledger import read_ledger
 from examples.interrupted_training import Node
 from examples.local_imds import LocalImds
 from tests.training.conftest import STEPS, Outcome, WarmNode, alive, outcome_of, parent_of

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from bootstrap.training.integrations.engine_files import (
     prefix_name,
 )
 from bootstrap.training.leaving import leave_together
-from bootstrap.training.ledger.writer import Ledger, process_started_at
+from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stores import Store, open_store
@@ -55,36 +55,39 @@ class StepDecision:
     stop: bool
 
 
-class EngineRun:
-    """One process of a run whose loop belongs to an engine.
+class EngineOptions(TypedDict, total=False):
+    """Arguments of a callback, all optional.
 
-    Args:
-        engine: the engine's name; a store holds checkpoints of one engine.
+    Attributes:
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
         checkpoint_every: steps between checkpoints instead of seconds.
+        keep: newest checkpoints that stay; 3 by default.
+        watcher: of notices; default: as the environment says.
     """
 
-    def __init__(
-        self,
-        engine: str,
-        *,
-        store: Store | str | None,
-        checkpoint_interval_s: float | None,
-        checkpoint_every: int | None,
-        keep: int,
-        watcher: Watcher | None = None,
-    ) -> None:
+    store: Store | str | None
+    checkpoint_interval_s: float | None
+    checkpoint_every: int | None
+    keep: int
+    watcher: Watcher | None
+
+
+class EngineRun:
+    """One process of a run whose loop belongs to ``engine``; a store holds checkpoints of one engine."""
+
+    def __init__(self, engine: str, **options: Unpack[EngineOptions]) -> None:
+        keep, checkpoint_every, store = options.get("keep", 3), options.get("checkpoint_every"), options.get("store")
         if keep < 1 or (checkpoint_every is not None and checkpoint_every < 1):
             raise ConfigurationError(f"keep {keep} and checkpoint_every {checkpoint_every} must be at least 1")
         allow_numpys_values()
         self.engine = engine
         self.files = EngineFiles(open_store(store) if store is None or isinstance(store, str) else store)
         self.step = 0
-        self._interval_s = checkpoint_interval(checkpoint_interval_s)
+        self._interval_s = checkpoint_interval(options.get("checkpoint_interval_s"))
         self._every = checkpoint_every
         self._keep = keep
-        self._watcher = watcher or Watcher.from_environment()
+        self._watcher = options.get("watcher") or Watcher.from_environment()
         self._ledger = Ledger(None, writer_id="")  # until the start, which an error of the set-up may precede
         self._heartbeat = Heartbeat()
         self._saved_step: int | None = None

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,11 +21,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bootstrap.training.errors import ConfigurationError, Interrupted
-from bootstrap.training.integrations.engine_run import EngineRun, StepDecision
+from bootstrap.training.integrations.engine_run import EngineOptions, EngineRun, StepDecision
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import random_state, restore_random_state
-from bootstrap.training.stores import Store
-from bootstrap.training.watcher import Watcher
 
 _LIGHTNING_FILE = "lightning.ckpt"
 # Attributes of the order of the samples; global_batch is a forward pass's.
@@ -37,27 +35,11 @@ LONG_VALIDATION_S = 30.0
 class LightningSpotCallback(Callback):
     """Saves in Lightning's own format when due and on a notice, which ends the process with exit code 75.
 
-    The arguments are those of ``SpotTolerantRun``; ``seed`` is of the order of the samples.
+    ``options``: as in EngineOptions; ``seed`` is of the order of the samples.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store | str | None = None,
-        checkpoint_interval_s: float | None = None,
-        checkpoint_every: int | None = None,
-        keep: int = 3,
-        seed: int = 0,
-        watcher: Watcher | None = None,
-    ) -> None:
-        self._run = EngineRun(
-            "lightning",
-            store=store,
-            checkpoint_interval_s=checkpoint_interval_s,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            watcher=watcher,
-        )
+    def __init__(self, *, seed: int = 0, **options: Unpack[EngineOptions]) -> None:
+        self._run = EngineRun("lightning", **options)
         self._seed = seed
         self._random: Mapping[str, Any] | None = None
         self._order: SampleOrder | None = None

@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import PretrainedConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import config_facts
-from bootstrap.training.integrations.engine_run import EngineRun
-from bootstrap.training.stores import Store
-from bootstrap.training.watcher import Watcher
+from bootstrap.training.integrations.engine_run import EngineOptions, EngineRun
 
 logger = logging.getLogger(__name__)
 
@@ -26,26 +24,11 @@ logger = logging.getLogger(__name__)
 class TransformersSpotCallback(TrainerCallback):
     """Saves in Trainer's own format when due and on a notice, which ends the process with exit code 75.
 
-    Trainer's other saves (``save_strategy``) are made safe too. The arguments are those of ``SpotTolerantRun``.
+    Trainer's other saves (``save_strategy``) are made safe too. ``options``: as in EngineOptions.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store | str | None = None,
-        checkpoint_interval_s: float | None = None,
-        checkpoint_every: int | None = None,
-        keep: int = 3,
-        watcher: Watcher | None = None,
-    ) -> None:
-        self._run = EngineRun(
-            "transformers",
-            store=store,
-            checkpoint_interval_s=checkpoint_interval_s,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            watcher=watcher,
-        )
+    def __init__(self, **options: Unpack[EngineOptions]) -> None:
+        self._run = EngineRun("transformers", **options)
 
     @property
     def checkpoint(self) -> str | None:

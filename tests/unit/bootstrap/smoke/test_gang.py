@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.smoke import cli
+from bootstrap.smoke import __main__ as cli
 from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
 
 torch = pytest.importorskip("torch")

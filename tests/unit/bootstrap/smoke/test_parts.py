@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.smoke import cli, report
+from bootstrap.smoke import __main__ as cli
+from bootstrap.smoke import report
 from bootstrap.smoke.report import CheckResult
 
 

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.ledger import CATEGORIES, read_lines, summarize
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.ledger.__main__ import main
-from bootstrap.training.ledger.summary import read_ledger, table
-from bootstrap.training.ledger.writer import FileSink, Ledger, SegmentSink, process_started_at
+from bootstrap.training.ledger import FileSink, Ledger, SegmentSink, main, process_started_at, read_ledger, table
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -169,7 +167,7 @@ def test_unreadable_lines_are_counted(line: str) -> None:
 
 def test_lines_are_there_after_sigkill(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger.writer import FileSink; "
+        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger import FileSink; "
         "sink = FileSink(Path(sys.argv[1])); sink.append('one'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "l")], check=False)
@@ -226,9 +224,7 @@ def test_command_prints_a_table_and_json(tmp_path: Path) -> None:
 
 
 def test_command_needs_no_torch() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; import bootstrap.training.ledger.__main__, bootstrap.training.watcher"
-    )
+    code = "import sys; sys.modules['torch'] = None; import bootstrap.training.ledger, bootstrap.training.watcher"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -250,7 +246,7 @@ def test_price_must_be_a_price(price: str, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_process_start_includes_the_imports() -> None:
     code = (
-        "import time; time.sleep(0.3); from bootstrap.training.ledger.writer import process_started_at as started; "
+        "import time; time.sleep(0.3); from bootstrap.training.ledger import process_started_at as started; "
         "print(time.time() - started(), started())"
     )
     before = time.time()

@@ -28,7 +28,7 @@ from bootstrap.contract.trace import REQUEST, TraceRequest
 from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values, tracer
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.ledger.summary import read_ledger
+from bootstrap.training.ledger import read_ledger
 from bootstrap.training.notices import Notice
 from bootstrap.training.state import unwrap
 from bootstrap.training.stores import LocalStore, open_store

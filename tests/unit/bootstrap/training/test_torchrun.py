@@ -20,7 +20,7 @@ WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.ledger.writer import process_started_at
+from bootstrap.training.ledger import process_started_at
 
 here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 row = {"argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "path": sys.path[0], "parent": os.getppid(),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from bootstrap.training.ledger.writer import Ledger
+from bootstrap.training.ledger import Ledger
 from optimizer.aws.training import parse_progress
 
 T = 1_760_000_000.0

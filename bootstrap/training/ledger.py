@@ -1,23 +1,53 @@
-"""Writer of the ledger, next to the checkpoints: JSON lines in a file, or in objects on S3."""
+"""Ledger: the run's append-only record of every second and dollar.
+
+Each event closes the time since the event before it, so the categories add up to the wall time:
+
+    event       category of the time that it closes
+    start       a gap with no process: restart on the same boot of a machine, idle on another
+    train       restart: imports, rendezvous, loading a checkpoint
+    progress    training of the steps since the last mark: useful, or lost once a later train event rolls them back
+    stall       checkpoint: training stood still for one
+    stop, done  checkpoint: the final save
+    failed      lost: a step that did not complete
+    commit      none; the event tells which step is saved
+
+A progress event brings the newest reported loss, once, with its step.
+
+A killed process writes no last event; its work after its last mark (a second or one step) counts as restart.
+
+``python -m bootstrap.training.ledger PATH|s3://BUCKET/PREFIX [--format json]`` prints a ledger's summary.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import math
 import os
 import queue
+import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bootstrap.contract.ledger import LEDGER_FILE, SEGMENT_PREFIX
+from bootstrap.contract.ledger import (
+    CATEGORIES,
+    LEDGER_FILE,
+    SEGMENT_PREFIX,
+    LedgerError,
+    Summary,
+    read_lines,
+    summarize,
+)
+from bootstrap.contract.words import counted
 from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import CheckpointError, TrainingError
-from bootstrap.training.ledger import PRICE_VARIABLE
-from bootstrap.training.stores import LocalStore, Store
+from bootstrap.training.stores import LocalStore, Store, open_store
 
+PRICE_VARIABLE = "GPUFLEET_PRICE_USD_PER_HOUR"
 logger = logging.getLogger(__name__)
 
 # A kill makes this time uncertain. A day of 130-byte lines, each with a loss, is 11 MB.
@@ -236,3 +266,70 @@ def process_started_at() -> float:
     except (OSError, ValueError, IndexError):
         return time.time()
     return time.time() - max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def read_ledger(address: str) -> Summary:
+    """Summary of the ledger in a file, checkpoint directory or S3 prefix; TrainingError without one."""
+    if address.startswith("s3://"):
+        store = open_store(address)
+        names = store.names(SEGMENT_PREFIX)
+        lines = [line for name in names for line in store.read(name).decode(errors="replace").splitlines()]
+    else:
+        path = Path(address) / LEDGER_FILE if Path(address).is_dir() else Path(address)
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            raise TrainingError(f"cannot read the ledger: {error}") from error
+    events, skipped = read_lines(lines)
+    try:
+        return summarize(events, skipped_lines=skipped)
+    except LedgerError as error:
+        raise TrainingError(str(error)) from error
+
+
+def table(summary: Summary) -> str:
+    """Summary as text for a terminal."""
+    usd = summary.usd or {}
+    wall_s = summary.wall_seconds or 1.0
+    rows: list[tuple[str, float, float | None]] = [
+        *((category, summary.seconds[category], usd.get(category)) for category in CATEGORIES),
+        ("wall", summary.wall_seconds, sum(usd.values()) if usd else None),
+    ]
+    lines = [f"{'':<12}{'seconds':>12}{'share':>9}" + (f"{'USD':>12}" if usd else "")]
+    for name, seconds, dollars in rows:
+        share = 1 if name == "wall" else seconds / wall_s
+        lines.append(f"{name:<12}{seconds:>12.2f}{share:>9.1%}" + ("" if dollars is None else f"{dollars:>12.4f}"))
+    state = "finished" if summary.finished else f"not finished, {summary.unsaved_seconds:.1f} s of it not yet saved"
+    lines.append(
+        f"{counted(summary.steps, 'step')} kept, {summary.lost_steps:,} recomputed, "
+        f"{counted(summary.starts, 'start')}, {state}"
+    )
+    if summary.skipped_lines:
+        lines.append(
+            f"{counted(summary.skipped_lines, 'unreadable line')} skipped (a process was killed while writing)"
+        )
+    if not usd:
+        lines.append(f"no dollars: set {PRICE_VARIABLE} on the node to the fleet's price")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the summary; 1 where there is none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bootstrap.training.ledger", description="Summary of a training run's seconds and dollars."
+    )
+    parser.add_argument("path", help="ledger file, checkpoint directory or s3://BUCKET/PREFIX of the checkpoints")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    options = parser.parse_args(arguments)
+    try:
+        summary = read_ledger(options.path)
+    except TrainingError as error:
+        sys.stderr.write(f"ledger: {error}\n")
+        return 1
+    text = json.dumps(asdict(summary), indent=2) if options.format == "json" else table(summary)
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
