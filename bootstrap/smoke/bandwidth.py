@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Band
-from bootstrap.smoke.ranks import Ranks
+from bootstrap.smoke.ranks import Ranks, seconds_each, slowest_rank
 from bootstrap.smoke.report import CheckResult, band_limits, find_low, progress
-from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive"]
 

@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.smoke import models
 from bootstrap.smoke.gradients import digest, equal_on_all_ranks
-from bootstrap.smoke.ranks import Ranks
+from bootstrap.smoke.ranks import Ranks, seconds_each, slowest_rank
 from bootstrap.smoke.report import CheckResult, progress
-from bootstrap.smoke.timing import seconds_each, slowest_rank
 
 SEED = 20260102
 WARM_UP = 5

@@ -13,9 +13,8 @@ import torch
 
 from bootstrap.contract.gpus import slowed_by
 from bootstrap.contract.node_plan import Band
-from bootstrap.smoke.ranks import Ranks
+from bootstrap.smoke.ranks import Ranks, seconds_each
 from bootstrap.smoke.report import CheckResult, band_limits, find_low
-from bootstrap.smoke.timing import seconds_each
 
 SIDE = {"cuda": 8192, "cpu": 384}
 # Shares of the median rank's rate below which a rank warns and fails. GPUs of one model differ by 8% and at most 22% in

@@ -78,13 +78,14 @@ class Share:
             logger.info("the state's structure changed: planning the checkpoint anew")
             self._replan(geometries)
         self._copy(snapshot, tensors)
-        if (problem := self._state.problem()) != self._problem:
+        changes = self._state.changes()
+        if (problem := self._state.problem(changes)) != self._problem:
             self._problem = problem
             if problem and self._ranks.rank == 0:
                 logger.error(UNTAKEABLE, problem)
         return {
             "parts": snapshot.values,
-            "changes": self._state.changes(),
+            "changes": changes,
             "random": random_state(self._state.device),
             "data_rank": self._data_ranks.place,
         }

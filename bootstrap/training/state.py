@@ -80,11 +80,7 @@ class TrainingState:
 
     def resolve(self) -> None:
         """Find the parameters; again on entering a run and where it changed them, as in a replaced module."""
-        for module in self.model.modules():
-            # fully_shard's method (its import takes long): gathered parameters may stand in place of the sharded ones.
-            reshard: Any = getattr(module, "reshard", None)
-            if reshard is not None:
-                reshard()
+        reshard(self.model)
         for name, buffer in persistent_buffers(self.model).items():
             # Expanded: a resume could not write its elements.
             if any(size > 1 and not stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
@@ -139,6 +135,7 @@ class TrainingState:
             tensors, values[name] = optimizer.tensors_and_values()
             later |= tensors
         for name, part in self.parts.items():
+            reshard(part)
             values[name] = take_apart(state_of(part), name, now)
         if self._extra_states:
             states = {name: module.get_extra_state() for name, module in self._extra_states.items()}
@@ -165,9 +162,9 @@ class TrainingState:
         }
         return {**self._forms.changes(), "groups": groups}
 
-    def problem(self) -> str:
+    def problem(self, changes: Mapping[str, Any]) -> str:
         """Say why no new start of this script could take a checkpoint of now; empty where it can."""
-        return self._forms.problem(None, self._forms.changes()["born"])
+        return self._forms.problem(None, changes["born"]) if changes["born"] else ""
 
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
@@ -240,6 +237,8 @@ class TrainingState:
                 try:
                     part.load_state_dict(states[name])
                 except (RuntimeError, ValueError, KeyError) as error:
+                    if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
+                        raise  # a device's
                     raise ConfigurationError(
                         f"{name} cannot take its state from the checkpoint: {error}. Make it as before, or use a new "
                         "store"
@@ -298,6 +297,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     while isinstance(inner := getattr(model, "module" if isinstance(model, ddp) else "_orig_mod", None), nn.Module):
         model = inner
     return model
+
+
+def reshard(part: object) -> None:
+    """Let FSDP2 put the sharded parameters of a module in the place of gathered ones."""
+    for module in part.modules() if isinstance(part, nn.Module) else ():
+        method: Any = getattr(module, "reshard", None)  # fully_shard's, whose import takes long
+        if method is not None:
+            method()
 
 
 def rebuild_reducer(model: nn.Module) -> None:

@@ -111,11 +111,16 @@ class EngineRun:
         return fetched
 
     def prepare(self, model: nn.Module) -> None:
-        """Make the places of what the checkpoint's run made in ``model``, before the engine loads its tensors."""
+        """Note a new model's form."""
         self._forms, self._model = ModuleForms({"model": model}), model
-        if self.fetched is not None and (file := self.fetched.folder / CHANGES_FILE).exists():
+        self.take_forms()
+
+    def take_forms(self) -> None:
+        """Make the places of what a fetched checkpoint's run made in the model, before the engine loads its tensors."""
+        fetched = vars(self).get("fetched")
+        if self._forms is not None and fetched and not self._told and (file := fetched.folder / CHANGES_FILE).exists():
             self._told = torch.load(file, map_location="cpu", weights_only=True)
-            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._forms.take(self._told["now"], self._told["born"], device, part="model")
 
     def note_groups(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -126,6 +131,8 @@ class EngineRun:
         """Give new optimizers the groups of the checkpoint's, before the engine loads their states."""
         parameters = dict(self._model.named_parameters())
         for optimizer, groups in zip(optimizers, self._told.get("groups") or [], strict=False):
+            if not parameters.keys() >= {name for names in groups for name in names}:
+                continue  # the engine gives the error
             held = optimizer.param_groups
             settings = {name: value for name, value in held[0].items() if name != "params"}
             held.extend({**settings} for _ in groups[len(held) :])

@@ -77,7 +77,6 @@ class LightningSpotCallback(Callback):
             raise ConfigurationError(
                 "Lightning would replace the callback's order of samples: Trainer(use_distributed_sampler=False)"
             )
-
         if stage == "fit":
             self._run.prepare(pl_module)
 

@@ -146,7 +146,7 @@ def test_relative_error() -> None:
 
 def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
     pytest.importorskip("torch")
-    from bootstrap.smoke.timing import slowest_rank
+    from bootstrap.smoke.ranks import slowest_rank
 
     assert slowest_rank([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
 
