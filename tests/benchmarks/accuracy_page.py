@@ -24,7 +24,7 @@ LEGEND = """\
 - *constant*: the bar, one MFU a GPU, from the suite's own rows, its other models, the other suites.
 
 Leaving out refits the coefficients of calibration.json. It does not undo the equations and the constants of kernels.py
-and step.py, some of which were read off the h200 rows or chosen with the left-out errors of all suites in view: on a
+and table.py, some of which were read off the h200 rows or chosen with the left-out errors of all suites in view: on a
 suite nobody here has seen, expect somewhat more."""
 
 JUDGED_NOTES = """\
