@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 # Compilation, autotuning, cold caches and the allocator's growth are over by then.
 WARMUP_STEPS = 10
 MEASURED_STEPS = 50
+# Columns of a row that are settings of the run.
+_CONFIGURED = (
+    "optimizer", "seq_len", "precision", "sharding", "tensor_parallel", "pipeline_parallel", "context_parallel",
+    "activation_checkpointing", "micro_batch", "grad_accum",
+)  # fmt: skip
 
 
 class RunMeasurement:
@@ -173,30 +178,21 @@ def measured_row(
         stack=environment.get("GPUFLEET_STACK", ""),
         instance_type=environment.get("GPUFLEET_INSTANCE_TYPE", ""),
         nodes=-(-ranks // gpus_per_node),
-        optimizer=config.optimizer,
         versions=_versions(is_cnn=is_cnn),
         measured=measured,
         predicted=config.predicted,
         model=config.kind,
         architecture=config.family,
         parameters=_parameters(model),
+        **{name: getattr(config, name) for name in _CONFIGURED},
         **_tuning(config),
         **({} if config.family in ("seq2seq", "image", "speech") else _shape(model)),
-        seq_len=config.seq_len,
         target_len=config.target_len or None,
         gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
         gpu_memory_gib=torch.cuda.get_device_properties().total_memory / 2**30 if has_gpu else 0.0,
         gpus=ranks,
         gpus_per_node=gpus_per_node,
-        precision=cast(Any, config.precision),
-        sharding=cast(Any, config.sharding),
-        tensor_parallel=config.tensor_parallel,
-        pipeline_parallel=config.pipeline_parallel,
-        context_parallel=config.context_parallel,
         sequence_parallel=1 if config.sequence_parallel else 0,
-        activation_checkpointing=cast(Any, config.activation_checkpointing),
-        micro_batch=config.micro_batch,
-        grad_accum=config.grad_accum,
         framework="torchvision" if is_cnn else "gpufleet",
         attention="flash",  # scaled_dot_product_attention; a CNN has none
         compiled=1 if config.compiled else 0,
