@@ -123,6 +123,9 @@ def _training(plan: FleetPlan) -> Arguments:
         "lr": "3e-4",
         "ckpt-format": "fsdp_dtensor" if split.sharding in _FSDP_STRATEGIES else "torch_dist",
         "save-interval": checkpoint_interval_steps(plan),
+        # pretrain_gpt.py 0.16.1 divides by the interval, which has no default.
+        "eval-interval": job.steps,
+        "eval-iters": 0,
         # SIGTERM, which bootstrap/agent sends to code of the user's own, saves and ends the run.
         "exit-signal-handler": True,
     }

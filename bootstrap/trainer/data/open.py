@@ -9,8 +9,7 @@ from typing import Literal
 from bootstrap.contract.trainer import Family, span_lengths, spans_of
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
-from bootstrap.trainer.data.masking import MaskedTokens
-from bootstrap.trainer.data.spans import SENTINELS, CorruptedSpans
+from bootstrap.trainer.data.objectives import SENTINELS, CorruptedSpans, MaskedTokens
 from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticPairs, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles, read_sidecar
 from bootstrap.training.errors import ConfigurationError

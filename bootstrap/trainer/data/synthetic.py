@@ -6,7 +6,7 @@ import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.images import normalise
-from bootstrap.trainer.data.masking import MaskedTokens
+from bootstrap.trainer.data.objectives import MaskedTokens
 
 # Larger than any run, so that no sample repeats.
 SAMPLES = 2**31
@@ -17,7 +17,12 @@ STRIDES = 16
 NOISES = 4096
 
 
-class SyntheticTokens(Dataset):
+class _Synthetic(Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class SyntheticTokens(_Synthetic):
     """Token sequences with a constant stride: start and stride follow from the index."""
 
     def __init__(self, *, seq_len: int, vocab_size: int, masked: MaskedTokens | None, seed: int) -> None:
@@ -25,9 +30,6 @@ class SyntheticTokens(Dataset):
         self._alphabet = min(ALPHABET, vocab_size)
         self._masked = masked
         self._seed = seed
-
-    def __len__(self) -> int:
-        return SAMPLES
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``."""
@@ -37,7 +39,7 @@ class SyntheticTokens(Dataset):
         return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()}
 
 
-class SyntheticPairs(Dataset):
+class SyntheticPairs(_Synthetic):
     """Token sequences with a constant stride: the encoder's, and the decoder's that go on with it."""
 
     def __init__(self, *, seq_len: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
@@ -47,16 +49,13 @@ class SyntheticPairs(Dataset):
         self._start = start
         self._seed = seed
 
-    def __len__(self) -> int:
-        return SAMPLES
-
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``."""
         tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
         return {"input_ids": tokens[:, : self._seq_len], **_targets(tokens[:, self._seq_len :], self._start)}
 
 
-class SyntheticClips(Dataset):
+class SyntheticClips(_Synthetic):
     """Log-mel spectrograms of noise, whose level tells the first token of a transcript with a constant stride."""
 
     def __init__(self, *, bins: int, frames: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
@@ -67,9 +66,6 @@ class SyntheticClips(Dataset):
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.rand(bins * frames + NOISES, generator=generator) - 0.5
-
-    def __len__(self) -> int:
-        return SAMPLES
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``."""
@@ -82,7 +78,7 @@ class SyntheticClips(Dataset):
         return {"input_features": noise + level[:, None, None], **_targets(tokens, self._start)}
 
 
-class SyntheticImages(Dataset):
+class SyntheticImages(_Synthetic):
     """Noise images with a tint of their class."""
 
     def __init__(self, *, image_size: int, classes: int, seed: int) -> None:
@@ -91,9 +87,6 @@ class SyntheticImages(Dataset):
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randint(0, 128, (3 * image_size**2 + NOISES,), dtype=torch.uint8, generator=generator)
         self._tints = torch.randint(0, 128, (classes, 3, 1, 1), dtype=torch.uint8, generator=generator)
-
-    def __len__(self) -> int:
-        return SAMPLES
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``; uint8 images."""

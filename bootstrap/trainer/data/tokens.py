@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
-from bootstrap.trainer.data.masking import MaskedTokens
-from bootstrap.trainer.data.spans import CorruptedSpans
+from bootstrap.trainer.data.objectives import CorruptedSpans, MaskedTokens
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import digest
 
