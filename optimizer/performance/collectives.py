@@ -82,6 +82,8 @@ class Collective:
         late_s = self.ranks * c.tensor_hop_s if self.axis == "tensor" else 0.0
         late_s = np.where(outside, c.network_call_s if self.axis == "data" else late_s, 0.0)
         inside_s = np.where(self.ranks > 1, rates.link_latency_s, 0.0)
+        on_wire: Number
+        latency_s: Number
         calls, around = self.calls, (1.0 - 1.0 / self.ranks) * self.sent
         if self.kind == "ring":
             hops = (self.ranks - spans) * LINK_HOP_S + (spans - 1.0) * NETWORK_HOP_S
