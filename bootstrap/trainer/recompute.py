@@ -46,11 +46,12 @@ class LayerPass:
 
     def __enter__(self) -> None:
         LayerPass.running = self
+        self._replaced = nn.functional.linear, nn.functional.scaled_dot_product_attention, torch.addmm
         _replace(self._linear, self._attend, self._addmm)
 
     def __exit__(self, *_: object) -> None:
         LayerPass.running = None
-        _replace(linear, scaled_dot_product_attention, addmm)
+        _replace(*self._replaced)
 
     def once(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Compute an output in the forward pass, and return it in the recomputation."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bootstrap.contract.checkpoint import ManifestError, compact_json, rank_file_name, read_contents
+from bootstrap.training import stager
 from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_name
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
@@ -246,3 +247,13 @@ def test_prune_deletes_the_manifest_first(store: LocalStore, monkeypatch: pytest
     monkeypatch.setattr(store, "delete", order.append)
     StoredCheckpoints(store).prune(keep=1)
     assert order[0].endswith("manifest.json") and len(order) == 3
+
+
+def test_copies_are_cut_into_pieces_where_source_and_target_are_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stager, "PIECE_BYTES", 16)
+    sources = [torch.arange(10.0), torch.arange(12.0).view(3, 4), torch.arange(6.0).view(2, 3).T, torch.tensor(7.0)]
+    targets = [torch.zeros(source.shape) for source in sources]
+    cut = stager._pieces(list(zip(targets, sources, strict=True)))
+    assert [piece.numel() for piece in cut[1]] == [4, 4, 2, 4, 4, 4, 6, 1]
+    torch._foreach_copy_(*cut)
+    assert all(map(torch.equal, targets, sources))
