@@ -1,4 +1,4 @@
-"""The steps of docs/CONTRIBUTING.md, followed in a copy of the code: one file or field is all that a change needs."""
+"""The steps of docs/CONTRIBUTING.md, followed in a copy of the code: a file and a line, or a field, is all that a change needs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,12 @@ def gpufleet(copy: Path, *arguments: str) -> str:
     return run(copy, "-c", "from optimizer.cli import main; main()", *arguments)
 
 
-def test_a_command_is_one_file(copy: Path) -> None:
+def test_a_command_is_one_file_and_a_line(copy: Path) -> None:
     (copy / "optimizer" / "commands" / "hello.py").write_text(example("A command"), encoding="utf-8")
+    group = copy / "optimizer" / "cli.py"
+    text, place = group.read_text(encoding="utf-8"), '    "Data": {\n'
+    assert place in text
+    group.write_text(text.replace(place, place + '        "hello": "Say hello.",\n'), encoding="utf-8")
     assert re.search(r"hello +Say hello\.", gpufleet(copy, "--help"))
     assert gpufleet(copy, "hello") == "hello\n"
 
