@@ -1,4 +1,4 @@
-"""The steps of docs/CONTRIBUTING.md, followed in a copy of the code: a file, a line or a field is all a change needs."""
+"""The steps of docs/CONTRIBUTING.md, followed in a copy of the code: a file, a line or a field is all one needs."""
 
 from __future__ import annotations
 
