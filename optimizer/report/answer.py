@@ -55,7 +55,7 @@ class _Extras(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class AnswerPlan:
     """A plan of the answer: ``number`` is its place in the list that it is from, None on the Pareto front alone."""
 
     plan: FleetPlan
@@ -74,7 +74,7 @@ class ReportAnswer:
 
     plan: FleetPlan
     number: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[AnswerPlan, ...]
     weighed: tuple[Weighed, ...]
     rejected: tuple[Rejection, ...]
     sources: tuple[Source, ...]
@@ -128,8 +128,8 @@ def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:
     return [plan_from_dict(entry, origin=f"{name} {i} of {origin}") for i, entry in enumerate(data, start=1)]
 
 
-def _number(plans: list[FleetPlan], front: list[FleetPlan]) -> Iterable[Candidate]:
+def _number(plans: list[FleetPlan], front: list[FleetPlan]) -> Iterable[AnswerPlan]:
     for number, plan in enumerate(plans, start=1):
-        yield Candidate(plan=plan, number=number, on_front=plan in front, key=f"plan-{number}")
+        yield AnswerPlan(plan=plan, number=number, on_front=plan in front, key=f"plan-{number}")
     for place, plan in enumerate((plan for plan in front if plan not in plans), start=1):
-        yield Candidate(plan=plan, number=None, on_front=True, key=f"front-{place}")
+        yield AnswerPlan(plan=plan, number=None, on_front=True, key=f"front-{place}")

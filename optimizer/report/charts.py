@@ -14,7 +14,7 @@ from vl_convert import vegalite_to_svg
 
 from optimizer.contract.plan import FleetPlan, PurchaseOption
 from optimizer.contract.units import short
-from optimizer.report.answer import Candidate, ReportAnswer, Weighed
+from optimizer.report.answer import AnswerPlan, ReportAnswer, Weighed
 from optimizer.report.facts import FAR
 from optimizer.report.run import Run
 
@@ -258,7 +258,7 @@ def _chart(rows: list[Any], layers: list[dict[str, Any]], sizes: tuple[int, int]
     return {"width": sizes[0], "height": sizes[1], "data": {"values": rows}, "layer": layers, "padding": 6}
 
 
-def _row(candidate: Candidate, chosen: bool) -> dict[str, Any]:
+def _row(candidate: AnswerPlan, chosen: bool) -> dict[str, Any]:
     plan = candidate.plan
     place = plan.purchase.zone_id or plan.region
     name = f"number {candidate.number}" if candidate.number else "on the Pareto front"

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.report.answer import Candidate, ReportAnswer, Weighed
+from optimizer.report.answer import AnswerPlan, ReportAnswer, Weighed
 from optimizer.search.rejections import Rejection
 
 
@@ -174,7 +174,7 @@ def count_exclusions(weighed: Iterable[Weighed]) -> list[tuple[int, str]]:
     return [(number, limits.replace(",", " and ")) for limits, number in counts.most_common()]
 
 
-def cheaper_at_old_prices(answer: ReportAnswer) -> list[Candidate]:
+def cheaper_at_old_prices(answer: ReportAnswer) -> list[AnswerPlan]:
     """List the candidates that an old spot price makes cheaper than a chosen plan at a current one."""
     if answer.plan.spot_range:
         return []
