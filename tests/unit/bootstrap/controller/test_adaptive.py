@@ -195,22 +195,13 @@ def test_a_stop_in_the_middle_of_a_move_ends_the_nodes_beside_at_once_too() -> N
     assert world.known.spent_usd == pytest.approx(world.true_usd())
 
 
-def test_nodes_beside_that_never_serve_do_not_end_the_gang_that_works() -> None:
+@pytest.mark.parametrize("boot", [None, timedelta(days=1)], ids=["fail", "never serve"])
+def test_nodes_beside_that_do_not_come_are_given_up_and_not_launched_again_and_again(boot: timedelta | None) -> None:
     world = standing()
-    works = world.in_service()
-    world.boot = timedelta(days=1)
-    world.run(180)
-    # They were given up, and asked for again.
-    assert len(world.nodes) >= 9
-    assert (world.phase, world.in_service(), world.known.unfit_nodes) == ("running", works, 0)
-
-
-def test_nodes_beside_that_fail_are_given_up_and_not_launched_again_and_again() -> None:
-    world = standing()
-    works, world.boot = world.in_service(), None
+    works, world.boot = world.in_service(), boot
     world.run(180)
     # A place that did not give the nodes is asked again after half an hour at the earliest.
-    assert 6 <= len(world.nodes) <= 3 + 3 * 6
+    assert 9 <= len(world.nodes) <= 3 + 3 * 6
     assert (world.phase, world.in_service(), world.known.unfit_nodes) == ("running", works, 0)
 
 
@@ -222,6 +213,10 @@ def test_a_gang_that_cannot_leave_spot_for_the_deadline_says_so() -> None:
     assert any("on-demand p4d az2 is asked for nodes first: on demand, as the deadline" in line for line in told)
     assert any("AWS has just refused nodes on demand" in line for line in told)
     assert world.known.decision and world.known.decision.spare_hours == 0
+    # On demand is asked again half an hour after a refusal, and the same spot nodes work.
+    asked = [request.asked_at for request, _ in world.asked if request.place == "on-demand p4d az2"]
+    assert 4 <= len(set(asked)) <= 11
+    assert (bought(world), world.phase) == (["spot"], "running")
 
 
 def test_dear_spot_is_no_reason_to_leave_on_demand_nodes() -> None:
@@ -279,20 +274,6 @@ def test_an_on_demand_gang_of_before_the_stack_was_adaptive_is_not_left_for_on_d
     world.config = adaptive(deadline_hours=3.8)
     world.run(200)
     assert (world.phase, len(world.nodes)) == ("running", 3)
-
-
-def test_on_demand_that_refuses_leaves_the_working_spot_gang_alone() -> None:
-    training = Training(World(adaptive(deadline_hours=5.0)))
-    world = training.world
-    world.capacity["on-demand"] = 0
-    while not world.state or world.phase != "running":
-        training.minute()
-    world.say(world.in_service()[0], "training", done_steps=10)
-    world.run(300)
-    # On demand is asked again half an hour after a refusal, and the same spot nodes work.
-    asked = [request.asked_at for request, _ in world.asked if request.place == "on-demand p4d az2"]
-    assert 4 <= len(set(asked)) <= 11
-    assert (bought(world), world.phase) == (["spot"], "running")
 
 
 def test_steps_are_the_progress_once_a_node_reports_them_and_a_new_run_forgets_them() -> None:

@@ -223,17 +223,6 @@ def test_a_node_that_holds_on_is_ended_through_its_group(
     assert all(instance.lifecycle_state != "InService" for instance in stack.group.instance_states)
 
 
-def test_the_ceiling_drains_the_fleet(stack: Stack) -> None:
-    stack.config = replace(stack.config, ceiling_usd=100.0)
-    stack.trained()
-    state = stack.tick(60)
-    assert (state.phase, state.after) == ("draining", "over-budget")
-    stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
-    state = stack.tick()
-    assert state.phase == "over-budget"
-    assert state.spent_usd < 100
-
-
 def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stack) -> None:
     stack.tick()
     first, *others = stack.members("Pending:Wait")

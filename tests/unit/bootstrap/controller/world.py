@@ -121,7 +121,6 @@ class Node:
     Attributes:
         ready_after: time from launch to service; None for a node that fails its tests after ``fails_after``.
         saves_after: time of its last checkpoint; None for a node that never completes its hook.
-        clings: protects itself again whenever it is let go.
     """
 
     place: str
@@ -135,7 +134,6 @@ class Node:
     saves_after: timedelta | None
     state: str = "Pending:Wait"
     protected: bool = True
-    clings: bool = False
     leaving_at: datetime | None = None
     ended_at: datetime | None = None
     reclaimed: bool = False
@@ -360,7 +358,7 @@ class World:
             self.sizes[place] = self.sizes.get(place, 0) if action.desired is None else action.desired
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
-                self.nodes[key].protected = self.nodes[key].clings
+                self.nodes[key].protected = False
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
         elif isinstance(action, GiveBack):
