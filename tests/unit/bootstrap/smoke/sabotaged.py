@@ -31,7 +31,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.smoke import bandwidth, cli, gradients, ranks, supervisor, worker
+from bootstrap.smoke import __main__ as cli
+from bootstrap.smoke import bandwidth, gradients, ranks, supervisor, worker
 
 TENSOR = "blocks.0.qkv.weight"
 
