@@ -14,7 +14,7 @@ Start = Literal["torchrun", "program", "mpi"]
 # Launchers of Open MPI, MPICH, Intel MPI. Called on one node, they start all ranks.
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Launchers that train on their own node alone without the first node's address, and modules that start them.
-ONE_NODE = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "colossalai"})
+ONE_NODE = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer", "colossalai"})
 MODULES = {
     "torch.distributed.launch": "torchrun",
     "torch.distributed.run": "torchrun",
@@ -22,6 +22,7 @@ MODULES = {
     "accelerate.commands.launch": "accelerate",
     "accelerate.commands.accelerate_cli": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
     "composer.cli.launcher": "composer",
     "horovod.runner.launch": "horovodrun",
 }
@@ -35,7 +36,10 @@ SHELL_FIRST = frozenset(
 )
 SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 # These may be an option's value: --separator '|'.
-SHELL_SIGNS = frozenset(";|&<>")
+SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
+SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+# Programs that a shell's script starts, and python's modules.
+STARTED = re.compile(r"(?:^|[;&|(\n]|\bexec\s|\w=\S*\s)\s*([\w./-]+)(?![\w./=-])|\s-\w*?m\s*(\w[\w.]*)")
 
 
 def split_command(text: str) -> list[str] | None:
@@ -61,14 +65,17 @@ def start_of(words: Sequence[str]) -> Start:
 
 def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
-    head = words[: _script(words)]
-    shell = words[:1] if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
-    shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"\w+;", word)]
-    shell += [word for last, word in itertools.pairwise(words) if word in SHELL_SIGNS and not last.startswith("-")]
+    head, within = list(words[: _script(words)]), set[str]()
+    head += [found[1] for word in head if (found := re.fullmatch(r"-\w*?m(\w+\.[\w.]+)", word))]  # python -mMODULE
+    if len(head) > 1 and PurePath(head[0]).name in SHELLS and re.fullmatch(r"-\w*c", head[1]):
+        within = _names([found for pair in STARTED.findall(" ".join(words[2:3])) for found in pair])
+    shell = list(words[:1]) if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
+    shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"[\w./-]+;", word)]
+    shell += [word for last, word in itertools.pairwise(words) if SHELL_SIGN.match(word) and not last.startswith("-")]
     if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
-    start, names = start_of(words), _names(head)
+    start, names = start_of(words), _names(head) | within
     if found := CLUSTERS & _names(words[:1]):
         yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
@@ -81,6 +88,8 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
         return
     if "horovodrun" in names | launchers:
         yield "horovodrun reaches other nodes by SSH, which they do not answer: start Horovod's ranks with mpirun"
+    for name in sorted(MPI & within):
+        yield f"{name} in a shell's script would start the ranks of all nodes once on each: give {name} without a shell"
     if start != "program" or any("MASTER_ADDR" in word for word in words):
         return
     options = {word.lstrip("-").partition("=")[0].replace("_", "-") for word in head if word.startswith("--")}

@@ -179,7 +179,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     --buy AWS is only asked for the price. Needs ec2:DescribeCapacityBlockOfferings,
     ec2:DescribeCapacityReservations and ec2:PurchaseCapacityBlock, which gpufleet stack policy does not list.
 
-    Exit status: 0 bought, or it could be; 1 refused by AWS, or unknown; 2 wrong usage or price; 3 not offered (any
+    Exit status: 0 bought, or still offered; 1 refused by AWS, or unknown; 2 wrong usage or price; 3 not offered (any
     more), or too short for PLAN.
     """
     if price is not None and not buys:

@@ -24,8 +24,10 @@ OFFLINE = {
     *("launch-config", "simulate"),
 }
 # What makes one of these ask AWS, a registry or another program.
-ASKS = ("--refresh", "--from-stack", "--image", "--file-system", "--respect-quotas", "report demo", "&& pulumi")
-ASKS += ("stack wheels",)
+ASKS = (
+    *("--refresh", "--from-stack", "--image", "--file-system", "--respect-quotas", "report demo", "&& pulumi"),
+    "stack wheels",
+)
 BY_THE_WHEEL = {"quick-start.md"}
 # One command an engine, each for a plan that this engine carries out: tests/unit/optimizer/launch_config.
 ALTERNATIVES = {"engines.md"}

@@ -55,6 +55,16 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("train.py --epochs 3 && echo done", "&& is a shell's"),
         ("python train.py 2>&1 | tee log", "2>&1 is a shell's"),
         ("srun -N 4 python train.py", "srun starts ranks by a cluster's daemons"),
+        ("python -umtorch.distributed.run train.py", "torchrun has no option"),
+        ("accelerate-launch train.py", "accelerate-launch has no option"),
+        ("bash -c 'cd src && A=1 torchrun --standalone train.py'", "torchrun has no option"),
+        ("sh -c 'exec python -m accelerate.commands.launch train.py'", "accelerate has no option"),
+        ("bash -lc 'conda activate env; mpirun -np 16 python train.py'", "mpirun in a shell's script"),
+        ("python train.py; echo done", "train.py; is a shell's"),
+        ("python train.py >log", ">log is a shell's"),
+        ("bash -c 'pip install accelerate && python train.py --launcher torchrun --separator=\">\"'", ""),
+        ("bash -c 'exec torchrun --rdzv-endpoint $MASTER_ADDR:29500 train.py'", ""),
+        ("train.py --pad <pad> '<eos>' --above '>0.5'", ""),
         ("deepspeed --no_ssh --master_addr ${MASTER_ADDR} train.py", ""),
         ("python tensorflow_train.py", ""),
         ("python train.py --num_nodes 4 --nnodes 4", ""),
@@ -74,7 +84,7 @@ def test_a_command_that_starts_no_gang_is_named(command: str, says: str) -> None
     faults = list(command_faults(split_command(command) or [], is_gang=True))
     assert faults == [] if not says else faults[0].startswith(says), faults
     alone = list(command_faults(split_command(command) or [], is_gang=False))
-    assert bool(alone) is bool(says and "option" not in says and "SSH" not in says)
+    assert bool(alone) is bool(says and not any(word in says for word in ("option", "SSH", "script")))
 
 
 @pytest.mark.parametrize(
