@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from bootstrap.contract.trainer import IMAGE_CHANNELS
 from optimizer.contract.errors import InvalidInputError
@@ -100,6 +100,7 @@ class Family:
         fixed: fields whose other values build a model that is not counted.
         pads: pad_token_id is a row of the embedding, which must exist.
         text, vision: model_type of the nested configurations of a model with a tower for images.
+        ties: configurations whose tie_word_embeddings ties, where there are two; either one by default.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class Family:
     pads: bool = True
     text: str = ""
     vision: str = ""
+    ties: tuple[Literal["whole", "text"], ...] = ("whole", "text")
 
     @property
     def architecture(self) -> str:
@@ -241,6 +243,11 @@ def _modernbert(c: Config, v: Values) -> Values:
     windowed = types.count("sliding_attention") if isinstance(types, list) else layers - -(-layers // every)
     window = {"window": c.whole("local_attention"), "windowed_layers": windowed}
     return {"beside": head, "norm_bias": c.flag("norm_bias"), **window}
+
+
+def _one_vocabulary_bias(c: Config, v: Values) -> Values:
+    """DistilBERT's head has one, also where its projection is not the embedding."""
+    return {"beside": 0 if c.get("tie_word_embeddings") else -v["vocab_size"]}
 
 
 def _lm_head_bias(_: Config, v: Values) -> Values:
@@ -444,7 +451,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(facts=_GATED),
     "gemma2": Family(facts=_GATED | {"norms_per_layer": 4}, window_pattern=2),
     "gemma3_text": _GEMMA3,
-    "gemma3": Family(text="gemma3_text", vision="siglip_vision_model"),
+    "gemma3": Family(text="gemma3_text", vision="siglip_vision_model", ties=("whole",)),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "glm": Family(facts=_GLM),
@@ -465,7 +472,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": Family(facts=_OLMO2, window_pattern=4),
     "olmoe": Family(names={"experts": "num_experts"}, facts=_OLMO2),
     "llama4_text": _LLAMA4,
-    "llama4": Family(text="llama4_text", vision="llama4_vision_model"),
+    "llama4": Family(text="llama4_text", vision="llama4_vision_model", ties=("text",)),
     "qwen2_vl": Family(text="qwen2_vl_text", vision="qwen2_vl_vision"),
     "qwen2_5_vl": Family(text="qwen2_5_vl_text", vision="qwen2_5_vl_vision"),
     "qwen2_vl_text": Family(names={"head_dim": ""}, facts=_QWEN2.facts),
@@ -517,7 +524,7 @@ FAMILIES: dict[str, Family] = {
         names=_EVEN
         | {"layers": "n_layers", "hidden_size": "dim", "ffn_size": "hidden_dim", "attention_heads": "n_heads"},
         facts=_BERT.facts,
-        parts=(_learned(),),
+        parts=(_learned(), _one_vocabulary_bias),
     ),
     "modernbert": Family(
         names=_EVEN,

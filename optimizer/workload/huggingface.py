@@ -59,7 +59,7 @@ def model_from_config(data: Any, *, name: str, origin: str) -> ModelSpec:
     """Build the ModelSpec of a configuration; InvalidInputError where it is unknown or lacks a field."""
     try:
         return _model(data, name, origin)
-    except (TypeError, AttributeError) as error:  # a list, an object or a text in the place of a number, or the reverse
+    except (TypeError, AttributeError, ValueError, ArithmeticError) as error:  # a list, a text or NaN for a number
         raise InvalidInputError(f"{origin}: a field has a value of another kind: {error}", next_step=NEXT) from error
 
 
@@ -82,7 +82,7 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
             why="it is the decoder beside an encoder that the configuration does not describe",
             next_step=_PROFILE,
         )
-    whole, tower, text = _config(kind, data, origin), 0, data
+    whole, tower, text, ties = _config(kind, data, origin), 0, data, family.ties
     if family.text:
         # Qwen's published configurations have the text's fields beside vision_config.
         text = data.get("text_config") or (data if kind.startswith("qwen") else {})
@@ -94,7 +94,8 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     else:
         c = whole
         values = _read(c, family, required=_REQUIRED)
-    values.setdefault("tied_embeddings", bool(whole.get("tie_word_embeddings")))
+    is_tied = any({"whole": whole, "text": c}[part].get("tie_word_embeddings") for part in ties)
+    values.setdefault("tied_embeddings", is_tied)
     config = _prune(data, kind) | values.pop("config", {})
     if family.architecture in ("decoder", "encoder"):
         shape = _explicit(c, family, values)
@@ -160,6 +161,14 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
                 limit=f"{wanted!r}, or left out",
                 why="another value makes another model, or none, and its parameters are not counted",
                 next_step=_PROFILE,
+            )
+    for name in ("layer_types", "no_rope_layers") if "attention_chunk_size" in c.defaults else ("layer_types",):
+        of_layers = c.get(name)
+        if isinstance(of_layers, list) and len(of_layers) != values["layers"] and {*of_layers} != {"full_attention"}:
+            raise InvalidInputError(
+                f"{c.origin}: {name} has {len(of_layers)} entries",
+                limit=f"one for each of the {values['layers']} layers",
+                next_step=f"shorten it with {names['layers']}, or leave it out for the class's own",
             )
     pad = c.get("pad_token_id")
     if family.pads and isinstance(pad, int) and not -values["vocab_size"] <= pad < values["vocab_size"]:

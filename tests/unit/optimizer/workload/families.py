@@ -29,6 +29,7 @@ WHISPER = {
     "decoder_attention_heads": 4, "decoder_ffn_dim": 128, "vocab_size": 51003, "num_mel_bins": 80,
 }  # fmt: skip
 GPT2 = {"n_embd": 256, "n_layer": 3, "n_head": 8, "n_positions": 128, "vocab_size": 1003}
+DISTILBERT = {"dim": 256, "n_layers": 3, "n_heads": 8, "hidden_dim": 640, "vocab_size": 1003}
 MPT = {"d_model": 256, "n_layers": 3, "n_heads": 8, "vocab_size": 1003, "max_seq_len": 128}
 TOWER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 OUT = {"num_heads": 4, "out_hidden_size": 256}
@@ -106,7 +107,7 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
 _OWN: dict[str, list[dict[str, Any]]] = {
     "gpt2": [GPT2, GPT2 | {"n_inner": 700}],
     "mpt": [MPT],
-    "distilbert": [{"dim": 256, "n_layers": 3, "n_heads": 8, "hidden_dim": 640, "vocab_size": 1003}],
+    "distilbert": [DISTILBERT, DISTILBERT | {"tie_word_embeddings": False}],
     "t5": [
         T5 | {"num_decoder_layers": None}, T5 | {"num_decoder_layers": 1, "relative_attention_num_buckets": 5},
         T5 | {"feed_forward_proj": "gated-gelu"}, T5 | {"feed_forward_proj": "gated-gelu", "is_gated_act": False},
@@ -115,16 +116,22 @@ _OWN: dict[str, list[dict[str, Any]]] = {
     "whisper": [WHISPER, WHISPER | {"tie_word_embeddings": False}],
     "gemma3": [
         {"text_config": TEXT, "vision_config": TOWER | {"image_size": 64, "patch_size": 16}},
-        {"text_config": TEXT, "vision_config": TOWER | {"vision_use_head": False}},
+        {"text_config": TEXT | {"tie_word_embeddings": False}, "vision_config": TOWER | {"vision_use_head": False}},
+        {"text_config": TEXT, "vision_config": TOWER, "tie_word_embeddings": False},
     ],
     "llama4": [
         {
-            "text_config": TEXT | {"intermediate_size_mlp": 320, "num_local_experts": 4, "pad_token_id": 0},
+            "text_config": TEXT | {"intermediate_size_mlp": 320, "num_local_experts": 4, "pad_token_id": 0} | text_ties,
             "vision_config": TOWER | {"projector_input_dim": 48, "projector_output_dim": 40, "vision_output_dim": 40},
+            "tie_word_embeddings": True,
         }
+        for text_ties in ({}, {"tie_word_embeddings": True})
     ],
     "qwen2_vl": [
-        {"text_config": TEXT, "vision_config": {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 256}},
+        {
+            "text_config": TEXT | {"tie_word_embeddings": True},
+            "vision_config": {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 256},
+        },
         TEXT | {"vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 256}, "tie_word_embeddings": True},
     ],
     "qwen2_5_vl": [
