@@ -60,6 +60,7 @@ COMMANDS = {name: line for section in SECTIONS.values() for name, line in sectio
 # Commands and options of earlier versions, and what does their work now.
 GONE = {
     "trace": "gpufleet logs trace does it",
+    "trace --nsight": "the command itself may begin with nsys profile",
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",

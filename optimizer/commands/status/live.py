@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -105,10 +105,20 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
     if copy := reading.slowest_copy():
         lines.append(f"copying data: {copy}")
     if (progress := current_progress(reading)) is not None:
-        rows = [row for row in compare(plan, reading, ahead) if row["measure"] in _STEP_LINE and row["actual"]]
-        shown = [f"{row['measure']} {format_number(row['actual'])} {row['unit']}".strip() for row in rows]
+        rows = [row for row in compare(plan, reading, ahead) if row["measure"] in _STEP_LINE and _is_known(row)]
+        shown = [
+            f"{row['measure']} {row['note']}"
+            if row["actual"] is None
+            else f"{row['measure']} {format_number(row['actual'])} {row['unit']}".strip()
+            for row in rows
+        ]
         lines.append(", ".join([f"step {progress.step:,} of {plan.job.steps:,}", *shown]))
     return lines
+
+
+def _is_known(row: dict[str, Any]) -> bool:
+    """Return whether a measure has a value, or is a loss that is not finite, as its note says."""
+    return row["actual"] is not None or row["measure"] == "loss"
 
 
 def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:
@@ -119,10 +129,11 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     table.add_column(overflow="fold")
     ahead = forecast(plan, reading)
     for row in compare(plan, reading, ahead):
-        if row["actual"] is not None:
+        if _is_known(row):
             planned = "" if row["predicted"] is None else f"planned {format_number(row['predicted'])}"
             words = ", ".join(filter(None, (f"{row['unit']} {planned}".strip(), row["note"])))
-            table.add_row(row["measure"], format_number(row["actual"]), Text(words))
+            actual = "-" if row["actual"] is None else format_number(row["actual"])
+            table.add_row(row["measure"], actual, Text(words))
     decision = next_decision(reading, ahead)
     said = [*headline(plan, reading), *([f"next: {decision}"] if decision else [])]
     parts: list[RenderableType] = [Panel(Group(*map(Text, said), table), title=Text(stack), title_align="left")]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,14 @@ from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import DeployedStack, ago, controller_state
 
 
-def write_ledger(deployed: DeployedStack, *, steps_per_s: float = 0.1, done: int = 1000, hours_ago: float = 0) -> None:
+def write_ledger(
+    deployed: DeployedStack,
+    *,
+    steps_per_s: float = 0.1,
+    done: int = 1000,
+    hours_ago: float = 0,
+    loss: float | None = 2.43213,
+) -> None:
     """Two minutes of a ledger that ends now."""
     now = time.time() - hours_ago * 3600
     first = int(done - steps_per_s * 120)
@@ -38,7 +46,7 @@ def write_ledger(deployed: DeployedStack, *, steps_per_s: float = 0.1, done: int
         {"event": "start", "t": now - 180},
         {"event": "train", "t": now - 120, "step": first},
         {"event": "commit", "t": now - 60, "step": first},
-        {"event": "progress", "t": now, "step": done, "loss_step": done - 1, "loss": 2.43213},
+        {"event": "progress", "t": now, "step": done, "loss_step": done - 1, "loss": loss},
     ]
     lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
     deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
@@ -389,6 +397,16 @@ def test_watch_without_a_terminal_tells_events_or_repeats_csv(
     assert [out.count(words) for words in ("running: both nodes", "draining: asked to stop")] == [1, 1]
     steps = next(line for line in out.splitlines() if "Z step " in line)
     assert "1,000 of 2,000" in steps and "loss 2.432" in steps and "cost so far 44 USD" in steps
+
+
+def test_a_loss_that_is_not_finite_is_seen_while_the_run_is_watched(
+    deployed: DeployedStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed.write_state()
+    write_ledger(deployed, loss=None)
+    assert re.search(r"loss +- +NOT FINITE at step 999", live_page(deployed, 100))
+    print_events(sample_plan(), None, read(deployed.names, datetime.now(UTC)))
+    assert "loss NOT FINITE at step 999" in capsys.readouterr().out
 
 
 def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
