@@ -66,9 +66,9 @@ def start_of(words: Sequence[str]) -> Start:
 def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
     head, within = list(words[: _script(words)]), set[str]()
-    head += [found[1] for word in head if (found := re.fullmatch(r"-\w*?m(\w+\.[\w.]+)", word))]  # python -mMODULE
+    head += [module[1] for word in head if (module := re.fullmatch(r"-\w*?m(\w+\.[\w.]+)", word))]  # python -mMODULE
     if len(head) > 1 and PurePath(head[0]).name in SHELLS and re.fullmatch(r"-\w*c", head[1]):
-        within = _names([found for pair in STARTED.findall(" ".join(words[2:3])) for found in pair])
+        within = _names([name for pair in STARTED.findall(" ".join(words[2:3])) for name in pair])
     shell = list(words[:1]) if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
     shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"[\w./-]+;", word)]
     shell += [word for last, word in itertools.pairwise(words) if SHELL_SIGN.match(word) and not last.startswith("-")]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.contract.state import ControllerState
 from infra.control_settings import NAT_USD_PER_HOUR
 from optimizer.commands import deploying, down, handover, regions, stop, up
+from optimizer.commands.stack import put_plan
 from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
@@ -223,7 +224,6 @@ def test_what_cannot_begin_in_several_regions_says_why(world: World, arguments: 
 
 
 def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_plan = deploying.put_plan
 
     def refuse(plan: FleetPlan, *arguments: Any, **options: Any) -> None:
         if plan.region == REGION:

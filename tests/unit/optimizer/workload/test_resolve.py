@@ -145,7 +145,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(MPT | {"attn_config": {"attn_type": "grouped_query_attention"}}), "attn_config.attn_type is"),
         (json.dumps(MPT | {"attn_config": {"kv_n_heads": 8}}), "attn_config.kv_n_heads is 8"),
         (json.dumps(LLAMA | {"hidden_size": 4097}), "num_attention_heads is 32"),
-        (json.dumps(LLAMA | {"model_type": "qwen3", "layer_types": ["sliding_attention"]}), "layer_types has 1 entries"),
+        (json.dumps(LLAMA | {"model_type": "qwen3", "layer_types": ["sliding_attention"]}), "layer_types has 1"),
         (json.dumps(LLAMA | {"model_type": "llama4_text", "no_rope_layers": [1]}), "no_rope_layers has 1 entries"),
         ('{"model_type": "qwen2_vl", "vision_config": {"mlp_ratio": NaN}}', "a field has a value of another kind"),
         (json.dumps(MIXTURE | {"num_experts": 8, "num_local_experts": 4}), "num_local_experts is 4"),
