@@ -90,12 +90,7 @@ class Comparison:
 
 def compare_clouds(answer: Recommendation, clouds: Sequence[CloudOffer]) -> Comparison:
     """Search the same request over other clouds' types; raises what ``recommend`` does."""
-    problem = answer.problem
-    request = problem.request
-    constraints = request.constraints.model_copy(
-        update={"purchase_options": ("on-demand",), "existing_reservations": ()}
-    )
-    on_demand_request = request.model_copy(update={"constraints": constraints})
+    problem, request = answer.problem, answer.problem.request
     best = answer.plans[0] if answer.plans else None
     on_demand_plans = [plan for plan in answer.plans if plan.purchase.option == "on-demand"]
     best_on_demand = min(on_demand_plans, key=_compute_usd, default=None)
@@ -112,10 +107,13 @@ def compare_clouds(answer: Recommendation, clouds: Sequence[CloudOffer]) -> Comp
             compared[name] = [_with_kernel_bypass(other) for other in priced]
     every_offer = [other for offers in compared.values() for other in offers]
     catalog = join_catalog(problem.catalog, every_offer, aws=False)
+    # Types that are asked for by name need no image of ours (``Problem.undriven``).
+    asked = {"purchase_options": ("on-demand",), "existing_reservations": (), "instance_types": tuple(compared)}
+    constraints = request.constraints.model_copy(update=asked)
     tables = find_candidates(
         replace(
             problem,
-            request=on_demand_request,
+            request=request.model_copy(update={"constraints": constraints}),
             catalog=catalog,
             regions=catalog.regions(),
             instance_types=catalog.instance_types,
