@@ -55,29 +55,6 @@ def test_a_gpu_model_has_all_its_memory_sizes_and_a_key_one(catalog: Catalog) ->
     assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100-80gb",)))} == {"a100-80gb"}
 
 
-def test_filters_are_all_kept(catalog: Catalog) -> None:
-    found = select(
-        catalog,
-        Filter(
-            gpus=("H100", "H200"),
-            count=Range(low=8),
-            memory_gib=Range(low=100),
-            regions=("us-*", "eu-north-1"),
-            types=("p5*",),
-            max_price_usd_per_hour=65,
-        ),
-    )
-    assert {(o.instance.name, o.region) for o in found} == {
-        ("p5en.48xlarge", "us-east-1"),
-        ("p5en.48xlarge", "us-east-2"),
-        ("p5en.48xlarge", "us-west-2"),
-    }
-
-
-def test_no_filter_keeps_everything(catalog: Catalog) -> None:
-    assert select(catalog, Filter()) == list(catalog.offers)
-
-
 def test_a_highest_price_leaves_out_what_has_none(catalog: Catalog) -> None:
     found = select(catalog, Filter(max_price_usd_per_hour=1000, priced_as="reserved"))
     assert found and all(o.reserved_1yr and o.reserved_1yr.usd_per_hour <= 1000 for o in found)

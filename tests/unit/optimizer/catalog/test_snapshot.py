@@ -203,16 +203,3 @@ class TestTheUsersSnapshot:
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
         monkeypatch.setenv("HOME", str(tmp_path))
         assert snapshot.user_directory() == tmp_path / ".cache" / "gpufleet" / "catalog"
-
-
-def test_offers_need_no_pandas_no_boto3_and_no_plan() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from optimizer.commands import offers; from optimizer.catalog import load; load();"
-        "unneeded = 'pandas boto3 botocore pulumi torch pydantic optimizer.contract.plan'.split()\n"
-        "print([m for m in unneeded if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

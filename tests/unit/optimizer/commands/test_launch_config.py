@@ -31,12 +31,3 @@ def test_json_is_only_json_on_standard_output(
     monkeypatch.setattr(sys, "stdin", io.StringIO(sample_plan().to_json()))
     code, printed, notes = gpufleet("launch-config", "-", "--engine", "deepspeed")
     assert code == 0 and json.loads(printed)["train_batch_size"] == 128 and "train.py --deepspeed" in notes
-
-
-def test_a_refusal_names_the_engines_that_can(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    layout = {"sharding": "zero1", "data": 4, "pipeline": 4, "micro_batch": 1, "grad_accum": 32}
-    plan.write_text(sample_plan(parallelism=layout).to_json(), encoding="utf-8")
-    code, printed, error = gpufleet("launch-config", str(plan), "--engine", "accelerate")
-    assert (code, printed) == (2, "")
-    assert "pipeline parallelism is 4" in error and "--engine torchtitan or deepspeed or megatron-core can" in error

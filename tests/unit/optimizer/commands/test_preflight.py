@@ -6,15 +6,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from botocore.awsrequest import AWSResponse
-from botocore.compat import HTTPHeaders
 
 from optimizer.aws import clients
 from optimizer.contract.plan import plan_from_dict
@@ -342,58 +339,6 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     assert made == allowed
     # Nothing that writes: the names of AWS's reading calls.
     assert all(re.match(r"[a-z0-9]+:(BatchGet|Describe|Get|List|View)", action) for action in allowed)
-
-
-@pytest.fixture
-def over_http(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
-    """HTTP answers for a call, one after the other, the last one again and again; gives the list of what was sent."""
-    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)  # no wait between botocore's retries
-    aws.behind = True
-    events = clients.ec2("us-east-1").meta.events
-    registered: list[Any] = []
-
-    def answer(operation: str, *bodies: tuple[int, bytes]) -> list[str]:
-        del aws.answers[operation]
-        sent: list[str] = []
-
-        def send(request: Any, **_: Any) -> AWSResponse:
-            status, body = bodies[min(len(sent), len(bodies) - 1)]
-            sent.append(request.url)
-
-            class Raw:
-                def stream(self, **_: Any) -> Iterator[bytes]:
-                    yield body
-
-            return AWSResponse(request.url, status, HTTPHeaders(), Raw())
-
-        registered.append(send)
-        events.register("before-send.ec2", send)  # type: ignore[arg-type]  # the stubs know no answer
-        return sent
-
-    yield answer
-    for send in registered:
-        events.unregister("before-send.ec2", send)
-
-
-def test_throttled_calls_are_tried_again(over_http: Callable[..., list[str]]) -> None:
-    busy = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
-    good = b"<DescribePlacementGroupsResponse><placementGroupSet/></DescribePlacementGroupsResponse>"
-    sent = over_http("DescribePlacementGroups", (503, busy), (503, busy), (200, good))
-    rows = {row.check: row for row in running.preflight(target(), at=NOW).findings}
-    assert rows["placement groups"].level == "ok" and len(sent) == 3
-
-
-def test_a_proxys_page_in_place_of_an_answer_is_unknown(over_http: Callable[..., list[str]]) -> None:
-    over_http("DescribePlacementGroups", (200, b"<!doctype html>\n<title>Sign in to the network</title>"))
-    rows = {row.check: row for row in running.preflight(target(), at=NOW).findings}
-    assert rows["placement groups"].level == "unknown"
-    assert rows["placement groups"].text.startswith("what answered is not AWS; is there a proxy in between?")
-    assert {row.level for check, row in rows.items() if check != "placement groups"} == {"ok"}
-
-
-def test_the_time_of_the_check_is_utc(aws: FakeAws) -> None:
-    report = running.preflight(target())
-    assert abs(report.at - datetime.now(UTC)) < timedelta(hours=1) and report.counts()["ok"] == len(report.findings)
 
 
 LISTED = "ListRequestedServiceQuotaChangeHistoryByQuota"

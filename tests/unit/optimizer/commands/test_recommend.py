@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import math
 import os
-import pty
 import re
 import shlex
-import struct
 import subprocess
 import sys
-import termios
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -60,27 +56,6 @@ def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 answered = cache(run_here)
-
-
-def on_terminal(*arguments: str, columns: int = 120, status: int = 0) -> str:
-    """Return what a terminal shows of standard output and standard error."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    started = subprocess.Popen(
-        [sys.executable, "-c", "from optimizer.cli import main; main()", *arguments],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "dumb"},
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # Linux tells the end of a terminal's other side by EIO
-        while part := os.read(ours, 65536):
-            shown += part
-    os.close(ours)
-    assert started.wait(timeout=120) == status, shown
-    # Progress of a slow machine, and the empty line that it leaves on a dumb terminal.
-    lines = shown.decode().replace("\r\n", "\n").splitlines()
-    return "\n".join(line for line in lines if line.strip() and "searching the plans" not in line)
 
 
 def answer(*arguments: str) -> dict[str, Any]:
@@ -159,20 +134,6 @@ def test_five_dollars_exit_3_and_name_what_stops_each_type() -> None:
         assert entry["instance_type"] in table.stdout
 
 
-def test_csv_has_one_row_a_plan() -> None:
-    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert rows[0]["rank"] == "1"
-    assert len(rows) == len(answer(*ISSUE_FLAGS)["plans"])
-
-
-def test_saved_answer_is_the_printed_one(tmp_path: Path) -> None:
-    saved = tmp_path / "plans.json"
-    done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "json", "--save", str(saved))
-    assert done.returncode == 0
-    assert json.loads(saved.read_text()) == json.loads(done.stdout)
-
-
 def test_an_answer_that_cannot_be_saved_is_printed_all_the_same() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--format", "json", "--save", "/dev/full")
     assert done.returncode == 1
@@ -225,13 +186,6 @@ def test_what_is_faster_or_cheaper_is_what_the_search_finds_at_current_prices() 
     assert lines_of(*flags)["Faster"].startswith(f"{first['node_count']} x {first['instance_type']} (")
 
 
-def test_long_runs_are_in_days_and_short_ones_in_minutes() -> None:
-    long = lines_of(*ISSUE_FLAGS[:-4], "--tokens", "20B", "--instance-type", "p4d.24xlarge", "--max-nodes", "1")
-    assert re.search(r"; 95% of such runs end within [\d.]+ days", long["Buy"])
-    short = lines_of("--model", "gpt2", "--samples", "10k", "--seq-len", "1024", "--instance-type", "g5.xlarge")
-    assert re.search(r"\d+ min", short["Buy"])
-
-
 def test_what_is_owned_needs_no_quota(tmp_path: Path) -> None:
     owned = {"instance_type": "p4de.24xlarge", "region": "us-east-1", "count": 2}
     request = {
@@ -243,28 +197,6 @@ def test_what_is_owned_needs_no_quota(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(request))
     lines = lines_of(str(file))
     assert lines["Fits"].endswith("needs only what is reserved") and lines["Next"].startswith(f"gpufleet up {file}")
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        (),
-        ("--purchase", "spot"),
-        ("--purchase", "spot", "--spot-fallback", "on-demand"),
-        ("--model", "1B"),
-        ("--model", "mixtral-8x7b"),
-        ("--method", "qlora", "--purchase", "spot", "--instance-type", "g5"),
-        ("--deadline", "7h"),
-        ("--objective", "time"),
-        ("--budget", "100"),
-    ],
-    ids=" ".join,
-)
-def test_the_short_answer_has_about_ten_lines_at_eighty_columns(more: tuple[str, ...]) -> None:
-    """16 to 26 before."""
-    narrow = on_terminal("recommend", *ISSUE_FLAGS, *more, columns=80, status=3 if "100" in more else 0)
-    lines = narrow.splitlines()
-    assert 7 <= len(lines) <= 14 and max(map(len, lines)) <= 80, narrow
 
 
 def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
@@ -282,12 +214,6 @@ def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
     assert row["alternates"].startswith(f"{first['zone_id']}/p4d.24xlarge/spot={first['cost_usd']['expected']:g} ")
 
 
-def test_a_deadline_without_time_for_a_launch_leaves_no_other_policy_to_compare() -> None:
-    asked = "--model resnet50 --samples 10M --budget 80 --deadline 20min --purchase spot --spot-fallback on-demand"
-    explained = " ".join(gpufleet("recommend", *asked.split(), "--explain").stdout.split())
-    assert "adaptive has no time for a launch" in explained  # "expected ()" before
-
-
 def test_capacity_blocks_without_a_price_are_missing_data() -> None:
     done = gpufleet("recommend", *ISSUE_FLAGS, "--purchase", "capacity-block")
     assert done.returncode == 4
@@ -298,17 +224,12 @@ def test_capacity_blocks_without_a_price_are_missing_data() -> None:
 BAD = {
     "unknown model": (["--model", "llama-9", "--tokens", "1B", "--seq-len", "2048"], "llama-9"),
     "negative budget": ([*ISSUE_FLAGS, "--budget", "-5"], "-5"),
-    "zero budget": ([*ISSUE_FLAGS, "--budget", "0"], "0"),
-    "infinite budget": ([*ISSUE_FLAGS, "--budget", "inf"], "inf"),
-    "word as budget": ([*ISSUE_FLAGS, "--budget", "cheap"], "cheap"),
     "unknown region": ([*ISSUE_FLAGS, "--region", "mars-1"], "mars-1"),
     "unknown type": ([*ISSUE_FLAGS, "--instance-type", "p99.large"], "p99.large"),
     "unknown purchase": ([*ISSUE_FLAGS, "--purchase", "stolen"], "stolen"),
     "unknown precision": ([*ISSUE_FLAGS, "--precision", "int3"], "int3"),
-    "unknown objective": ([*ISSUE_FLAGS, "--objective", "fame"], "fame"),
     "bad deadline": ([*ISSUE_FLAGS, "--deadline", "soon"], "soon"),
     "bad tokens": (["--model", "gpt2-xl", "--tokens", "many", "--seq-len", "1024"], "many"),
-    "negative tokens": (["--model", "gpt2-xl", "--tokens", "-5", "--seq-len", "1024"], "-5"),
     "no amount": (["--model", "gpt2-xl", "--seq-len", "1024"], "tokens, samples and steps"),
     "two amounts": (["--model", "gpt2-xl", "--seq-len", "1024", "--tokens", "1B", "--steps", "5"], "exactly one"),
     "steps without batch": (["--model", "gpt2-xl", "--seq-len", "1024", "--steps", "5"], "global_batch"),
@@ -319,6 +240,11 @@ BAD = {
     "batch beyond reason": ([*ISSUE_FLAGS, "--global-batch", "1e18"], "1000000000"),
     # One step of it was planned, for 1,917,057 USD: 4,096 times the training.
     "batch beyond the training": ([*ISSUE_FLAGS, "--global-batch", "1B"], "global_batch is 1,000,000,000"),
+    "unknown parallelism": ([*ISSUE_FLAGS, "--parallelism", "tensors"], "constraints.parallelism.0"),
+    "no parallelism": ([*ISSUE_FLAGS, "--parallelism", ""], "constraints.parallelism.0"),
+    "unknown framework": ([*ISSUE_FLAGS, "--framework", "jax"], "workload.framework"),
+    "framework of CNNs": ([*ISSUE_FLAGS, "--framework", "torchvision"], "is a transformer"),
+    "beyond the positions": (["--model", "gpt2-xl", "--samples", "9", "--seq-len", "4096"], "1024"),
     "no such file": (["nowhere.yaml"], "nowhere.yaml"),
     "no such flag": (["--colour", "red"], "--colour"),
     "GPU for a type": ([*ISSUE_FLAGS, "--instance-type", "H100"], "g6e, g6f, g7"),
@@ -331,7 +257,7 @@ def test_bad_input_exits_2_with_its_value_and_no_traceback(name: str) -> None:
     done = gpufleet("recommend", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert value in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "after validation" not in done.stderr
     assert done.stdout == ""
 
 
@@ -354,6 +280,11 @@ FILES = {
         "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {existing_reservations: "
         "[{instance_type: p5.48xlarge, region: us-east-1, count: 1}]}",
         "capacity_reservation_id",
+    ),
+    "reserved type unknown": (
+        "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {existing_reservations: "
+        "[{instance_type: p99.xl, region: us-east-1, count: 1, usd_per_hour: 1}]}",
+        "p99.xl",
     ),
     # "no model is given" before.
     "an answer": ('{"schema_version": 1, "request": {}, "plans": []}', "holds plans, and no request"),
@@ -403,34 +334,16 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         assert value in done.stderr
 
 
-def test_a_config_that_is_no_model_exits_2(tmp_path: Path) -> None:
-    for text in ("{}", "[]", "not json", json.dumps({"model_type": "toaster", "slots": 2})):
-        file = tmp_path / "config.json"
-        file.write_text(text)
-        done = gpufleet("recommend", "--model", str(file), "--tokens", "1B", "--seq-len", "1024")
-        assert done.returncode == 2, text + done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_an_empty_catalog_exits_4(tmp_path: Path) -> None:
-    done = gpufleet("recommend", *ISSUE_FLAGS, GPUFLEET_CATALOG=str(tmp_path))
-    assert done.returncode == 4
-    assert "gpufleet catalog" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_help_has_an_example_that_runs() -> None:
-    done = gpufleet("recommend", "--help")
-    assert done.returncode == 0
-    example = done.stdout.split("Example:")[1].splitlines()[1].split()
-    assert gpufleet(*example[1:]).returncode == 0
-
-
 # Modules of other requests, commands and formats; each adds at least 10 ms to a cold start.
 UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich"),
-    *("optimizer.clouds", "optimizer.catalog.invariants", "optimizer.catalog.select"),
-    *("optimizer.performance.fit", "optimizer.performance.runs"),
+    *(
+        "optimizer.clouds",
+        "optimizer.commands.other_clouds",
+        "optimizer.catalog.invariants",
+        "optimizer.catalog.select",
+    ),
+    *("optimizer.catalog.select", "optimizer.performance.fit", "optimizer.performance.runs"),
 }
 
 
@@ -542,9 +455,8 @@ def test_explain_has_the_staging(tmp_path: Path) -> None:
         "data_region: eu-west-1}\n"
         "constraints: {deadline_hours: 24, purchase_options: [spot], spot_fallback: on-demand}\n"
     )
-    lines = on_terminal("recommend", str(file), columns=80).splitlines()
     explained = gpufleet("recommend", str(file), "--explain").stdout
-    assert len(lines) <= 13 and "of transfer from eu-west-1" in " ".join(explained.split())
+    assert "of transfer from eu-west-1" in " ".join(explained.split())
     assert "bound by requests" in explained
 
 
@@ -566,20 +478,6 @@ def test_illegal_parallelism_is_explained() -> None:
     assert any("25, the attention heads of gpt2-xl" in why for why in whys)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--parallelism", "tensors"), "constraints.parallelism.0"),
-        (("--parallelism", ""), "constraints.parallelism.0"),
-        (("--framework", "jax"), "workload.framework"),
-    ],
-)
-def test_unknown_words_are_refused(flags: tuple[str, ...], says: str) -> None:
-    done = gpufleet("recommend", *BIG_FLAGS, *flags)
-    assert done.returncode == 2 and says in done.stderr, done.stderr
-    assert "after validation" not in done.stderr
-
-
 CNN_FLAGS = ("--model", "resnet50", "--instance-type", "p4d", "--max-nodes", "1", "--region", "us-east-1")
 
 
@@ -596,18 +494,6 @@ def test_a_cnns_tokens_are_samples_and_it_says_so() -> None:
     assert as_samples["notes"] == []
     assert as_samples["plans"] == document["plans"]
     assert document["plans"][0]["job"]["samples"] == 2_000_000
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ((*CNN_FLAGS, "--samples", "2M", "--framework", "megatron"), "framework is megatron, and resnet50 is a CNN"),
-        (("--model", "gpt2", "--tokens", "1M", "--seq-len", "1024", "--framework", "torchvision"), "is a transformer"),
-    ],
-)
-def test_a_framework_that_does_not_train_the_model_is_refused(flags: tuple[str, ...], says: str) -> None:
-    done = gpufleet("recommend", *flags)
-    assert (done.returncode, done.stdout) == (2, "") and says in done.stderr
 
 
 def test_a_framework_without_zero3_is_not_given_it() -> None:

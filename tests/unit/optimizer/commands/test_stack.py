@@ -256,13 +256,10 @@ def test_a_file_system_s_data_and_an_image_with_its_client_are_asked_for(project
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("{", "is not JSON"),
         ("[]", "holds a JSON list"),
         ({"plans": []}, "nothing met its limits"),
         (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers 16 x 1 x 1 x 1"),
-        (merged(SPOT_P4D, {"node_count": -1}), "node_count: must be at least 1 (got -1)"),
         (merged(SPOT_P4D, {"region": "moon"}), "region: must match "),
-        (merged(SPOT_P4D, {"cheap": True}), "cheap: no such key"),
         (merged(SPOT_P4D, {"region": "cn-north-1"}), "China partition"),
     ],
 )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +27,6 @@ from optimizer.economics.checkpoint import (
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, measured_hazard, spot_hazard
 from optimizer.economics.outcome import Fleets, Outcome, lognormal_percentiles, predict_outcome
 from tests.benchmarks.spot_policies import RESULTS
-
-TRACES = Path(__file__).parents[5] / "shared" / "data" / "spot_traces"
 
 
 def candidates(*, fallback: bool = False, saves: CheckpointTimes | None = None, **changes: float) -> Fleets:
@@ -68,26 +64,6 @@ def test_open_and_missing_bands_take_the_measured_traces() -> None:
         hazard = spot_hazard(band, multi_gpu=False, as_of="2025-07-28")
         assert hazard.rate_per_node_hour == measured_hazard(multi_gpu=False).rate_per_node_hour
         assert "p3.2xlarge" in hazard.source
-
-
-def test_larger_nodes_were_reclaimed_more_often() -> None:
-    assert measured_hazard(multi_gpu=True).rate_per_node_hour > measured_hazard(multi_gpu=False).rate_per_node_hour
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the raw traces are not beside the checkout")
-def test_trace_summary_agrees_with_the_raw_traces() -> None:
-    summary = Path(__file__).parents[4] / "optimizer" / "economics" / "data" / "spot_traces.csv"
-    with summary.open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4
-    for row in rows:
-        name = row["trace"].split("/")[1]
-        data = json.loads((TRACES / f"aws-2022-10-26-{name}.json").read_text())
-        up = [tick >= 1 for tick in data["data"]]
-        hours = data["metadata"]["gap_seconds"] / 3600
-        assert float(row["available_hours"]) == pytest.approx(sum(up) * hours, abs=1e-3)
-        assert float(row["unavailable_hours"]) == pytest.approx((len(up) - sum(up)) * hours, abs=1e-3)
-        assert int(row["interruptions"]) == sum(a and not b for a, b in itertools.pairwise(up))
 
 
 @pytest.mark.parametrize("usd", [0.0, 0.1])

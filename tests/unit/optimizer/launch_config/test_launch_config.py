@@ -1,7 +1,6 @@
-"""The configuration of each engine has the plan's layout, and the engine's own parser reads it.
+"""The configuration of each engine has the plan's layout, and accelerate's own parser reads its own.
 
-accelerate is installed with the tests. torchtitan (which needs another torch), deepspeed and Megatron-LM are checked
-where they can be imported; docs/engines.md records the last run with each.
+tests/benchmarks/start_engines.py starts the engines that are installed; docs/engines.md names the last run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, cast
@@ -158,9 +156,8 @@ def text_of(engine: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "torchtitan"])
-def test_torchtitan(name: str, tmp_path: Path) -> None:
+def test_torchtitan(name: str) -> None:
     one, text = PLANS[name], text_of("torchtitan", name)
-    (tmp_path / "gpufleet_plan.py").write_text(text, encoding="utf-8")
     calls = {
         call.func.id: {keyword.arg: keyword.value for keyword in call.keywords}
         for call in ast.walk(ast.parse(text))
@@ -173,52 +170,7 @@ def test_torchtitan(name: str, tmp_path: Path) -> None:
     assert ast.literal_eval(training["global_batch_size"]) == one.job.global_batch
     assert ast.literal_eval(mesh["tensor_parallel_degree"]) == split.tensor
     assert ast.literal_eval(mesh["pipeline_parallel_degree"]) == split.pipeline
-    pytest.importorskip("torchtitan", reason="torchtitan 0.3 needs torch 2.13; docs/engines.md has the last run")
-    done = subprocess.run(
-        [sys.executable, "-c", _TITAN, json.dumps([one.gpus])],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    read = json.loads(done.stdout.splitlines()[-1])
-    replicas, shards = (split.data, 1) if split.sharding == "ddp" else (1, split.data)
-    assert read["mesh"] == [replicas, shards, split.context, split.tensor, split.pipeline, split.expert]
-    assert read["stages"] == (split.pipeline * split.virtual_stages if split.pipeline > 1 else None)
-    assert read["training"] == [local, one.job.global_batch, one.job.seq_len, one.job.steps]
-    assert read["interval"] == CHECKPOINT_STEPS
-    assert (
-        read["checkpointing"]
-        == {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[split.activation_checkpointing]
-    )
-    assert one.job.architecture is not None
-    assert read["model"] == [one.job.architecture[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")]
-
-
-_TITAN = """
-import json, sys
-from types import SimpleNamespace
-from torchtitan.config.manager import ConfigManager
-from torchtitan.distributed.parallel_dims import ParallelDims
-from torchtitan.distributed.pipeline_parallel import _get_pipeline_metadata
-sys.path.insert(0, ".")
-config = ConfigManager().parse_args(["--module", "gpufleet_plan", "--config", "plan"])
-dims = ParallelDims.from_config(config.parallelism, json.loads(sys.argv[1])[0])
-model = config.model_spec.model
-model.update_from_config(config=config)
-layers = SimpleNamespace(layers=range(model.n_layers))
-stages = _get_pipeline_metadata(dims, config.parallelism, layers)[0] if dims.pp > 1 else None
-training, policy = config.training, config.activation_checkpoint
-print(json.dumps({
-    "mesh": [dims.dp_replicate, dims.dp_shard, dims.cp, dims.tp, dims.pp, dims.ep],
-    "stages": stages,
-    "training": [training.local_batch_size, training.global_batch_size, training.seq_len, training.steps],
-    "interval": config.checkpoint.interval,
-    "checkpointing": policy and type(policy).__qualname__.split(".")[0],
-    "model": [model.dim, model.n_layers, model.vocab_size],
-}))
-"""
+    assert f"interval={CHECKPOINT_STEPS}" in text
 
 
 @pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "accelerate"])
@@ -281,29 +233,13 @@ def test_the_arguments_of_train_py_are_those_of_transformers(engine: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "deepspeed"])
-def test_deepspeed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, split, text = PLANS[name], PLANS[name].parallelism, text_of("deepspeed", name)
-    document = json.loads(text)
+def test_deepspeed(name: str) -> None:
+    one, split = PLANS[name], PLANS[name].parallelism
+    document = json.loads(text_of("deepspeed", name))
     data = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * split.data
     assert document["train_batch_size"] == data == one.job.global_batch
+    assert document["gradient_accumulation_steps"] == split.grad_accum
     assert document["zero_optimization"]["stage"] == ["ddp", "zero1", "zero2", "zero3"].index(split.sharding)
-    config = pytest.importorskip(
-        "deepspeed.runtime.config", reason="deepspeed is not installed; docs/engines.md has the last run"
-    )
-    path = tmp_path / "gpufleet_plan.json"
-    path.write_text(text, encoding="utf-8")
-
-    class DataRanks:
-        def get_data_parallel_world_size(self) -> int:
-            return split.data
-
-    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
-    read = config.DeepSpeedConfig(str(path), mpu=DataRanks())
-    assert read.zero_optimization_stage == document["zero_optimization"]["stage"]
-    assert read.gradient_accumulation_steps == split.grad_accum
-    assert read.bfloat16_config.enabled is (one.job.precision == "bf16")
-    assert read.optimizer_name == one.job.optimizer
-    assert read.tensor_parallel_config.autotp_size == (split.tensor if split.tensor > 1 else 0)
 
 
 @pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "megatron-core"])
@@ -313,42 +249,18 @@ def test_megatron(name: str, tmp_path: Path) -> None:
     script.write_text(text_of("megatron-core", name), encoding="utf-8")
     # A python that prints its arguments: the script itself runs.
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n', encoding="utf-8")
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     printed = subprocess.run(
         ["bash", script, "--mock-data"], env=environment, capture_output=True, text=True, check=True
     ).stdout.split()
-    connections, program, *arguments = printed
+    program, *arguments = printed
     assert program == "pretrain_gpt.py" and arguments[-1] == "--mock-data"
     assert arguments[arguments.index("--tensor-model-parallel-size") + 1] == str(split.tensor)
     assert arguments[arguments.index("--rope-scaling-factor") + 1] == "8.0"
     assert arguments[arguments.index("--global-batch-size") + 1] == str(one.job.global_batch)
-    pytest.importorskip(
-        "megatron.training.arguments", reason="Megatron-LM is no package; docs/engines.md has the last run"
-    )
-    # Without Transformer Engine, which is compiled for GPUs.
-    extra = ["--tokenizer-type", "NullTokenizer", "--transformer-impl", "local", "--no-rope-fusion"]
-    extra += ["--no-persist-layer-norm", "--no-gradient-accumulation-fusion"]
-    environment = os.environ | {"WORLD_SIZE": str(one.gpus), "RANK": "0", "CUDA_DEVICE_MAX_CONNECTIONS": connections}
-    done = subprocess.run(
-        [sys.executable, "-c", _MEGATRON, *arguments, *extra],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [
-        split.data,
-        split.virtual_stages if split.virtual_stages > 1 else None,
-        split.grad_accum,
-        split.activation_checkpointing if split.activation_checkpointing != "none" else None,
-        split.sharding in ("zero2", "zero3"),
-        CHECKPOINT_STEPS,
-        LLAMA["num_hidden_layers"],
-        LLAMA["num_key_value_heads"],
-    ]
+    assert arguments[arguments.index("--save-interval") + 1] == str(CHECKPOINT_STEPS)
 
 
 @pytest.mark.parametrize("virtual_stages", [1, 2])
@@ -441,20 +353,3 @@ def test_megatron_gets_windows_and_layers_without_experts(changes: dict[str, Any
     text = _of_megatron(LLAMA | changes)
     found = [line.strip() for line in text.splitlines() if "--window" in line or "--moe-layer-freq" in line]
     assert found == lines
-
-
-_MEGATRON = """
-import json
-import megatron.training.arguments as arguments
-import torch
-torch.cuda.get_device_capability = lambda *_: (9, 0)
-arguments.get_device_arch_version = lambda: 9
-options = arguments.parse_args()
-arguments.validate_args(options)
-model = arguments.core_transformer_config_from_args(options)
-count = options.global_batch_size // (options.micro_batch_size * options.data_parallel_size)
-print(json.dumps([
-    options.data_parallel_size, options.virtual_pipeline_model_parallel_size, count, model.recompute_granularity,
-    options.use_megatron_fsdp, options.save_interval, model.num_layers, model.num_query_groups,
-]))
-"""

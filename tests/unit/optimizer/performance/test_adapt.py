@@ -87,10 +87,6 @@ def test_other_gpus_and_frameworks_keep_their_values() -> None:
     assert mean_error(rows_of("vtrain"), adapted) == pytest.approx(mean_error(rows_of("vtrain"), SHIPPED), abs=1e-9)
 
 
-def test_no_rows_change_nothing() -> None:
-    assert adapt([], SHIPPED) == SHIPPED
-
-
 def test_an_error_left_out_is_of_a_fit_that_never_saw_the_model() -> None:
     rows = list(rows_of("h200"))
     seen: list[set[str]] = []

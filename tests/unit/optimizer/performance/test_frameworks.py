@@ -5,7 +5,7 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.frameworks import ALIASES, framework_name, frameworks
 from optimizer.performance.types import Recipe
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, of
+from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,3 @@ def test_code_that_was_never_measured_has_the_coefficients_of_the_kernels_it_use
         CALIBRATION.coefficients(gpu, Recipe(seq_len=1, framework=name)) for name in ("torchtitan", "torch")
     )
     assert borrowed == own
-
-
-def test_plain_pytorch_is_the_most_memory_hungry_default() -> None:
-    peaks = {
-        name: float(of(LLAMA_8B, recipe=Recipe(seq_len=4096, framework=name)).peak_memory_gib) for name in frameworks()
-    }
-    assert peaks["torch"] == max(peaks[name] for name in ("torch", "torchtitan", "composer-fsdp"))
-
-
-def test_a_framework_that_always_splits_the_sequence_needs_no_flag() -> None:
-    recipe = Recipe(seq_len=4096, framework="megatron-core")
-    peaks = [
-        of(LLAMA_8B, data=1, tensor=8, recipe=recipe, sequence_parallel=flag).peak_memory_gib for flag in (None, 1, 0)
-    ]
-    assert peaks[0] == peaks[1] < peaks[2]

@@ -13,7 +13,6 @@ from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.preflight.account import (
     DENIED,
     DENIED_EC2,
-    THROTTLED,
     FakeAws,
     aws,
     context,
@@ -122,7 +121,6 @@ def test_a_price_that_is_not_listed_is_unknown(aws: FakeAws, item: str, document
     ("answer", "says"),
     [
         (DENIED_EC2, "ec2:DescribeSpotPriceHistory is missing"),
-        (THROTTLED, "AWS throttled the calls"),
         ({"SpotPriceHistory": []}, "p4d.24xlarge has no spot price in use1-az2"),
         ({"SpotPriceHistory": [spot_price("free")]}, "has no spot price"),
     ],

@@ -225,13 +225,6 @@ def test_alternates_are_checked_as_warnings(aws: FakeAws) -> None:
     assert (row.level, row.text) == ("warning", "p4de.24xlarge has 96 vCPUs, the plan 192")
 
 
-def test_unknown_zones_are_said_and_the_offer_is_judged_all_the_same(aws: FakeAws) -> None:
-    unknown = Unknown(
-        reason="not permitted: ec2:DescribeAvailabilityZones is missing", action="ec2:DescribeAvailabilityZones"
-    )
-    assert levels(check_zones(context(open_zones=unknown))) == [("zones", "unknown"), ("zones of p4d.24xlarge", "ok")]
-
-
 def test_the_nodes_go_to_the_zones_of_given_subnets(aws: FakeAws) -> None:
     given = context(vpc_id="vpc-1", subnet_ids=("subnet-1",), subnet_zones=("use1-az4",), zone_id="use1-az2")
     assert given.zone_ids == ("use1-az4",)

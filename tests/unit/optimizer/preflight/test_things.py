@@ -27,7 +27,6 @@ from tests.unit.optimizer.preflight.account import (
     DENIED_EC2,
     DIGEST,
     FILE_SYSTEM,
-    IMAGE,
     PARAMETER,
     REPOSITORY,
     ROLE,
@@ -49,17 +48,6 @@ check_key, check_range = CHECK["KMS key"], CHECK["VPC range"]
 check_reach, check_vpc = CHECK["way to AWS"], CHECK["VPC"]
 
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
-
-
-def test_an_image_is_asked_for_by_name_from_amazon(aws: FakeAws) -> None:
-    row = only(check_image(context(ami_name=IMAGE)))
-    assert (row.level, row.value) == ("ok", "ami-0123456789abcdef0")
-    (asked,) = aws.asked("DescribeImages")
-    assert asked == {
-        "Owners": ["amazon"],
-        "IncludeDeprecated": True,
-        "Filters": [{"Name": "name", "Values": [IMAGE]}],
-    }
 
 
 @pytest.mark.parametrize(
@@ -214,13 +202,6 @@ def test_a_policy_without_the_service_role_is_an_error(aws: FakeAws, policy: str
     aws.answers["GetKeyPolicy"] = {"Policy": policy}
     row = list(check_key(context()))[2]
     assert (row.level, row.value) == ("error", missing) and ROLE in row.text
-
-
-@pytest.mark.parametrize("lacking", ["stack", "account"])
-def test_without_stack_or_account_no_name_is_known(aws: FakeAws, lacking: str) -> None:
-    nameless = context(**{lacking: None})  # type: ignore[arg-type]
-    assert only(check_key(nameless)).level == only(check_bucket(nameless)).level == "unknown"
-    assert aws.calls == []
 
 
 @pytest.mark.parametrize(("by_default", "value"), [(False, "off"), (True, "alias/aws/ebs")])

@@ -197,25 +197,6 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
         assert result.train_hours[index] == pytest.approx(hours, rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "framework"), [("llama-3.1-8b", "megatron-core"), ("mixtral-8x7b", "torch")])
-def test_a_type_is_answered_the_same_beside_other_types(name: str, framework: str) -> None:
-    kinds = [catalog().instance_type(kind) for kind in (*TYPES, "p5.48xlarge", "g6.16xlarge", "p3.8xlarge")]
-    asked = make_problem(resolve_model(name), Recipe(seq_len=8192, framework=framework), global_batch=128, max_nodes=4)
-    together = find_fastest(asked, kinds)
-    assert {type(result) for result in together} == {Fastest, Rejection}
-    for instance, result in zip(kinds, together, strict=True):
-        (alone,) = find_fastest(asked, [instance])
-        if not isinstance(result, Fastest):
-            assert result == alone
-            continue
-        assert isinstance(alone, Fastest)
-        assert result.configurations == alone.configurations
-        for field in FIELDS:
-            assert np.array_equal(getattr(result.layouts, field), getattr(alone.layouts, field))
-        assert np.array_equal(result.sharding, alone.sharding)
-        assert result.train_hours == pytest.approx(alone.train_hours, rel=1e-12)
-
-
 def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
     same = [catalog().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
     asked = make_problem(resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, max_nodes=2)

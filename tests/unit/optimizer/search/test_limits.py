@@ -110,28 +110,6 @@ def test_a_framework_without_the_sharding_is_named() -> None:
         answer(work={"framework": "megatron"}, sharding=["zero3"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"regions": ["mars-1"]}, "mars-1"),
-        ({"instance_types": ["p99"]}, "p99"),
-        ({"work": {"seq_len": None}}, "seq_len"),
-        ({"work": {"seq_len": 4096}}, "1024"),  # gpt2-xl has 1024 positions
-        (
-            {
-                "existing_reservations": [
-                    {"instance_type": "p99.xl", "region": "us-east-1", "count": 1, "usd_per_hour": 1}
-                ]
-            },
-            "p99.xl",
-        ),
-    ],
-)
-def test_names_that_the_catalog_or_model_does_not_know_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        answer(**changes)
-
-
 def test_a_sequence_longer_than_the_usual_batch_is_still_trained() -> None:
     work = {"samples": 8192, "seq_len": 131072, "global_batch": None}
     answered = answer("llama-3.2-1b", work=work, instance_types=["p6-b200"], regions=[], max_nodes=64)

@@ -57,14 +57,6 @@ def test_every_preset_has_a_source_and_resolves_by_name(name: str) -> None:
     assert 0 < model.active_parameters <= model.parameters
 
 
-def test_presets_the_documentation_promises() -> None:
-    promised = {
-        "resnet50", "bert-large", "gpt2-xl", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-2-7b",
-        "llama-2-13b", "llama-2-70b", "mixtral-8x7b",
-    }  # fmt: skip
-    assert promised <= set(presets())
-
-
 def test_a_token_of_a_mixture_passes_through_the_published_active_parameters() -> None:
     # https://mistral.ai/news/mixtral-of-experts: 46.7B in total, 12.9B a token.
     model = resolve_model("mixtral-8x7b")

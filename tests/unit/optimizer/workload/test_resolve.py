@@ -23,47 +23,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
          "tie_word_embeddings": False},
         6_738_415_616,
     ),
-    "mixtral": (
-        {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
-         "num_experts_per_tok": 2, "max_position_embeddings": 32768},
-        46_702_792_704,
-    ),
-    "qwen2.5-7b": (
-        {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
-        7_615_616_512,
-    ),
     "qwen3-8b": (
         {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
          "tie_word_embeddings": False},
         8_190_735_360,
     ),
-    "gpt2": (
-        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
-        124_439_808,
-    ),
-    "pythia-6.9b": (
-        {"model_type": "gpt_neox", "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
-         "num_attention_heads": 32, "vocab_size": 50432, "max_position_embeddings": 2048,
-         "tie_word_embeddings": False},
-        6_857_302_016,
-    ),
     "mpt-7b": (
         {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "max_seq_len": 2048,
          "expansion_ratio": 4},
         6_649_286_656,
-    ),
-    "opt-6.7b": (
-        {"model_type": "opt", "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32,
-         "vocab_size": 50272, "max_position_embeddings": 2048},
-        6_658_473_984,
-    ),
-    "bert-base-uncased": (
-        {"model_type": "bert", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-         "num_attention_heads": 12, "vocab_size": 30522, "max_position_embeddings": 512},
-        109_514_298,
     ),
 }  # fmt: skip
 
@@ -127,20 +96,13 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(VIT | {"image_size": [224, 196]}), "image_size is [224, 196]"),
         (json.dumps(WHISPER | {"decoder_ffn_dim": 1024}), "encoder_ffn_dim is 1536 and decoder_ffn_dim 1024"),
         (json.dumps(VIT | {"num_labels": 0}), "num_labels is 0"),
-        (json.dumps(VIT | {"num_channels": 0}), "num_channels is 0"),
-        (json.dumps(WHISPER | {"max_target_positions": 0}), "max_target_positions is 0"),
-        (json.dumps(T5 | {"num_decoder_layers": 0}), "num_decoder_layers is 0"),
-        (json.dumps(T5 | {"relative_attention_num_buckets": 0}), "relative_attention_num_buckets is 0"),
         (json.dumps(LLAMA | {"num_key_value_heads": 0}), "num_key_value_heads is 0"),
-        (json.dumps(LLAMA | {"head_dim": 0}), "head_dim is 0"),
         (json.dumps(LLAMA | {"model_type": "qwen3", "head_dim": None}), "head_dim is None"),
         (json.dumps(LLAMA | {"model_type": "mistral", "num_key_value_heads": None}), "num_key_value_heads is None"),
         (json.dumps(LLAMA | {"model_type": "gpt_neox", "attention_bias": None}), "attention_bias is None"),
         (json.dumps(LLAMA | {"model_type": "bert", "type_vocab_size": None}), "type_vocab_size is None"),
-        (json.dumps(LLAMA | {"model_type": "mixtral", "num_local_experts": 0}), "num_local_experts is 0"),
         (json.dumps(LLAMA | {"model_type": "gpt_oss", "num_local_experts": None}), "num_local_experts is None"),
         (json.dumps(MIXTURE | {"num_experts": 0}), "num_experts is 0"),
-        (json.dumps(MIXTURE | {"decoder_sparse_step": 0}), "decoder_sparse_step is 0"),
         (json.dumps(LLAMA | {"pad_token_id": 32000}), "pad_token_id is 32000"),
         (json.dumps(MPT | {"attn_config": {"attn_type": "grouped_query_attention"}}), "attn_config.attn_type is"),
         (json.dumps(MPT | {"attn_config": {"kv_n_heads": 8}}), "attn_config.kv_n_heads is 8"),
@@ -214,13 +176,6 @@ def test_a_count_that_contradicts_the_fields_is_refused() -> None:
 def test_a_text_that_names_no_model(text: str, says: str) -> None:
     with pytest.raises(InvalidInputError, match=says) as error:
         resolve_model(text)
-    assert error.value.exit_code == 2
-
-
-def test_a_function_of_no_module_says_which_module() -> None:
-    pytest.importorskip("torch", reason="without torch, that is what it says first")
-    with pytest.raises(InvalidInputError, match="no Python module 'my_package'") as error:
-        resolve_model("my_package.models:build")
     assert error.value.exit_code == 2
 
 
