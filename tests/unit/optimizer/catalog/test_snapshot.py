@@ -181,9 +181,6 @@ class TestTheUsersSnapshot:
     def _cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def test_none_means_the_shipped_one(self) -> None:
-        assert (load().origin, load().notes) == ("shipped", ())
-
     def test_a_newer_one_is_used(self, tables: Tables) -> None:
         write_snapshot(snapshot.user_directory(), tables, made_at=load().made_at + timedelta(hours=1))
         assert load().origin == str(snapshot.user_directory())

@@ -19,14 +19,6 @@ def test_every_source_but_a_datasheet_ages(catalog: Catalog) -> None:
         assert (ttl.source_ttl_days(source.name, source.origin) is None) == (source.name == "GPU table")
 
 
-def test_a_live_spot_price_ages_faster_than_an_averaged_one() -> None:
-    live, derived = (
-        ttl.source_ttl_days("spot prices", "spot-price-history"),
-        ttl.source_ttl_days("spot prices", "advisor-derived"),
-    )
-    assert live is not None and derived is not None and live < derived
-
-
 def test_old_prices_and_reclaim_rates_are_said_with_age_and_dates(catalog: Catalog) -> None:
     lines = ttl.stale_lines(catalog, date(2026, 11, 21))
     assert lines == [

@@ -117,18 +117,13 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--gpu", "H101"], "GPU 'H101' is not in the catalog"),
-        (["--region", "us-east-9"], "did you mean us-east-"),
         (["--instance-type", "p5.47xlarge"], "p5.48xlarge"),
         (["--count", "8-16"], "'8-16' is not a range"),
-        (["--memory", "big"], "'big' is not a range"),
         (["--max-price", "0"], "0.0 is not in the range x>0"),
         (["--max-price", "cheap"], "'cheap' is not a valid float"),
         (["--max-price", "nan"], "nan is not a price"),
         (["--max-price", "inf"], "inf is not a price"),
-        (["--region", "xx-*"], "no region matches 'xx-*'"),
         (["--region", ""], "region '' is not in the catalog"),
-        (["--count", "nan"], "'nan' is not a range"),
         (["--cloud", "gcp"], "'gcp' is not one of"),
         (["--cloud", "azure", "--region", "us-east-1"], "region 'us-east-1' is not in the catalog"),
         (["--cloud", "azure", "--gpu", "H200x"], "GPU 'H200x' is not in the catalog"),

@@ -45,17 +45,6 @@ def test_long_work_on_a_terminal_shows_the_time_since_its_begin(
     assert "searching" in shown and "0:01:05" in shown
 
 
-def test_steps_of_a_short_work_are_not_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.2)
-    with steps("policies", 2, is_patient=True) as advance:
-        advance("greedy")
-        time.sleep(0.25)
-        advance("adaptive")
-    assert capsys.readouterr().err == "policies, 2 of 2: adaptive\n"
-
-
 def test_a_terminal_shows_how_long_lines_without_a_count_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

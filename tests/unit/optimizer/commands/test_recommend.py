@@ -141,13 +141,6 @@ def test_an_answer_that_cannot_be_saved_is_printed_all_the_same() -> None:
     assert "cannot be written" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_explain_says_what_is_derived_or_unmeasured() -> None:
-    done = gpufleet("recommend", *ISSUE_FLAGS, "--explain", "--purchase", "spot")
-    assert "not quoted: plan" in done.stdout
-    assert "No training run on" in done.stdout
-    assert " ~" in done.stdout and "~: at an old spot price" in " ".join(done.stdout.split())
-
-
 def lines_of(*arguments: str) -> dict[str, str]:
     """The lines of an answer by their first word; wrapped ones are whole."""
     text = re.sub(r"\n +", " ", gpufleet("recommend", *arguments).stdout)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.contract.errors import DataMissingError, InvalidInputError
+from optimizer.contract.errors import DataMissingError
 from optimizer.performance.calibration import CALIBRATION, read_calibration
 from optimizer.performance.fit import fit, fit_rows
 from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs
@@ -50,29 +50,6 @@ def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
     read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
     fitted = fit(read, source="", as_of=date(2026, 11, 21), command="")
     assert fitted.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"tokens_per_second_per_gpu": ""}, "line 2"),
-        ({"gpu": "mi300x"}, "gpu is 'mi300x'"),
-        ({"hidden_size": ""}, "hidden_size is empty"),
-    ],
-)
-def test_a_measurement_that_cannot_be_used_stops_the_fit(change: dict[str, str], says: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "runs.csv", [some_rows(1)[0] | change])
-    with pytest.raises(InvalidInputError, match=says):
-        read_runs(path, gpu_table())
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"rows": 3}'])
-def test_a_broken_calibration_is_missing_data(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_text(text)
-    with pytest.raises(DataMissingError, match="gpufleet calibrate") as error:
-        read_calibration(path)
-    assert error.value.exit_code == 4
 
 
 def test_a_calibration_without_pooled_values_is_refused(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rates import cycle_per_s
 from optimizer.performance.rows import Row, read_row
 from optimizer.performance.table import build_table, step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, RESNET, node, of
+from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, node, of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SETTINGS = ("model", "seq_len", "micro_batch", "checkpointing", "precision", "compiled")
@@ -116,11 +115,6 @@ def test_context_ranks_share_states_as_data_ranks_do() -> None:
     )
     assert context[DDP]["optimizer"] == data[DDP]["optimizer"]
     assert context[ZERO3]["host"] > 1.5 * context[DDP]["host"]
-
-
-def test_eight_bits_are_of_linear_layers() -> None:
-    with pytest.raises(InvalidInputError, match="precision is fp8, and resnet50 is counted in samples"):
-        of(RESNET, recipe=Recipe(seq_len=1, precision="fp8", framework="torchvision"))
 
 
 def test_arithmetic_alone_is_slower_at_the_power_limit_of_a_hopper() -> None:

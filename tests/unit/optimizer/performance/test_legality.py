@@ -39,8 +39,6 @@ def grid(**settings: Any) -> Grid:
         (MIXTRAL, {"expert": 8, "data": 4}, "a divisor of 4, the data-parallel ranks"),
         (MIXTRAL, {"expert": 8, "tensor": 2}, "sequence_parallel is 0\n  limit: on: expert parallelism is 8"),
         (RESNET, {"tensor": 2}, "1: resnet50 is trained data-parallel"),
-        (RESNET, {"pipeline": 2}, "1: resnet50 is trained data-parallel"),
-        (RESNET, {"expert": 2}, "1: resnet50 is trained data-parallel"),
         (LLAMA_8B, {"micro_batch": 0}, "micro_batch is 0\n  limit: at least 1"),
         (LLAMA_8B, {"tensor": 0}, "tensor is 0\n  limit: at least 1"),
     ],

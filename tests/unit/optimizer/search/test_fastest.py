@@ -197,14 +197,6 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
         assert result.train_hours[index] == pytest.approx(hours, rel=1e-12)
 
 
-def test_types_of_one_hardware_are_searched_once_and_answered_each() -> None:
-    same = [catalog().instance_type(name) for name in ("g6.8xlarge", "g6.16xlarge")]
-    asked = make_problem(resolve_model("gpt2"), Recipe(seq_len=1024), samples=1000, global_batch=64, max_nodes=2)
-    first, second = (result for result in find_fastest(asked, same) if isinstance(result, Fastest))
-    assert (first.instance.name, second.instance.name) == ("g6.8xlarge", "g6.16xlarge")
-    assert (first.train_hours == second.train_hours).all()
-
-
 def test_axes_that_are_not_allowed_are_not_used() -> None:
     model, recipe = resolve_model("mixtral-8x7b"), Recipe(seq_len=8192)
     for allowed in (("data",), ("data", "tensor"), ("pipeline", "context"), ("data", "expert")):
@@ -268,14 +260,3 @@ def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
     assert of_others < 0.5 < 1.0 < of_pipelines
     assert (errors[between] == of_pipelines).all() and (errors[~between] == of_others).all()
     assert between.any() and (space.table.pipeline[~between] > 1).any()
-
-
-@pytest.mark.parametrize(("name", "sure"), [("g6e.48xlarge", False), ("p4d.24xlarge", True)])
-def test_several_nodes_that_talk_through_host_memory_may_take_half_or_double(name: str, sure: bool) -> None:
-    asked = make_problem(resolve_model("gpt2-xl"), Recipe(seq_len=1024), global_batch=64, max_nodes=4)
-    (result,) = find_fastest(asked, [catalog().instance_type(name)])
-    assert isinstance(result, Fastest)
-    together = result.nodes > 1
-    assert together.any() and not together.all()
-    assert (result.relative_error[together] >= math.log(2)).all() is np.bool_(not sure)
-    assert (result.relative_error[~together] < math.log(2)).any()

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from optimizer.recommend import Recommendation
-from optimizer.search.advice import describe_capacity
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
-from tests.plans import sample_plan
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
 
@@ -120,8 +118,3 @@ def test_a_cnn_on_many_nodes_is_replicated() -> None:
     work = {"samples": 50_000_000, "global_batch": None, "seq_len": None}
     best = answer("resnet152", work=work, objective="time", instance_types=["p4d"], max_nodes=16).plans[0]
     assert (best.node_count, best.parallelism.sharding) == (16, "ddp")
-
-
-def test_hours_of_spot_nodes_begin_with_their_launch() -> None:
-    note = describe_capacity(sample_plan(purchase={"fallback": "none"}))[0]
-    assert "2 spot nodes must come together" in note and "; the hours begin with their launch; --spot-fallback" in note

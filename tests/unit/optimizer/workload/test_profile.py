@@ -302,25 +302,6 @@ def test_a_transformers_llama_is_what_its_configuration_says() -> None:
     assert passed(profile, "16-bit", "full").peak_bytes(8) < passed(profile, "16-bit").peak_bytes(8)
 
 
-def test_a_transformers_bert_is_what_its_preset_says() -> None:
-    transformers = pytest.importorskip("transformers", reason="profiles a transformers BERT")
-    config = transformers.BertConfig(num_hidden_layers=2)
-
-    def build(batch_size: int) -> Any:
-        tokens = torch.randint(config.vocab_size, (batch_size, 128))
-        return transformers.BertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}
-
-    modules.bert = build  # type: ignore[attr-defined]
-    profile = of("bert")
-    preset = presets()["bert-base"]
-    layer = 12 * 768**2 + 13 * 768  # four and eight matrices of 768 x 768, their biases, two norms
-    assert profile.total_parameters == preset.parameters - 10 * layer
-    head = 768 * 768 + 768 * config.vocab_size
-    assert profile.forward_flops.matmul == pytest.approx(
-        2 * 128 * (2 * preset.active_layer_matrix_parameters + head), rel=0.001
-    )
-
-
 def test_a_mixture_counts_the_products_and_parameters_that_a_token_passes_through() -> None:
     profile = profile_module("tests.unit.optimizer.workload.modules:mixture")
     config = resolve_model({**modules.MIXTURE, "model_type": "qwen3_moe"})
