@@ -124,25 +124,23 @@ def test_torchtitan_refuses_what_its_backend_does_not_train(kind: str) -> None:
         launch_config(plan({"architecture": architecture}), "torchtitan", "plan.py")
 
 
-def test_adapters_are_left_to_code_that_knows_them() -> None:
-    with pytest.raises(InvalidInputError, match="lora of rank 16") as refused:
-        launch_config(plan(job={"tuning": {"method": "lora"}}), "accelerate", "gpufleet_plan.yaml")
-    assert "reference trainer" in refused.value.next_step and "--parallelism" not in refused.value.next_step
+DDP = {"sharding": "ddp", "activation_checkpointing": "none"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_16_bit_weights_are_refused_for_their_own_reason(engine: str) -> None:
-    one = plan({"precision": "pure-bf16"}, sharding="ddp", activation_checkpointing="none")
-    with pytest.raises(InvalidInputError, match=r"precision is pure-bf16.*(16|32)-bit"):
-        launch_config(one, engine, "gpufleet_plan")
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_compressed_gradients_are_left_to_code_that_has_the_hook(engine: str) -> None:
-    one = plan(sharding="ddp", activation_checkpointing="none", gradient_compression="powersgd-2")
-    with pytest.raises(InvalidInputError, match="gradient compression is powersgd-2") as refused:
-        launch_config(one, engine, "gpufleet_plan")
-    assert "reference trainer" in refused.value.next_step
+@pytest.mark.parametrize(
+    ("refused", "says", "left_to_the_trainer"),
+    [
+        (plan({"tuning": {"method": "lora"}}), "lora of rank 16", True),
+        (plan(**DDP, gradient_compression="powersgd-2"), "gradient compression is powersgd-2", True),
+        (plan({"precision": "pure-bf16"}, **DDP), r"precision is pure-bf16.*(16|32)-bit", False),
+    ],
+)
+def test_training_that_no_engine_has(engine: str, refused: FleetPlan, says: str, left_to_the_trainer: bool) -> None:
+    with pytest.raises(InvalidInputError, match=says) as error:
+        launch_config(refused, engine, "gpufleet_plan")
+    if left_to_the_trainer:
+        assert "reference trainer" in error.value.next_step and "--parallelism" not in error.value.next_step
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero3"])

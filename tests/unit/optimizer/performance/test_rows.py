@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.rows import COLUMNS, Row, estimate_rows, read_row
 from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
@@ -180,8 +180,3 @@ def test_no_cell_whatever_breaks_the_table(changes: dict[str, Any]) -> None:
         assert results["predicted_step_time_s"] is None
     else:
         assert all(math.isfinite(results[name]) and results[name] > 0 for name in COLUMNS[:3])
-
-
-def test_errors_of_a_row_are_gpufleets_own() -> None:
-    with pytest.raises(GpufleetError):
-        read_row(Row({}), gpu_table())

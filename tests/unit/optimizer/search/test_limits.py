@@ -95,11 +95,6 @@ def test_each_binding_constraint_is_named() -> None:
     assert named["p5e.48xlarge"] in ("region", "price")
 
 
-def test_a_batch_that_does_not_divide_is_named() -> None:
-    answered = answer(work={"global_batch": 7}, instance_types=["p4d"], parallelism=["data", "tensor"])
-    assert bindings(answered) == {"p4d.24xlarge": "global_batch"}
-
-
 def test_a_lone_gpu_has_nothing_to_shard() -> None:
     why = rejection(answer(instance_types=["g5.xlarge"], max_nodes=1, sharding=["zero3"]), "g5.xlarge")
     assert (why.binding_constraint, why.limit) == ("sharding", "ddp")
