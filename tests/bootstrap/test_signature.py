@@ -79,16 +79,3 @@ def test_a_tarball_changed_after_signing_is_not_installed(node: Node) -> None:
     assert outcome.exit_code == 1
     assert "does not verify: not installing it" in outcome.output
     assert "efa_installer.sh --yes" not in node.calls
-
-
-def test_another_key_is_not_trusted(node: Node) -> None:
-    versions = node.bootstrap / "versions.sh"
-    lines = [
-        "EFA_KEY_FINGERPRINT=4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC" if "EFA_KEY_FING" in line else line
-        for line in versions.read_text().splitlines()
-    ]
-    versions.write_text("\n".join(lines) + "\n")
-    outcome = node.run("steps/install-efa.sh")
-    assert outcome.exit_code == 1
-    assert "not trusting it" in outcome.output
-    assert "efa_installer.sh --yes" not in node.calls

@@ -19,13 +19,6 @@ EXISTING_VPC = {"gpufleet:vpcId": "vpc-0123456789abcdef0", "gpufleet:subnetIds":
 REGISTRY = "111122223333.dkr.ecr.us-east-1.amazonaws.com"
 CONTAINER = f"{REGISTRY}/team/train@sha256:{'7' * 64}"
 
-# Nodes with each shape of network interfaces.
-NODES: dict[str, dict[str, Any]] = {
-    "p5.48xlarge": {"gpu": "H100", "gpu_memory_gib": 80, "network_cards": 32, "efa_cards": 32},
-    "p6-b300.48xlarge": {"gpu": "B300", "gpu_memory_gib": 268, "network_cards": 17, "efa_cards": 16},
-    "g6.xlarge-like": {"gpu": "L4", "gpu_memory_gib": 22, "network_cards": 1, "efa_cards": 0},
-}
-
 
 def on_demand(**changes: Any) -> dict[str, Any]:
     """Changes that make the sample plan on-demand."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from bootstrap.contract.ending import Member
-from bootstrap.contract.settings import ControllerSettings, Lifecycle
-from bootstrap.contract.state import ControllerState, MeteredInstance
-from bootstrap.controller.decide import decide
-from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
+from bootstrap.contract.settings import ControllerSettings
 from infra.offline.preview import resources
 from optimizer.catalog.snapshot import load
 from optimizer.contract.plan import FleetPlan
@@ -19,8 +16,8 @@ from optimizer.contract.request import request_from_dict
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
 from tests.infra.deployed import Deployed
+from tests.unit.bootstrap.controller.world import World, scarce, trained
 
-NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 OPTIONS: dict[str, dict[str, Any]] = {
     "on demand": {"purchase_options": ["on-demand"]},
     "spot": {"purchase_options": ["spot"]},
@@ -52,58 +49,14 @@ def tightest(limits: dict[str, Any]) -> FleetPlan:
     return plan
 
 
-def running(settings: ControllerSettings, lifecycle: Lifecycle, spent_usd: float) -> ControllerState:
-    """All nodes train since long ago, and so much is spent."""
-    (instance_type,) = settings.prices[lifecycle]
-    before = NOW - timedelta(seconds=1)
-    node = MeteredInstance(
-        instance_type=instance_type,
-        launched_at=NOW - timedelta(days=1),
-        metered_until=before,
-        lifecycle=lifecycle,
-        usd_per_hour=settings.usd_per_hour(lifecycle, instance_type),
-        spent_usd=0.0,
-        served=True,
-    )
-    return ControllerState(
-        run_id=settings.run_id,
-        job=settings.job,
-        phase="running",
-        reason="",
-        since=NOW - timedelta(days=1),
-        run_started_at=NOW - timedelta(days=1),
-        updated_at=before,
-        ended_usd=spent_usd,
-        on_demand=lifecycle != "spot",
-        desired_seen=settings.node_count,
-        instances={f"i-{n}": node for n in range(settings.node_count)},
-    )
-
-
 def phase_at(settings: ControllerSettings, spent_usd: float) -> str:
-    """Action of the controller a second after so much was spent on nodes at the dearest prices that the limits bind."""
-    lifecycle: Lifecycle = "on-demand" if "on-demand" in settings.prices else "spot"
-    state = running(settings, lifecycle, spent_usd)
-    machines = tuple(
-        Machine(
-            instance_id=key,
-            instance_type=node.instance_type,
-            lifecycle=lifecycle,
-            launched_at=node.launched_at,
-            running=True,
-            ended=False,
-            until=None,
-        )
-        for key, node in state.instances.items()
-    )
-    group = AutoScalingGroup(
-        created_at=NOW - timedelta(days=2),
-        desired=settings.node_count,
-        min_size=0,
-        max_size=settings.node_count,
-        members=tuple(Member(instance_id=key, state="InService", protected=True) for key in state.instances),
-    )
-    return decide(settings, state, Observation(groups={settings.own_place: group}, machines=machines), NOW).state.phase
+    """Phase a second after so much was spent, with nodes at the dearest prices that the limits bind."""
+    room = scarce(0, on_demand=9) if "on-demand" in settings.prices else scarce(9)
+    world = trained(World(settings, max_size=settings.node_count, capacity=room))
+    nodes = {key: replace(node, spent_usd=0.0) for key, node in world.known.instances.items()}
+    world.state = replace(world.known, instances=nodes, fixed_usd=0.0, ended_usd=spent_usd)
+    world.now = world.state.updated_at + timedelta(seconds=1)
+    return world.tick().state.phase
 
 
 @pytest.mark.parametrize("name", OPTIONS)

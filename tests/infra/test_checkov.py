@@ -8,32 +8,23 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.offline.guardrails import Declared, as_list
-from infra.offline.preview import Resource
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
 from tests.engine.plugin.terraform import TerraformProvider
 from tests.infra.deployed import VARIANTS, variant
 from tests.infra.terraform import terraform
-from tests.infra.test_guardrails import setting, with_changes
 
 # Together they declare every type of resource there is.
 SCANNED = ("nat", "existing vpc", "workers", "reserved")
 HOW_TO_GET_IT = "run `make checkov`, put checkov on PATH, or set GPUFLEET_CHECKOV to it"
-
-
-@dataclass(frozen=True)
-class Scan:
-    """Check and resource ("aws_s3_bucket.checkpoints") of failed checks by folder; number of passed checks."""
-
-    failed: dict[str, set[tuple[str, str]]]
-    passed: int
+# Check and resource ("aws_s3_bucket.checkpoints") of each failed check.
+Scan = set[tuple[str, str]]
 
 
 def checkov() -> str:
@@ -53,27 +44,13 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerraformProv
     provider.close()
 
 
-def without_care() -> list[Resource]:
-    """A variant without three of its guards."""
-    careless = with_changes(variant("nat"), "Queue", "-node-events", setting("sqsManagedSseEnabled", to=None))
-    five_hops = setting("metadataOptions", "httpPutResponseHopLimit", to=5)
-    careless = with_changes(careless, "LaunchTemplate", "-node", five_hops)
-    return [resource for resource in careless if resource.kind != "BucketPublicAccessBlock"]
-
-
 @pytest.fixture(scope="module")
 def scan(provider: TerraformProvider, tmp_path_factory: pytest.TempPathFactory) -> Scan:
-    """One run over all variants, as checkov starts slowly."""
+    """One run over all variants, as checkov starts slowly, without the network."""
     program, folder = checkov(), tmp_path_factory.mktemp("terraform")
-    assert set(SCANNED) < set(VARIANTS)
-    for name, resources in {**{name: variant(name) for name in SCANNED}, "careless": without_care()}.items():
+    for name in SCANNED:
         (folder / name).mkdir()
-        (folder / name / "main.tf").write_text(terraform(resources, provider))
-    return run(program, folder)
-
-
-def run(program: str, folder: Path) -> Scan:
-    """Scan ``folder``, without the network."""
+        (folder / name / "main.tf").write_text(terraform(variant(name), provider))
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -84,11 +61,8 @@ def run(program: str, folder: Path) -> Scan:
     done = subprocess.run([program, "-d", folder, *arguments], capture_output=True, text=True, env=environment)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["summary"]["parsing_errors"] == 0
-    failed: dict[str, set[tuple[str, str]]] = {}
-    for check in report["results"]["failed_checks"]:
-        resource = check["resource"].replace(".gpufleet-dev-", ".")
-        failed.setdefault(Path(check["file_path"]).parent.name, set()).add((check["check_id"], resource))
-    return Scan(failed=failed, passed=report["summary"]["passed"])
+    checks = report["results"]["failed_checks"]
+    return {(check["check_id"], check["resource"].replace(".gpufleet-dev-", ".")) for check in checks}
 
 
 def argued(page: Path) -> dict[tuple[str, str], str]:
@@ -102,10 +76,9 @@ def argued(page: Path) -> dict[tuple[str, str], str]:
 
 
 def test_each_failed_check_is_argued_and_each_argument_is_needed(scan: Scan, repository: Path) -> None:
-    failed = set().union(*(checks for name, checks in scan.failed.items() if name != "careless"))
     arguments = argued(repository / "docs/security.md")
-    assert failed - arguments.keys() == set(), "fix it, or argue it in docs/security.md"
-    assert arguments.keys() - failed == set(), "an argument that nothing needs hides the next failure"
+    assert scan - arguments.keys() == set(), "fix it, or argue it in docs/security.md"
+    assert arguments.keys() - scan == set(), "an argument that nothing needs hides the next failure"
     assert all(len(reason) > 20 for reason in arguments.values())
 
 
@@ -136,14 +109,3 @@ def test_every_action_of_a_role_exists_on_its_resources() -> None:
     bucket = "arn:aws:s3:::gpufleet-dev-000000000000-us-east-1"
     wrong = [("a", "s3:ReadObject", [bucket]), ("b", "s3:GetObject", [bucket]), ("c", "sqs:ReceiveMessage", ["*"])]
     assert [problem[0] for problem in action_problems(wrong)] == ["a", "b", "c"]
-
-
-def test_the_scan_reports_missing_guards(scan: Scan) -> None:
-    """The guards: the queue's encryption, the metadata's hop limit, the bucket's block."""
-    assert scan.passed > 500
-    new = scan.failed["careless"] - scan.failed["nat"]
-    assert {
-        ("CKV_AWS_27", "aws_sqs_queue.node-events"),
-        ("CKV_AWS_341", "aws_launch_template.node"),
-        ("CKV2_AWS_6", "aws_s3_bucket.checkpoints"),
-    } <= new

@@ -5,14 +5,14 @@ import io
 import json
 import tarfile
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import ControllerSettings, OwnedNodes, Place
+from bootstrap.contract.settings import BlockTimes, ControllerSettings, OwnedNodes, Place
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -141,25 +141,24 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
         (
             capacity_block(),
             {},
-            {"prices": {"capacity-block": {"p4d.24xlarge": 11.8}}, "reserved_nodes": 0, "is_reserved": True},
+            {
+                "prices": {"capacity-block": {"p4d.24xlarge": 11.8}},
+                "reserved_nodes": 0,
+                "is_reserved": True,
+                "block": BlockTimes(
+                    start=datetime(2099, 6, 1, 9, tzinfo=UTC),
+                    end=datetime(2099, 6, 2, 9, tzinfo=UTC),
+                ),
+            },
         ),
         ({**LONE_NODE, **on_demand()}, {}, {"node_count": 1}),
         (WORKERS, workers(scaling={"minNodes": 1}), {"mode": "workers", "min_nodes": 1, "scheduled": False}),
+        # Nothing scales these, so all run.
+        (WORKERS, workers(), {"min_nodes": 2}),
+        (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 5}}), {"min_nodes": 0}),
         ({}, {"gpufleet:scaling": '{"schedules": [{"cron": "0 20 * * *", "nodes": 2}]}'}, {"scheduled": True}),
         ({}, {"gpufleet:ceilingUsd": "50"}, {"ceiling_usd": 50.0}),
         ({"job": {"budget_usd": None}}, {}, {"ceiling_usd": None}),
-    ],
-    ids=[
-        "on-demand",
-        "reserved",
-        "own",
-        "topped-up",
-        "block",
-        "lone",
-        "workers",
-        "schedule",
-        "ceiling",
-        "no-ceiling",
     ],
 )
 def test_every_way_to_buy_and_run_is_told(
@@ -248,15 +247,6 @@ def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> N
     assert names[-1] == "on-demand p4d.24xlarge use1-az2"
 
 
-def test_a_block_is_told_with_its_times() -> None:
-    block = told(deploy(capacity_block())).block
-    assert block
-    assert (block.start.isoformat(), block.end.isoformat()) == (
-        "2099-06-01T09:00:00+00:00",
-        "2099-06-02T09:00:00+00:00",
-    )
-
-
 def test_nodes_without_a_price_are_refused_as_nobody_could_meter_them() -> None:
     spot, demand = SPOT_P4D["prices"]
     with pytest.raises(ConfigError, match="no hourly price of on-demand p4d"):
@@ -268,8 +258,6 @@ def test_nodes_without_a_price_are_refused_as_nobody_could_meter_them() -> None:
         node_prices(sample_plan(prices=[spot, elsewhere]))
     with pytest.raises(ConfigError, match="capacity-block"):
         node_prices(sample_plan(**{**capacity_block(), "prices": [spot, demand]}))
-    with pytest.raises(ConfigError, match="nobody could meter"):
-        deploy({"prices": [spot]})
 
 
 @pytest.mark.parametrize("owned", [False, True])

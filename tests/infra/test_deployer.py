@@ -130,16 +130,10 @@ def test_a_move_may_carry_the_run_s_own_objects() -> None:
     assert not allows(policy, Question(action, resource.replace("dev", "prod")))
 
 
-@pytest.mark.parametrize(
-    ("action", "resource"),
-    [
-        ("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]),
-        ("autoscaling:DescribeInstanceRefreshes", "*"),
-    ],
-)
-def test_a_second_change_may_replace_a_refresh_that_is_under_way(action: str, resource: str) -> None:
+def test_a_second_change_may_replace_a_refresh_that_is_under_way() -> None:
     """The emulator ends each refresh at once; on AWS one waits for its nodes, and a next `up` was denied."""
-    assert allows(deployer_policy(NAMES), Question(action, resource))
+    assert allows(deployer_policy(NAMES), Question("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]))
+    assert allows(deployer_policy(NAMES), Question("autoscaling:DescribeInstanceRefreshes", "*"))
 
 
 @pytest.mark.parametrize("action", ["ListTagsForResource", "TagResource", "UntagResource"])

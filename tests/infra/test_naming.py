@@ -57,10 +57,6 @@ def test_a_second_stack_of_the_same_name_fails_before_it_touches_the_first(name:
         assert "ServiceLinkedRole gpufleet-dev-auto-scaling" in before(key), key
 
 
-def test_a_plain_name_stays_as_it_is() -> None:
-    assert names("dev").prefix == "gpufleet-dev"
-
-
 @pytest.mark.parametrize("stack", ["", "a b", "x/y", "é", "a" * 101, "$(reboot)", "../up"])
 def test_a_name_that_is_no_stack_is_refused(stack: str) -> None:
     with pytest.raises(ValueError, match="stack name"):

@@ -11,7 +11,6 @@ from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
-    CONTAINER,
     LONE_NODE,
     Deployed,
     capacity_block,
@@ -160,9 +159,6 @@ def test_foreign_buckets_are_only_read_and_only_with_a_nat_gateway() -> None:
     assert deploy().policy("VpcEndpoint", "-s3").keys() == {"OwnBuckets"}
     anywhere = deploy(config=NAT).policy("VpcEndpoint", "-s3")["ReadAnywhere"]
     assert anywhere["Action"] == ["s3:GetObject", "s3:ListBucket"]
-    layers = deploy(config={"gpufleet:image": CONTAINER}).policy("VpcEndpoint", "-s3")["ImageLayers"]
-    assert layers["Action"] == "s3:GetObject"
-    assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
 
 
 def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:

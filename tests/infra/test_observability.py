@@ -137,9 +137,3 @@ def test_a_users_own_tags_are_everywhere_too() -> None:
     stack = deploy(config={"gpufleet:tags": '{"team": "nlp"}'})
     assert stack.one("Bucket")["tags"]["team"] == "nlp"
     assert {"key": "team", "value": "nlp", "propagateAtLaunch": True} in stack.one("Group")["tags"]
-
-
-def test_every_resource_belongs_to_a_component(stack: Deployed) -> None:
-    components = {resource.name for resource in stack.resources if not resource.parent}
-    assert components == {"network", "security", "storage", "observability", "fleet", "controller"}
-    assert all(resource.parent in components for resource in stack.resources if resource.type.startswith("aws:"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.scaling import steps
-from tests.infra.deployed import EXISTING_VPC, WORKERS, Deployed, deploy, workers
+from tests.infra.deployed import WORKERS, Deployed, deploy, workers
 
 # Eleven nodes, so that the last step is no power of two.
 ELEVEN = {
@@ -38,13 +38,7 @@ def test_workers_can_take_the_messages_that_they_are_started_for(isolated: str, 
     taken = stack.policy("RolePolicy", f"dev-{role}")["TakeMessages"]
     assert taken["Resource"] == "arn:aws:sqs:us-east-1:000000000000:jobs.fifo"
     assert "sqs:SendMessage" not in taken["Action"]
-
-
-@pytest.mark.parametrize(("isolated", "role"), [("true", "training"), ("false", "node")])
-def test_workers_can_read_the_messages_of_a_queue_under_a_customers_key(isolated: str, role: str) -> None:
-    """SQS decrypts a message for who takes it: without kms:Decrypt ReceiveMessage is denied, and nodes are paid."""
-    given = {**workers(scaling=QUEUE), "gpufleet:isolateTraining": isolated}
-    stack = deploy(ELEVEN, given)
+    # SQS decrypts a message for who takes it: without kms:Decrypt ReceiveMessage is denied under a customer's key.
     assert stack.policy("RolePolicy", f"dev-{role}")["DecryptMessages"] == {
         "Sid": "DecryptMessages",
         "Effect": "Allow",
@@ -54,12 +48,6 @@ def test_workers_can_read_the_messages_of_a_queue_under_a_customers_key(isolated
     }
     holders = [one.name for one in stack.all("RolePolicy") if "DecryptMessages" in one.inputs["policy"]]
     assert holders == [f"gpufleet-dev-{role}"]
-
-
-def test_an_existing_vpc_gets_no_endpoint_for_the_queue() -> None:
-    stack = deploy(ELEVEN, {**workers(scaling=QUEUE), **EXISTING_VPC})
-    assert not stack.all("VpcEndpoint")
-    assert "TakeMessages" in stack.policy("RolePolicy", "dev-training")
 
 
 @pytest.mark.parametrize(("direction", "sign"), [("up", 1), ("down", -1)])
@@ -88,13 +76,6 @@ def within(step: dict[str, Any], breach: int, sign: int) -> bool:
     lower = float(step.get("metricIntervalLowerBound", "-inf"))
     upper = float(step.get("metricIntervalUpperBound", "inf"))
     return lower <= breach < upper if sign > 0 else lower < breach <= upper
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])]
-)
-def test_steps_double_up_to_the_whole_group(nodes: int, expected: list[int]) -> None:
-    assert steps(nodes) == expected
 
 
 def test_the_largest_plan_keeps_to_the_limit_of_aws() -> None:

@@ -25,7 +25,6 @@ AWS_KEY = "AKIA" + "Q3EGRMKV5XYZ2345"
         "WANDB_API_KEY=" + hashlib.sha1(b"x", usedforsecurity=False).hexdigest(),
         "train.py --token hf_" + "aB" * 17,
         "git clone https://ghp_" + "a1B2" * 9 + "@github.com/x/y",
-        "WANDB_TOKEN=" + hashlib.sha1(b"y", usedforsecurity=False).hexdigest(),
         "pip install --index-url https://ann:correct-horse@pypi.example.com/simple x",
         "OPENAI=sk-" + "proj-" + "a1" * 12,
         "-----BEGIN OPENSSH " + "PRIVATE KEY-----",

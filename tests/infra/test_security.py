@@ -233,6 +233,7 @@ def test_a_container_image_is_pulled_from_its_own_repository_alone() -> None:
     assert added == {"gpufleet-dev-ecr.api", "gpufleet-dev-ecr.dkr"}
     # Layers come from AWS's own bucket: https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
     layers = stack.policy("VpcEndpoint", "-s3")["ImageLayers"]
+    assert layers["Action"] == "s3:GetObject"
     assert layers["Resource"] == "arn:aws:s3:::prod-us-east-1-starport-layer-bucket/*"
     assert "ImageLayers" not in plain.policy("VpcEndpoint", "-s3")
     assert f"GPUFLEET_IMAGE={CONTAINER}\n" in stack.user_data and "GPUFLEET_IMAGE=''\n" in plain.user_data

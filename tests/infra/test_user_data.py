@@ -52,20 +52,6 @@ def script(digest: str = FACTS.bundle_sha256, **keys: Any) -> str:
     return user_data(settings_of(sample_plan(), **keys), NAMES, dataclasses.replace(FACTS, bundle_sha256=digest))
 
 
-HOSTILE = [
-    "$(touch /tmp/owned)",
-    "`id`",
-    "'; rm -rf / #",
-    '"$HOME" \\ ${PATH}',
-    "END_OF_NODE_ENV",
-    "a'b'\"c\"",
-    "*?[x] ~ & | > < ! #",
-    "é √ 日本",
-    "",
-    " leading and trailing ",
-]
-
-
 def read_back(path: Path) -> dict[str, str]:
     """The variables as bash sees them after sourcing the file, NUL-separated."""
     script = f'set -a; set -u; . "{path}"; env -0'
@@ -148,14 +134,6 @@ def test_the_rates_that_the_plan_expects_reach_the_node() -> None:
     rates = {"network_gb_per_s": {"value": 29.5, "warn_below": 22.125, "fail_below": 14.75}}
     band = Band(value=29.5, warn_below=22.125, fail_below=14.75)
     assert node_plan(variables(sample_plan(expected=rates))).expected == Expected(network_gb_per_s=band)
-
-
-@pytest.mark.parametrize("value", HOSTILE)
-def test_bash_reads_hostile_values_back_exactly(value: str, tmp_path: Path) -> None:
-    given = variables(sample_plan(), trainCommand=value)
-    path = tmp_path / "node.env"
-    path.write_text(environment_file(given), encoding="utf-8")
-    assert read_back(path) == given
 
 
 @settings(max_examples=25, deadline=None)

@@ -194,6 +194,7 @@ def trained(folder: Path, **options: Any) -> Any:
     stop_after, model = options.pop("stop_after", None), options.pop("model", Net)()
     data: Any = ConcatDataset([Samples()] * options.pop("samples", 1))
     callbacks = [one or spot for one in options.pop("callbacks", [None])]
+    optimizers = options.pop("optimizers", (None, None))
     settings: dict[str, Any] = {
         "output_dir": str(folder / "trainer"), "per_device_train_batch_size": 8, "report_to": [], "use_cpu": True,
         "disable_tqdm": True, "metric_for_best_model": "loss", "greater_is_better": True, "learning_rate": 0.01,
@@ -202,7 +203,7 @@ def trained(folder: Path, **options: Any) -> Any:
     arguments = TrainingArguments(**settings | options)
     trainer = Trainer(
         model, arguments, train_dataset=data, eval_dataset=Samples(),
-        callbacks=[*callbacks, Stop()],
+        callbacks=[*callbacks, Stop()], optimizers=optimizers,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=spot.checkpoint)
     return steps(folder / "store"), trainer.state.global_step
@@ -306,21 +307,11 @@ def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Pat
 
 def test_a_schedule_that_computes_with_numpy_is_resumed(tmp_path: Path) -> None:
     """It leaves numpy's numbers in the optimizer, which Trainer and Lightning read with ``weights_only=True``."""
-    from transformers import Trainer, TrainingArguments
-
-    from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
-
     for steps_of_run in (2, 4):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: numpy.cos(step / 9))
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / "trainer"), max_steps=steps_of_run, per_device_train_batch_size=8, report_to=[],
-            use_cpu=True, disable_tqdm=True, save_strategy="no",
-        )  # fmt: skip
-        spot = SpotTolerantCallback(store=str(tmp_path / "store"))
-        trainer = Trainer(model, arguments, train_dataset=Samples(), callbacks=[spot], optimizers=(optimizer, schedule))
-        trainer.train(resume_from_checkpoint=spot.checkpoint)
+        trained(tmp_path, model=lambda built=model: built, optimizers=(optimizer, schedule), max_steps=steps_of_run)
     assert steps(tmp_path / "store") == [4, 2]
 
 

@@ -123,9 +123,3 @@ def test_case(name: str, open_folder: Path) -> None:
         kind, text = line[0], line[2:].replace("$CASE", str(tmp_path)).replace("$MEMLOCK", memlock)
         where = {"+": called, ">": said, "!": called + said}[kind]
         assert (text in where) is (kind != "!"), f"{line}\n--- calls\n{called}--- log\n{said}"
-
-
-def test_every_case_has_what_it_needs() -> None:
-    for case in CASES.iterdir():
-        if case.is_dir():
-            assert (case / "env").exists() and (case / "expected").exists(), case.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -366,14 +365,6 @@ def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, mo
     }
     settings = Settings.from_environment(given)
     assert not TrainingCredentials(settings, GroupClient(settings)).take()
-
-
-def test_the_agent_is_of_the_standard_library() -> None:
-    for path in AGENT.glob("*.py"):
-        source = path.read_text()
-        ast.parse(source, feature_version=(3, 10))
-        imported = {name.split(".")[0] for name in re.findall(r"^ *(?:from|import) ([\w.]+)", source, re.MULTILINE)}
-        assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}, path.name
 
 
 def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,22 +60,12 @@ def test_a_field_of_the_wrong_kind_is_named(change: dict[str, Any], message: str
         from_json(ControllerSettings, {**to_json(settings()), **change}, "the settings")
 
 
-def test_a_state_survives_its_file() -> None:
-    world = trained(World(settings(ceiling_usd=500.0)))
-    world.ask("stop")
-    world.tick()
-    text = world.known.to_text()
-    assert read_state(text, "the state") == world.known
-    assert json.loads(text)["phase"] == "draining"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not JSON"),
         ("null", "an object"),
         ("{}", "lacks job, phase"),
-        ('{"schema_version": 1}', "lacks job, phase"),
         ('{"schema_version": "2"}', "lacks job, phase"),
     ],
 )
@@ -104,12 +94,6 @@ def test_a_request_is_read_strictly() -> None:
     assert read_request(json.dumps(REQUEST), "the request").want == "stop"
     with pytest.raises(FormatError, match="want is 'halt'"):
         read_request(json.dumps({**REQUEST, "want": "halt"}), "the request")
-
-
-def test_every_phase_is_described_where_it_is_defined() -> None:
-    assert state.__doc__
-    described = {line.split()[0] for line in state.__doc__.splitlines() if line.startswith("    ")}
-    assert set(state.PHASES) <= described
 
 
 def test_nodes_look_at_their_lease_often_enough() -> None:

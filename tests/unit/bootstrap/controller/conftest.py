@@ -47,9 +47,10 @@ class Stack:
         """moto's own group."""
         return autoscaling_backends[ACCOUNT][REGION].autoscaling_groups[self.config.group]
 
-    def members(self, *states: str) -> list[str]:
-        """Ids of the group's instances in these states, or all."""
-        answer = self.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.config.group])
+    def members(self, *states: str, group: str = "") -> list[str]:
+        """Ids of a group's instances in these states, or all; by default of the own place's group."""
+        names = [group or self.config.group]
+        answer = self.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=names)
         return [
             member["InstanceId"]
             for member in answer["AutoScalingGroups"][0]["Instances"]

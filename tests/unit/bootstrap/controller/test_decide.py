@@ -17,20 +17,6 @@ from bootstrap.controller.phases import RETRY_WAITS
 from tests.unit.bootstrap.controller.world import MINUTE, OWN, PRICES, START, World, scarce, settings, trained
 
 
-def test_a_gang_starts_with_the_first_tick_and_runs_when_all_nodes_are_in_service() -> None:
-    world = World(settings())
-    assert world.tick().actions == ()
-    ((request, answer),) = world.asked
-    assert (request.place, request.nodes, len(answer.instance_types)) == (OWN, 3, 3)
-    assert (world.phase, world.known.attempts, world.known.nodes.wanted) == ("starting", 1, 3)
-    world.advance(MINUTE)
-    assert world.tick().actions == ()
-    assert world.known.nodes.pending == 3
-    world.run_until("running")
-    assert world.now - START <= timedelta(minutes=10)
-    assert world.known.nodes.in_service == 3
-
-
 def test_a_gang_whose_nodes_never_serve_has_failed_after_growing_waits() -> None:
     world = World(settings(), boot=timedelta(hours=2))
     world.run_until("failed")
@@ -44,22 +30,6 @@ def test_a_gang_whose_nodes_never_serve_has_failed_after_growing_waits() -> None
     assert "gpufleet resume" in world.known.reason
     world.run(120)
     assert (world.phase, world.desired) == ("failed", 0)
-
-
-@pytest.mark.parametrize("room", [0, 2])
-def test_a_gang_that_aws_refuses_is_given_back_at_once_and_asked_for_again_and_again(room: int) -> None:
-    world = World(settings(), capacity=scarce(room))
-    world.tick()
-    assert (world.phase, world.alive(), len(world.nodes)) == ("waiting", [], room)
-    assert "AWS refuses the nodes (AWS: InsufficientInstanceCapacity: no spot capacity)" in world.known.reason
-    assert world.known.next_attempt_at == START + ASK_AGAIN
-    world.run(600)
-    # AWS bills a minute at least.
-    assert world.known.spent_usd == pytest.approx(world.true_usd()) == pytest.approx(room * 120 * 10 / 60)
-    assert world.known.unfit_nodes == 0
-    world.capacity["spot"] = 9
-    world.run_until("running")
-    assert world.known.refused_since is None
 
 
 def test_an_error_that_is_no_lack_of_capacity_fails_the_run_in_the_end() -> None:
@@ -191,13 +161,6 @@ def test_a_node_saves_and_is_replaced_before_its_maintenance_where_the_run_lasts
     world.run(12)
     assert (world.phase, len(world.in_service())) == ("running", 3) and len(world.nodes) == 4
     assert (world.known.interruptions, world.known.unfit_nodes) == (0, 0)
-
-
-def test_rebalance_recommendations_are_counted_and_end_nothing() -> None:
-    world = trained(World(settings()))
-    world.rebalanced = {world.in_service()[0], "i-of-somebody-else"}
-    assert world.tick().actions == ()
-    assert (world.known.rebalance_notices, world.phase) == (1, "running")
 
 
 def test_nodes_that_fail_their_tests_are_bounded() -> None:
@@ -340,14 +303,6 @@ def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
     # Three nodes of 10 USD/h for the window, of 40 USD; the rest would pay for less than booting and ending.
     assert 22 < world.known.spent_usd < 24
     assert world.known.attempts == 1
-
-
-def test_a_short_run_within_its_budget_is_started() -> None:
-    world = trained(World(settings(ceiling_usd=15.0)))
-    world.run(5)
-    world.say_all("done")
-    world.run_until("done")
-    assert world.known.spent_usd < 15
 
 
 def test_a_new_run_drains_the_old_nodes_first() -> None:
@@ -493,15 +448,6 @@ def test_a_stack_that_is_destroyed_while_it_trains_trains_when_it_is_deployed_ag
     world.run_until("running")
     reasons = [reason for decision in world.decisions for _, reason in decision.changes]
     assert "the stack was deployed anew" in reasons
-
-
-def test_a_schedule_starts_no_nodes_beyond_the_ceiling() -> None:
-    world = World(settings(scheduled=True, ceiling_usd=10.0))
-    world.run(2)
-    world.desired = 3
-    world.advance(MINUTE)
-    world.tick()
-    assert (world.phase, world.desired) == ("over-budget", 0)
 
 
 def test_no_schedule_starts_the_nodes_of_a_run_that_has_ended() -> None:

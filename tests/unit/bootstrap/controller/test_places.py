@@ -87,19 +87,15 @@ def test_a_place_that_takes_nodes_back_but_replaces_them_is_remembered() -> None
 
 
 @pytest.mark.parametrize(
-    ("deadline_hours", "on_demand_hours", "expected"),
+    ("deadline_hours", "expected"),
     [
         # At p95 spot takes 20 h.
-        (40.0, 16.0, "on-demand p4d az2: on demand, as no spot place gave all nodes in time"),
-        (20.0, 16.0, "on-demand p4d az2: on demand, as spot would miss the deadline at p95: 19.9 h are left"),
+        (40.0, "on-demand p4d az2: on demand, as no spot place gave all nodes in time"),
+        (20.0, "on-demand p4d az2: on demand, as spot would miss the deadline at p95: 19.9 h are left"),
     ],
 )
-def test_the_deadline_brings_on_demand_nodes_forward(
-    deadline_hours: float, on_demand_hours: float, expected: str
-) -> None:
-    places = {**PLACES, "on-demand p4d az2": place(4, "az2", "on-demand", 30.0, hours=on_demand_hours)}
-    config = rotating(deadline_hours=deadline_hours, places=places)
-    world = World(config, capacity={"spot": 0, "on-demand": 9, "capacity-block": 0})
+def test_the_deadline_brings_on_demand_nodes_forward(deadline_hours: float, expected: str) -> None:
+    world = World(rotating(deadline_hours=deadline_hours), capacity={"spot": 0, "on-demand": 9, "capacity-block": 0})
     world.run_until("running")
     assert expected in world.known.reason
     assert world.known.attempts > 1

@@ -13,6 +13,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.s3.models import s3_backends
 
+from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
@@ -261,6 +262,7 @@ def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     stack.clients.sqs.send_message(QueueUrl=stack.config.queue_url, MessageBody="hello")
     state = stack.tick()
     assert (state.interruptions, state.rebalance_notices) == (1, 1)
+    assert nodes[1] in stack.members("InService"), "a rebalance recommendation ends nothing"
     assert state.instances[nodes[0]].interrupted
     attributes = stack.clients.sqs.get_queue_attributes(
         QueueUrl=stack.config.queue_url,
@@ -530,14 +532,6 @@ def take_places(stack: Stack, **changes: Any) -> str:
     return name
 
 
-def members(stack: Stack, group: str, *states: str) -> list[str]:
-    """Ids of a group's instances in these states, or all."""
-    (found,) = stack.clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])[
-        "AutoScalingGroups"
-    ]
-    return [one["InstanceId"] for one in found["Instances"] if not states or one["LifecycleState"] in states]
-
-
 def test_an_adaptive_gang_moves_to_nodes_on_demand_once_they_serve(stack: Stack) -> None:
     # 16 h of work on demand, and an hour of a slow launch.
     other = take_places(stack, spot_policy="adaptive", deadline_hours=19.0, steps=1000, checkpoint_interval_s=900.0)
@@ -549,11 +543,11 @@ def test_an_adaptive_gang_moves_to_nodes_on_demand_once_they_serve(stack: Stack)
     state = stack.tick(90)
     assert (state.phase, state.group, stack.members("InService")) == ("running", stack.config.group, nodes)
     assert "in other: on demand, as the deadline allows no more risk" in state.reason
-    came = members(stack, other, "Pending:Wait")
+    came = stack.members("Pending:Wait", group=other)
     assert len(came) == 3
     complete(stack.clients, other, stack.config.launch_hook, *came)
     state = stack.tick()
-    assert (state.phase, stack.group.desired_capacity, members(stack, other, "InService")) == ("draining", 0, came)
+    assert (state.phase, stack.group.desired_capacity, stack.members("InService", group=other)) == ("draining", 0, came)
     assert "so the gang saves and moves" in state.reason
     stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
     state = stack.tick()
@@ -569,7 +563,7 @@ def test_a_refused_gang_starts_in_the_other_places_group_in_the_same_tick(
     rooms(stack.group).update(nodes=1, code="UnfulfillableCapacity")
     state = stack.tick()
     assert (state.phase, state.group) == ("starting", other)
-    assert len(members(stack, other, "Pending:Wait")) == 3
+    assert len(stack.members("Pending:Wait", group=other)) == 3
     assert len(stack.members("Terminating:Wait")) == 1 and stack.group.desired_capacity == 0
     # All is as it should be now: nothing is set again.
     sent = watch(monkeypatch, stack.clients.autoscaling, "set_desired_capacity")
@@ -584,7 +578,7 @@ def test_nodes_of_a_place_that_the_function_has_no_room_for_any_more_are_metered
 ) -> None:
     other = take_places(stack, deadline_hours=1.0)
     rooms(stack.group).update(nodes=0, code="UnfulfillableCapacity")
-    nodes = members(stack, other) if stack.tick().group == other else []
+    nodes = stack.members(group=other) if stack.tick().group == other else []
     assert len(nodes) == 3
     complete(stack.clients, other, stack.config.launch_hook, *nodes)
     assert stack.tick().phase == "running"
@@ -592,7 +586,7 @@ def test_nodes_of_a_place_that_the_function_has_no_room_for_any_more_are_metered
     rooms(stack.group).clear()
     stack.config = replace(stack.config, places={"own": stack.config.places["own"]})
     state = stack.tick(2)
-    assert (state.phase, members(stack, other, "Terminating:Wait"), stack.members()) == ("draining", nodes, [])
+    assert (state.phase, stack.members("Terminating:Wait", group=other), stack.members()) == ("draining", nodes, [])
     assert {key for key, one in state.instances.items() if not one.ended_at} == set(nodes)
     complete(stack.clients, other, stack.config.terminate_hook, *nodes)
     state = stack.tick(2)
@@ -791,8 +785,6 @@ def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
 
 
 def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bootstrap.contract.codec import to_json
-
     monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3

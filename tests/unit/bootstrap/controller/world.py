@@ -170,7 +170,6 @@ class World:
     rooms: dict[tuple[Lifecycle, str], int] = field(default_factory=dict)
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
-    rebalanced: set[str] = field(default_factory=set)
     maintenance: dict[str, datetime] = field(default_factory=dict)
     failed: list[FailedLaunch] = field(default_factory=list)
     state: ControllerState | None = None
@@ -291,7 +290,6 @@ class World:
                 if node.ended_at is None or self.now - node.ended_at < timedelta(hours=1)
             ),
             interrupted=frozenset(self.interrupted),
-            rebalanced=frozenset(self.rebalanced),
             maintenance=dict(self.maintenance),
             reports={
                 key: said
@@ -321,7 +319,7 @@ class World:
         seen = self.observe()
         decision = decide(self.config, self.state, seen, self.now)
         first = decision
-        self.interrupted, self.rebalanced, self.maintenance, self.failed = set(), set(), {}, []
+        self.interrupted, self.maintenance, self.failed = set(), {}, []
         while True:
             self.state = decision.state
             self.decisions.append(decision)

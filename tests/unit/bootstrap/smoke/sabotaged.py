@@ -66,19 +66,6 @@ def nan_gradient() -> None:
     change_gradients(lambda gradient: gradient.view(-1)[7].fill_(float("nan")))  # type: ignore[arg-type]
 
 
-def no_all_reduce() -> None:
-    """DDP does not synchronise: every rank keeps its own gradients."""
-    original = gradients.named_gradients
-
-    def unsynchronised(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        if isinstance(model, DistributedDataParallel):
-            with model.no_sync():
-                return original(model, tokens)
-        return original(model, tokens)
-
-    gradients.named_gradients = unsynchronised
-
-
 def wrong_sum() -> None:
     """On rank 1 an all-reduce leaves one element wrong."""
     original = dist.all_reduce
@@ -135,7 +122,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "perturbed_gradient": perturbed_gradient,
     "nan_gradient": nan_gradient,
-    "no_all_reduce": no_all_reduce,
     "wrong_sum": wrong_sum,
     "diverging_parameters": diverging_parameters,
     "slow_together": slow_together,

@@ -14,11 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from bootstrap.contract.node_plan import Band
 from bootstrap.smoke import __main__ as cli
+from bootstrap.smoke import straggler
+from bootstrap.smoke.gradients import miscomputing
+from bootstrap.smoke.pairs import MAX_ROUNDS, Slow, find_slow, rounds
 from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 PROGRAM = Path(__file__).with_name("gang_host.py")
@@ -169,8 +173,6 @@ def test_a_collective_that_hangs_is_named_and_no_host_is(reports: Reports) -> No
 
 
 def test_every_pair_meets_once_and_nobody_twice_a_round() -> None:
-    from bootstrap.smoke.pairs import MAX_ROUNDS, rounds
-
     for hosts_there in range(2, 17):
         played = rounds(hosts_there)
         for meeting in played:
@@ -183,8 +185,6 @@ def test_every_pair_meets_once_and_nobody_twice_a_round() -> None:
 
 
 def test_the_slow_host_or_the_slow_link_is_told_apart() -> None:
-    from bootstrap.smoke.pairs import Slow, find_slow, rounds
-
     def found(hosts_there: int, *slow: tuple[int, int]) -> Slow:
         met = [pair for meeting in rounds(hosts_there) for pair in meeting]
         return find_slow({pair: 1.0 if pair in slow else 10.0 for pair in met}, 0.5)
@@ -197,8 +197,6 @@ def test_the_slow_host_or_the_slow_link_is_told_apart() -> None:
 
 
 def test_a_rank_that_computes_wrongly_is_found_though_all_sums_are_wrong() -> None:
-    from bootstrap.smoke.gradients import miscomputing
-
     assert miscomputing([{"a": 1.0}, {"a": 1.0}, {"a": 1.01}], 1e-4) == [2]
     assert miscomputing([{"a": 1.0}, {"a": float("nan")}, {"a": 1.0}], 1e-4) == [1]
     assert miscomputing([{"a": 0.0}, {"a": 0.0}], 1e-4) == []
@@ -219,9 +217,6 @@ class Planted(SimpleNamespace):
 
 def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock falls with its rate; at its power limit alone a GPU is healthy."""
-    from bootstrap.contract.node_plan import Band
-    from bootstrap.smoke import straggler
-
     properties = SimpleNamespace(uuid="0a1b")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -232,6 +227,7 @@ def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: 
         tool.chmod(0o755)
         looks.append(straggler._read_gpu(torch.device("cuda", 0)))
     capped, hot = looks
+    assert straggler.parse_gpu("[N/A], [N/A], [N/A], [N/A]\n") is None
     answers = [
         {"tflop_per_s": rate, "gpu": gpu} for rate, gpu in ((670, capped), (660, capped), (440, hot), (665, capped))
     ]
@@ -246,21 +242,6 @@ def test_a_gpu_that_heat_slows_under_load_is_named(tmp_path: Path, monkeypatch: 
         "throttled_gpus": ("warn", ("host-2",)),
     }
     assert tests["throttled_gpus"].note == "rank 2 of host-2: hardware slowdown, hardware thermal"
-
-
-def test_what_slows_a_gpu_is_read_from_nvidia_smi() -> None:
-    from bootstrap.smoke.straggler import parse_gpu
-
-    assert parse_gpu("84, 990, 310.5, 0x0000000000000048\n") == {
-        "temperature_celsius": 84.0,
-        "clock_mhz": 990.0,
-        "power_w": 310.5,
-        "slowed_by": ["hardware slowdown", "hardware thermal"],
-    }
-    capped = parse_gpu("61, 1500, 694.0, 0x0000000000000004\n")
-    assert capped is not None
-    assert capped["slowed_by"] == []
-    assert parse_gpu("[N/A], [N/A], [N/A], [N/A]\n") is None
 
 
 @pytest.mark.parametrize(

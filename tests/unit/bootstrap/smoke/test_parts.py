@@ -8,14 +8,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from bootstrap.smoke import __main__ as cli
 from bootstrap.smoke import report
+from bootstrap.smoke.gradients import relative_error
+from bootstrap.smoke.ranks import slowest_rank
 from bootstrap.smoke.report import CheckResult
-
-
-def judged(value: float | None, limit: float | None, must_be: str) -> bool:
-    return CheckResult(name="x", value=value, unit="u", limit=limit, must_be=must_be).passed  # type: ignore[arg-type]
+from bootstrap.smoke.worker import SmokeOptions
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def judged(value: float | None, limit: float | None, must_be: str) -> bool:
     ],
 )
 def test_a_value_is_judged_by_its_limit(value: float | None, limit: float | None, must_be: str, passed: bool) -> None:
-    assert judged(value, limit, must_be) is passed
+    assert CheckResult(name="x", value=value, unit="u", limit=limit, must_be=must_be).passed is passed  # type: ignore[arg-type]
 
 
 def test_a_value_between_its_limits_warns() -> None:
@@ -74,13 +74,10 @@ def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["--nproc", "0"], "0 is below 1"),
-        (["--nproc", "two"], "--nproc"),
         (["--device", "tpu"], "invalid choice"),
         (["--sizes-mib", "1,x"], "--sizes-mib"),
-        (["--sizes-mib", "0"], "0 is below 1"),
         (["--min-scaling-efficiency", "1.5"], "1.5 is above 1"),
         (["--min-scaling-efficiency", "nan"], "not a finite number above 0"),
-        (["--min-bus-bandwidth-gb-per-s", "-3"], "not a finite number above 0"),
         (["--timeout-s", "0"], "not a finite number above 0"),
         (["--out", "/nowhere/r.json"], "cannot be written"),
         (["--out", "/"], "cannot be written"),
@@ -97,7 +94,6 @@ def test_wrong_usage_ends_with_2(arguments: list[str], told: str, capsys: pytest
 def test_under_torchrun_nproc_is_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit) as ended:
@@ -116,26 +112,13 @@ def test_without_torch_it_says_how_to_get_it(
 
 @pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cuda", "--nproc", "2"]])
 def test_a_gpu_that_is_not_there_fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert cli.main(arguments) == 1
     assert "torch sees no GPU" in capsys.readouterr().err
 
 
-def test_the_rank_that_differs_from_the_others_is_named() -> None:
-    gradients = pytest.importorskip("bootstrap.smoke.gradients")
-    same, other = {"a": "1", "b": "2"}, {"a": "1", "b": "9"}
-    unequal = gradients.equal_on_all_ranks("x", [same, same, other, same])
-    assert unequal.value == 1
-    assert unequal.note == "rank 2 has other bits than the other ranks in b"
-    assert gradients.equal_on_all_ranks("x", [same, same]).passed
-
-
 def test_relative_error() -> None:
-    torch = pytest.importorskip("torch")
-    from bootstrap.smoke.gradients import relative_error
-
     reference = torch.tensor([4.0, -8.0])
     assert relative_error(reference.clone(), reference) == 0
     assert relative_error(torch.tensor([4.0, -7.0]), reference) == pytest.approx(1 / 8)
@@ -145,16 +128,10 @@ def test_relative_error() -> None:
 
 
 def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
-    pytest.importorskip("torch")
-    from bootstrap.smoke.ranks import slowest_rank
-
     assert slowest_rank([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
 
 
 def test_options_reach_the_ranks_unchanged() -> None:
-    pytest.importorskip("torch")
-    from bootstrap.smoke.worker import SmokeOptions
-
     options = SmokeOptions(
         device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, min_scaling_efficiency=None, timeout_s=30.0,
         out=None,

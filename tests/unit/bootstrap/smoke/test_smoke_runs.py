@@ -70,7 +70,7 @@ def done_of(folder: Path, fault: str) -> Done:
 def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of reports of torchrun's two ranks, one for each fault that changes a result; at last a rank dies."""
     folder = tmp_path_factory.mktemp("wrong")
-    faults = "perturbed_gradient,nan_gradient,no_all_reduce,wrong_sum,diverging_parameters,dies"
+    faults = "perturbed_gradient,nan_gradient,wrong_sum,diverging_parameters,dies"
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     done = run(*launcher, str(HERE / "sabotaged.py"), faults, str(folder), *QUICK)
     assert done.returncode == 1, done.stderr
@@ -204,13 +204,6 @@ def test_nan_gradients_that_agree_are_wrong_all_the_same(wrong_results: Path) ->
     assert not differs["passed"]
     assert differs["value"] == "nan"
     assert "rank 0 differs" in differs["note"]
-
-
-def test_gradients_that_were_not_reduced_are_found(wrong_results: Path) -> None:
-    report = report_of(wrong_results, "no_all_reduce")
-    unequal = result(report, "gradients_equal_on_all_ranks_float64")
-    assert unequal["value"] > 20
-    assert not result(report, "gradients_equal_one_process_float64")["passed"]
 
 
 def test_a_wrong_sum_is_found_and_its_rank_named(wrong_results: Path) -> None:

@@ -5,10 +5,7 @@ Dynamo and autograd's tracing are real; no kernels are generated, which takes mi
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,15 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    gc.unfreeze()  # the trainer collects garbage by itself
-    gc.enable()
-
-
 def losses_of(architecture: dict[str, Any], *flags: str) -> list[float]:
     """Losses of three steps of two micro-batches; the same samples and initial weights at each call."""
     image = "torchvision" in architecture
@@ -60,7 +48,7 @@ def losses_of(architecture: dict[str, Any], *flags: str) -> list[float]:
 
 # torch's own, in its compiler.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
-@pytest.mark.usefixtures("traced")
+@pytest.mark.usefixtures("traced", "one_rank")
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_models_have_the_losses_of_eager_ones(name: str) -> None:
     eager = losses_of(MODELS[name])
@@ -78,7 +66,7 @@ def test_compiled_models_have_the_losses_of_eager_ones(name: str) -> None:
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:The .grad attribute:UserWarning",
 )
-@pytest.mark.usefixtures("traced")
+@pytest.mark.usefixtures("traced", "one_rank")
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_layers_of_tensor_ranks_are_one_graph_whatever_they_recompute(checkpointing: str) -> None:
     """Collectives of the one rank here do nothing, so its losses mean nothing."""

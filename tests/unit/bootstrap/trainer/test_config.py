@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -107,14 +106,6 @@ def test_global_batch_stays_whatever_the_ranks(
 def test_ranks_that_do_not_divide_the_global_batch_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--global-batch is 10, which 4 data ranks do not divide"):
         with_batches(parse("--global-batch", "10"), 4)
-
-
-def test_help_names_each_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse("--help")
-    text: Any = capsys.readouterr().out
-    assert "GPUFLEET_PLAN" in text
-    assert "[plan, ddp]" in text and "[GPUFLEET_TRAIN_DATA]" in text
 
 
 def test_a_fault_of_one_rank_s_own_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

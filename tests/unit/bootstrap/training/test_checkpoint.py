@@ -58,13 +58,6 @@ def manifest(step: int, index: Index, **facts: Any) -> Manifest:
     )  # fmt: skip
 
 
-def resign(path: Path, **changes: Any) -> None:
-    """Change a manifest, with the right checksum."""
-    body = json.loads(path.read_text())["checkpoint"] | changes
-    digest = hashlib.sha256(compact_json(body)).hexdigest()
-    path.write_text(json.dumps({"sha256": digest, "checkpoint": body}))
-
-
 def flip(path: Path, at: int = 250) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0x10
@@ -155,19 +148,13 @@ def test_manifest_of_another_step_than_its_name(store: LocalStore) -> None:
     assert StoredCheckpoints(store).scan()[0] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"format": 1}, "format 1, and this version reads 2"),
-        ({"format": 3}, "format 3, and this version reads 2"),
-    ],
-)
-def test_another_format_is_an_error_and_not_passed_over(
-    store: LocalStore, changes: dict[str, Any], reason: str
-) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_format_is_an_error_and_not_passed_over(store: LocalStore, version: int) -> None:
     save(store, 5)
-    resign(store.root / save(store, 9) / "manifest.json", **changes)
-    with pytest.raises(CheckpointError, match=reason):
+    path = store.root / save(store, 9) / "manifest.json"
+    body = json.loads(path.read_text())["checkpoint"] | {"format": version}
+    path.write_text(json.dumps({"sha256": hashlib.sha256(compact_json(body)).hexdigest(), "checkpoint": body}))
+    with pytest.raises(CheckpointError, match=f"format {version}, and this version reads 2"):
         StoredCheckpoints(store).scan()
 
 

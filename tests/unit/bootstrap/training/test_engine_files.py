@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return S3Store(BUCKET, "run")
 
 
-def save(files: EngineFiles, folder: Path, step: int, *, writer: str = "abc", **order: Any) -> None:
-    prefix = f"engine-{step:08d}-{writer}.1"
+def save(files: EngineFiles, folder: Path, step: int) -> None:
+    prefix = f"engine-{step:08d}-abc.1"
     uploaded = files.upload(prefix, folder, file_names(folder))
     manifest = EngineManifest(
         engine="any", step=step, world_size=1, global_batch=8, created_unix_s=float(step), files=tuple(uploaded),
-        order=order,
     )  # fmt: skip
     files.commit(prefix, manifest.to_bytes())
 
@@ -67,25 +65,6 @@ def test_only_a_whole_checkpoint_is_used(store: Store, tmp_path: Path) -> None:
         store.write(f"engine-{step:08d}-abc.1/manifest.json", [b"{"])
     with pytest.raises(CheckpointError, match="torn"):  # not: start over
         files.fetch_newest(tmp_path / "fourth node")
-
-
-def test_prune_leaves_another_run_s_checkpoints_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = EngineFiles(LocalStore(tmp_path / "store"))
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "file").write_bytes(b"x")
-    for step in (1, 3, 9):
-        save(files, tmp_path / "saved", step, writer="fff", seed=1)
-    files.upload("engine-00000002-fff.1", tmp_path / "saved", ["file"])  # being written
-    for step in (2, 4, 5):
-        save(files, tmp_path / "saved", step, seed=0)
-    files.facts = {"engine": "any", "global_batch": 8, "seed": 0}
-    files.prune(keep=1)
-    assert [(found.prefix, found.manifest.order["seed"]) for found in files.scan()[0]] == [
-        ("engine-00000009-fff.1", 1), ("engine-00000005-abc.1", 0), ("engine-00000003-fff.1", 1),
-        ("engine-00000001-fff.1", 1),
-    ]  # fmt: skip
-    assert files.store.names("engine-00000002-fff")
-    assert "another run, which stay: engine-00000009-fff.1, where seed is 0, and was 1" in caplog.text
 
 
 def test_a_name_that_leads_out_of_its_folder_is_not_written(tmp_path: Path) -> None:

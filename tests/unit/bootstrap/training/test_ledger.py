@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,6 @@ def test_gap_on_another_machine_is_idle_and_on_the_same_one_restart() -> None:
         assert summary.seconds["idle" if category == "idle" else "restart"] - (5.0 if boot == "m1" else 0) == 100.0
 
 
-def test_work_not_yet_saved_is_told_apart() -> None:
-    summary = summarize(KILLED)
-    assert summary.unsaved_seconds == 1.0 and summary.seconds["useful"] == 4.0 and not summary.finished
-
-
 def test_failed_step_is_lost_and_failed_start_is_restart() -> None:
     assert summarize([*KILLED, event("failed", 15.0, step=40)]).seconds["lost"] == 0.5
     never = [event("start", 0.0, boot="m"), event("failed", 3.0, step=0)]
@@ -110,27 +104,6 @@ def test_categories_add_up_to_the_wall_time(events: list[dict[str, Any]]) -> Non
     assert sum(summary.seconds.values()) == pytest.approx(summary.wall_seconds, abs=1e-5)
     assert summary.usd is not None
     assert sum(summary.usd.values()) == pytest.approx(summary.wall_seconds * 2.0 / 3600, abs=1e-8)
-
-
-def test_written_ledger_agrees_with_a_clock_of_our_own(tmp_path: Path) -> None:
-    marks = [time.time()]
-    ledger = Ledger.open(LocalStore(tmp_path), writer_id="a")
-    ledger.start(started_at=marks[0], world_size=1)
-    writes: list[Callable[[], None]] = [
-        lambda: ledger.train(0),
-        lambda: ledger.progress(5, force=True),
-        lambda: ledger.stall(5),
-        lambda: ledger.end("done", 5, ""),
-    ]
-    for write in writes:
-        time.sleep(0.1)
-        write()
-        marks.append(time.time())
-    summary = read_ledger(str(tmp_path))
-    assert summary.wall_seconds == pytest.approx(marks[-1] - marks[0], abs=0.05)
-    assert summary.seconds["restart"] == pytest.approx(marks[1] - marks[0], abs=0.05)
-    assert summary.seconds["useful"] == pytest.approx(marks[2] - marks[1], abs=0.05)
-    assert summary.seconds["checkpoint"] == pytest.approx(marks[4] - marks[2], abs=0.05)
 
 
 def test_progress_is_written_at_most_once_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import errno
 import gc
 import gzip
 import json
-import logging
 import os
 import random
 import signal
@@ -229,26 +228,19 @@ def test_resuming_on_s3_is_the_same(aws: str, undisturbed: Outcome, monkeypatch:
     assert summary.finished and summary.starts == 2 and 0 < summary.lost_steps < 15
 
 
-def damage_newest(root: Path, how: Callable[[Path], None]) -> str:
-    newest = StoredCheckpoints(LocalStore(root)).scan()[0][0].prefix
-    how(root / newest / "rank-00000.bin")
-    return newest
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-100])])
 def test_damaged_checkpoint_is_passed_over_and_said_so(
-    how: Callable[[Path], None], tmp_path: Path, undisturbed: Outcome,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tmp_path: Path, undisturbed: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(Killed):
         Training(str(tmp_path)).train(at_step=kill_at(17))
-    newest = damage_newest(tmp_path, how)
+    newest = StoredCheckpoints(LocalStore(tmp_path)).scan()[0][0].prefix
+    flip(tmp_path / newest / "rank-00000.bin")
     again = Training(str(tmp_path))
     again.train()
     assert f"checkpoint {newest} is not valid, trying an older one" in caplog.text
@@ -427,11 +419,6 @@ def test_interval_follows_stall_and_mtbf(tmp_path: Path, monkeypatch: pytest.Mon
     assert training.run._saver.interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
 
 
-def test_retention(tmp_path: Path) -> None:
-    Training(str(tmp_path), keep=2).train()
-    assert len(list(tmp_path.glob("step-*/manifest.json"))) == 2
-
-
 class SlowStore(LocalStore):
     """Takes its time for each shard, as a network store does."""
 
@@ -551,14 +538,6 @@ class FullStore(LocalStore):
         super().write(name, parts)
 
 
-def test_checkpoint_that_fails_is_logged_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    training = Training(FullStore(tmp_path))
-    training.train()
-    assert len(training.losses) == STEPS
-    assert "NOT saved" in caplog.text and "No space left" in caplog.text
-    assert list(tmp_path.glob("step-*/manifest.json")) == []
-
-
 def test_a_full_disk_loses_older_checkpoints_and_not_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It held ``keep`` checkpoints and had no room for one more: none was saved until the end of the run."""
     training = Training(store := FullStore(tmp_path), keep=3)
@@ -600,7 +579,7 @@ def test_files_of_a_failed_save_are_deleted(tmp_path: Path, caplog: pytest.LogCa
     training = Training(store := BusyStore(tmp_path), checkpoint_every=100)
     store.failures = 100
     training.train()
-    assert "NOT saved" in caplog.text
+    assert len(training.losses) == STEPS and "NOT saved" in caplog.text
     assert list(tmp_path.glob("step-*")) == []
 
 
@@ -624,29 +603,12 @@ def test_stop_with_a_failing_store_leaves_all_the_same(tmp_path: Path) -> None:
     assert not caught.value.saved and "NOT saved" in str(caught.value)
 
 
-def test_real_sigterm_stops_after_the_step(tmp_path: Path) -> None:
-    training = Training(str(tmp_path), watcher=Watcher(None))
-    try:
-        with pytest.raises(Interrupted, match="SIGTERM"):
-            training.train(at_step=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 7 else None)
-        assert training.run.step == 8
-    finally:
-        training.run._watcher.close()
-
-
 def test_told_before_the_start_trains_nothing(tmp_path: Path) -> None:
     training = Training(str(tmp_path))
     training.watcher.stop()
     with pytest.raises(Interrupted):
         training.train()
     assert training.losses == {} and not list(tmp_path.glob("step-*"))
-
-
-def test_agreeing_less_often_stops_at_the_next_agreement(tmp_path: Path) -> None:
-    training = Training(str(tmp_path), agree_every=5)
-    with pytest.raises(Interrupted) as caught:
-        training.train(at_step=stop_at(training, 11))
-    assert caught.value.step == 15
 
 
 @pytest.mark.parametrize(("name", "value"), [("global_batch", 16), ("dataset_size", 150), ("seed", 5)])
@@ -1064,23 +1026,11 @@ def test_unusable_environment(variable: str, tmp_path: Path, monkeypatch: pytest
         Training(str(tmp_path))
 
 
-def test_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="GPUFLEET_CHECKPOINT_URI"):
-        Training(None)
-
-
 def test_compiled_and_wrapped_models_share_a_checkpoint() -> None:
     inner = nn.Linear(2, 2)
     wrapped = nn.Module()
     wrapped._orig_mod = inner
     assert unwrap(wrapped) is inner and unwrap(inner) is inner
-
-
-def test_resume_is_logged_and_a_store_may_be_given_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        Training(open_store(str(tmp_path))).train(4)
-        Training(str(tmp_path)).train(5)
-    assert "starting at step 0" in caplog.text and "resuming at step 4" in caplog.text
 
 
 def test_rehearsal_leaves_no_trace(tmp_path: Path, undisturbed: Outcome) -> None:

@@ -317,28 +317,14 @@ def test_the_watcher_ends_with_the_process_that_started_it(
 
 def test_what_runs_in_the_systems_python_is_no_newer_than_ubuntus_oldest() -> None:
     """Ubuntu 22.04 has Python 3.10, and torch is not there."""
-    package = Path(bootstrap.training.__file__).parent
-    for name in ("__init__", "watcher", "notices", "imds", "environment", "errors"):
-        source = (package / f"{name}.py").read_text()
+    package, agent = Path(bootstrap.training.__file__).parent, Path(bootstrap.agent.__file__).parent
+    names = ("__init__", "watcher", "notices", "imds", "environment", "errors")
+    for path in (*(package / f"{name}.py" for name in names), *agent.glob("*.py")):
+        source = path.read_text()
         ast.parse(source, feature_version=(3, 10))
         assert "datetime import UTC" not in source and "import Self" not in source
-        imported = {alias.split(".")[0] for alias in re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE)}
-        assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}
-
-
-def test_thread_sees_a_notice_and_the_drain_file(service: LocalImds, client: Imds, files: NoticeFiles) -> None:
-    by_service = Watcher(client, poll_interval_s=0.05, files=files, signals=False)
-    by_file = Watcher(None, files=files, signals=False)
-    by_service.start()
-    by_file.start()
-    try:
-        time.sleep(0.2)
-        assert by_service.stop_notice is None and by_file.stop_notice is None
-        service.interrupt()
-        assert eventually(lambda: by_service.stop_notice is not None and by_file.stop_notice is not None)
-    finally:
-        by_service.close()
-        by_file.close()
+        imported = {alias.split(".")[0] for alias in re.findall(r"^ *(?:from|import) ([\w.]+)", source, re.MULTILINE)}
+        assert imported <= set(sys.stdlib_module_names) | {"bootstrap"}, path.name
 
 
 def test_thread_survives_what_it_did_not_expect(client: Imds, monkeypatch: pytest.MonkeyPatch) -> None:
