@@ -14,7 +14,8 @@ from bootstrap.controller.clients import Clients, to_seconds
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
-RESERVATION = "EC2 Capacity Reservation Instance Interruption Warning"
+# AWS's page has had both names.
+RESERVATION = tuple(f"EC2 {kind}Capacity Reservation Instance Interruption Warning" for kind in ("", "Interruptible "))
 HEALTH = "AWS Health Event"
 # Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
@@ -60,7 +61,7 @@ def _take(notices: Notices, event: Any) -> None:
         notices.rebalanced.add(detail["instance-id"])
     elif kind == INTERRUPTION:
         notices.interrupted.add(detail["instance-id"])
-    elif kind == RESERVATION:
+    elif kind in RESERVATION:
         # No page says that the metadata service tells the node, which has two minutes to save.
         notices.interrupted.add(detail["instance-id"])
         ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))

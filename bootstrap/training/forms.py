@@ -47,6 +47,11 @@ class ModuleForms:
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
         self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
 
+    def rebase_parameters(self) -> None:
+        """Take the parameters as they are now as those of the start: an engine has cast, sharded or flattened them."""
+        others = {key: form for key, form in self._born.items() if form is None or form[0] == "buffer"}
+        self._born = {key: form for key, form in self.now().items() if form and form[0] == "parameter"} | others
+
     def kind_of(self, key: str) -> str:
         """Kind of the tensor at ``key``."""
         return self._kinds.get(key, "buffer")

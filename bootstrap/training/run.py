@@ -67,7 +67,7 @@ class SpotTolerantRun:
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name, also optimizers and models;
             the same on every rank.
-        tokens_per_sample: for the published tokens per second; default: the plan's ``GPUFLEET_SEQ_LEN``.
+        tokens_per_sample: for the published tokens per second; default: the plan's.
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
         checkpoint_every: steps between checkpoints instead of seconds.

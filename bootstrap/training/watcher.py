@@ -90,6 +90,7 @@ class Watcher:
 
     def start(self) -> None:
         """Install the signal handlers and start polling."""
+        self._pid = os.getpid()  # a launcher may have forked since the watcher was made
         if self.signals and threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)

@@ -9,12 +9,18 @@ from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny,
 
 # Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/notices.py reads.
 EVENTS: dict[str, dict[str, Any]] = {
-    name: {"source": ["aws.ec2"], "detail-type": [kind]}
-    for name, kind in (
-        ("spot-interruption", "EC2 Spot Instance Interruption Warning"),
-        ("rebalance", "EC2 Instance Rebalance Recommendation"),
-        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html
-        ("reservation-interruption", "EC2 Capacity Reservation Instance Interruption Warning"),
+    name: {"source": ["aws.ec2"], "detail-type": kinds}
+    for name, kinds in (
+        ("spot-interruption", ["EC2 Spot Instance Interruption Warning"]),
+        ("rebalance", ["EC2 Instance Rebalance Recommendation"]),
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html, which has had both names
+        (
+            "reservation-interruption",
+            [
+                "EC2 Capacity Reservation Instance Interruption Warning",
+                "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
+            ],
+        ),
     )
 }
 # Retirements, reboots and maintenance of hosts: https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html

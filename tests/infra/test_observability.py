@@ -24,7 +24,7 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     assert {kind for pattern in rules.values() for kind in pattern["detail-type"]} == {
         INTERRUPTION,
         REBALANCE,
-        RESERVATION,
+        *RESERVATION,
         HEALTH,
     }
     targets = [target.inputs for target in stack.all("EventTarget") if target.parent == "observability"]

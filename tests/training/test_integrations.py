@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from bootstrap.training import Watcher
 from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_files import EngineFiles
-from bootstrap.training.integrations.engine_run import EngineRun
+from bootstrap.training.integrations.engine_run import CHANGES_FILE, EngineRun
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.stores import LocalStore, open_store
 from tests.training.engine_programs import (
@@ -324,6 +324,34 @@ def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path:
     run.start(0, global_batch=1, order={})
     assert [run.end_step(step, is_last=False).save for step in (1, 3, 4, 5, 7)] == [False, True, True, False, True]
     run.finish()
+
+
+def test_what_an_engine_casts_and_shards_is_no_change_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ZeRO-3 and FSDP1 leave a rank a part of each parameter, which the next start's model must not get."""
+    for step in (0, 1):
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.LazyLinear(2))
+        model[1].weight = model[0].weight
+        run = EngineRun("transformers", store=str(tmp_path / "store"), watcher=Watcher(None, signals=False))
+        assert (run.fetched is None) == (step == 0)
+        run.prepare(model)
+        assert model[1].weight is model[0].weight
+        assert model[0].weight.shape == (8, 4)
+        assert (tuple(model[2].weight.shape) == (2, 8)) == (step == 1)
+        model[0].weight.data = torch.zeros(0, dtype=torch.bfloat16)
+        run.note_groups([])
+        run.start(step, global_batch=8, order={})
+        model[2](torch.zeros(1, 8))  # the run itself makes these parameters
+        run.end_step(step + 1, is_last=False, is_due=True)
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        run.tell_changes(folder, [], takes_groups=True)
+        told = torch.load(folder / CHANGES_FILE, weights_only=True)
+        assert set(told["born"]) == {"model.2.weight", "model.2.bias"}
+        run.saved(step + 1, folder)
+        run.finish()
+    assert "no new start" not in caplog.text
 
 
 class Quota(LocalStore):

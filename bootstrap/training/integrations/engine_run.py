@@ -193,6 +193,7 @@ class EngineRun:
             self._watcher.close()
             raise
         if self._forms is not None:
+            self._forms.rebase_parameters()
             self._forms.train(self._told.get("trains", {}))
         self._last_save = time.monotonic()
         if self._ranks.maximum(int(self._watcher.stop_notice is not None))[0]:

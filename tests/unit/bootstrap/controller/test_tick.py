@@ -239,7 +239,8 @@ def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stac
     assert stack.tick(5).phase == "starting"
 
 
-def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Stack) -> None:
+@pytest.mark.parametrize("reclaim", RESERVATION)
+def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Stack, reclaim: str) -> None:
     """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
     first, second, third = stack.trained()
     later = (stack.now + timedelta(hours=1)).strftime("%a, %d %b %Y %H:%M:%S GMT")
@@ -247,7 +248,7 @@ def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Sta
         entities = [{"entityValue": node}, {"entityValue": "i-0123456789abcdef0"}]
         stack.send(HEALTH, "", statusCode=status, startTime=later, affectedEntities=entities)
     soon = (stack.now + timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    stack.send(RESERVATION, third, **{"instance-action": "terminate", "instance-termination-time": soon})
+    stack.send(reclaim, third, **{"instance-action": "terminate", "instance-termination-time": soon})
     state = stack.tick()
     assert [state.instances[node].interrupted for node in (first, second, third)] == [False, False, True]
     assert sorted(stack.members("Terminating:Wait")) == sorted([first, third])
