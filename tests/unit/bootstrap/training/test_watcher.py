@@ -378,6 +378,17 @@ def test_processes_that_a_training_starts_end_as_without_us(way: str) -> None:
     subprocess.run(command, check=True, timeout=300)
 
 
+def test_a_watcher_made_before_a_fork_works_in_the_process_that_starts_it() -> None:
+    """A launcher of notebooks forks its ranks, which then start what the parent made."""
+    watcher = Watcher(None)
+    child = os.fork()
+    if not child:
+        watcher.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0 if watcher.stop_notice is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_other_threads_may_start_a_watcher() -> None:
     problems: list[BaseException] = []
 
