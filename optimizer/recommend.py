@@ -29,7 +29,6 @@ from optimizer.contract.request import (
     read_request_file,
     request_from_dict,
 )
-from optimizer.contract.units import usd_text
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
@@ -50,16 +49,14 @@ from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import (
     CandidateTable,
     find_candidates,
-    find_tables,
     list_cheapest,
     list_rejections,
 )
 from optimizer.search.global_batch import FEW_STEPS
-from optimizer.search.nearest import NearestPlan, find_nearest
+from optimizer.search.nearest import NearestPlan, describe_wider, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem, Rooms
-from optimizer.search.ranking import list_chosen, rank, rank_first
-from optimizer.search.reach import AXES
+from optimizer.search.ranking import list_chosen, rank
 from optimizer.search.rejections import Rejection
 
 if TYPE_CHECKING:
@@ -181,6 +178,7 @@ def recommend(
         faster=plans[ranking.faster] if ranking.faster else None,
         cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
         nearest=() if first else tuple(find_nearest(problem, tables)),
+        wider="" if first else describe_wider(problem),
         rejected=tuple(rejected),
         candidates=list_cheapest(tables, request.constraints),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
@@ -196,7 +194,6 @@ def recommend(
             *savings,
             *(_describe_first(problem, first) if first else ()),
         ),
-        wider="" if first else _describe_wider(problem),
         elapsed_s=time.perf_counter() - started,
     )
 
@@ -261,34 +258,6 @@ def trainer_notes(problem: Problem) -> list[str]:
     may = ", ".join(problem.reach.axes)
     asked = "" if limits.parallelism else f", which may use {may} parallelism (--parallelism data narrows it)"
     return [f"plans are for training code of your own{asked}: {'; '.join(problem.reach.beyond_trainer)}"]
-
-
-def _describe_wider(problem: Problem) -> str:
-    """Describe the best plan of code that has every kind of parallelism; empty where there is none either."""
-    if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
-        return ""
-    # Every sharding without a split is simpler than a split.
-    kinds: tuple[str, ...] = ("data",)
-    plan = _find_first(problem, kinds)
-    if plan is None and (plan := _find_first(problem, AXES)):
-        # Once more with what it needs: the command that is named must find this plan.
-        kinds = ("data", *plan.parallelism.beyond_data)
-        plan = _find_first(problem, kinds)
-    if plan is None:
-        return ""
-    return (
-        f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
-        f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
-        f"{usd_text(plan.cost_usd.expected, is_old=plan.spot_range is not None)} USD expected: --parallelism "
-        f"{','.join(kinds)} plans it"
-    )
-
-
-def _find_first(problem: Problem, kinds: tuple[str, ...]) -> FleetPlan | None:
-    """The first plan of code that has these kinds of parallelism and every sharding."""
-    wider = problem.revise(parallelism=kinds)
-    best = rank_first(find_tables(wider), wider.request)
-    return PlanBuilder(wider).build([best])[0] if best else None
 
 
 def _spot_notes(problem: Problem) -> list[str]:

@@ -46,7 +46,7 @@ from optimizer.performance.types import (
     Grid,
     Hardware,
 )
-from optimizer.search.confidence import speed_source, unmeasured_parts
+from optimizer.search.confidence import speed_source
 from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
@@ -248,8 +248,9 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     sharding = flags["sharding"] or default_sharding(
         spec, data * ranks["context"], ranks["pipeline"], work.gradient_compression, work.tuning
     )
+    nodes = math.ceil(gpus / hardware.gpus_per_node)
     grid = Grid(
-        nodes=math.ceil(gpus / hardware.gpus_per_node),
+        nodes=nodes,
         data=data,
         **ranks,
         sequence_parallel=ranks["tensor"] > 1 and frameworks()[recipe.framework].splits_sequence,
@@ -264,16 +265,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
     splits = [name for name, count in ranks.items() if count > 1]
-    residual, source = speed_source(
-        calibration,
-        hardware,
-        math.ceil(gpus / hardware.gpus_per_node),
-        recipe.precision,
-        recipe.framework,
-        spec,
-        splits,
-        unmeasured_parts(recipe, spec, work.gradient_compression),
-    )
+    residual, source = speed_source(calibration, spec, recipe, hardware, nodes, splits, work.gradient_compression)
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,

@@ -19,7 +19,7 @@ from optimizer.performance.calibration import (
     Residual,
 )
 from optimizer.performance.fit import START, factors, left_out_errors, redescending, robust, tabulate_rows
-from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
@@ -126,7 +126,7 @@ def _own_factors(row: MeasuredRun, base: Calibration) -> set[Key]:
     Not its processor where ``base`` knows that but not the code: how slow the code is says nothing of the processor.
     What only many nodes show is for rows on several nodes whose code is new, or has shown it.
     """
-    framework = framework_name(row.setup.recipe.framework)
+    framework = row.setup.recipe.framework
     known = framework in base.overhead or frameworks()[framework].fitted_as in base.overhead
     one_node = np.asarray(row.setup.grid.nodes) <= 1
     own: set[Key] = set()

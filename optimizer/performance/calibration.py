@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import Gpu, Precision
-from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.frameworks import DEFAULT, TRAINER, frameworks
 from optimizer.performance.types import Number, Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -144,10 +144,10 @@ class Calibration(BaseModel):
 
     def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
         """Look up the coefficients of one GPU and recipe."""
-        framework = framework_name(recipe.framework)
+        framework = recipe.framework
         # Unmeasured code may use the kernels of measured code.
-        known = framework in self.elementwise_traffic
-        framework = framework if known else frameworks()[framework].fitted_as or framework
+        if framework not in self.elementwise_traffic:
+            framework = frameworks()[framework].fitted_as or framework
         processor = gpu.die
         factor = self.precision_efficiency.get(product_precision(recipe.precision, framework), 1.0)
         attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
@@ -163,7 +163,7 @@ class Calibration(BaseModel):
         self,
         gpu: Gpu,
         precision: Precision = "bf16",
-        framework: str = "",
+        framework: str = DEFAULT,
         *,
         kind: str | None = None,
         pipelines: bool = False,
@@ -181,21 +181,20 @@ class Calibration(BaseModel):
             return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
         residual = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
-        if framework_name(framework) in self.overhead or framework_name(framework, cnn=True) in self.overhead:
+        if (DEFAULT if framework == TRAINER else framework) in self.overhead:
             return residual
         new = self.residuals.get(NEW_FRAMEWORK, unknown)
         return Residual(rows=residual.rows, relative_error=max(residual.relative_error, new.relative_error))
 
     def _of_kind(self, kind: str, framework: str) -> Residual:
-        fused = frameworks()[framework_name(framework)].fused_kernels
-        own = self.residuals.get(kind + FUSED) if fused else None
+        own = self.residuals.get(kind + FUSED) if frameworks()[framework].fused_kernels else None
         return own or self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
 
     def describe(
         self,
         gpu: Gpu,
         precision: Precision = "bf16",
-        framework: str = "",
+        framework: str = DEFAULT,
         *,
         kind: str | None = None,
         pipelines: bool = False,
@@ -238,11 +237,11 @@ def residual_key(gpu: Gpu, precision: str, framework: str, *, pipelines: bool = 
     framework if its error is its own, with " pipelines" where they span nodes.
     """
     width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
-    profile = frameworks()[framework_name(framework)]
+    profile = frameworks()[framework]
     fused = FUSED if precision == "fp8" and profile.fused_kernels else ""
     if not profile.own_error:
         return gpu.name + width + fused
-    return f"{gpu.name}{width}{fused} {framework_name(framework)}" + (PIPELINES if pipelines else "")
+    return f"{gpu.name}{width}{fused} {framework}" + (PIPELINES if pipelines else "")
 
 
 def product_precision(precision: str, framework: str) -> str:

@@ -17,7 +17,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
 from optimizer.performance.fine_tuning import ADAPTER_BYTES, NF4_BYTES, trained_parameters
-from optimizer.performance.frameworks import Framework, framework_name, frameworks
+from optimizer.performance.frameworks import Framework, frameworks
 from optimizer.performance.rates import (
     attention_flop_per_s,
     cycle_per_s,
@@ -411,7 +411,6 @@ def build_case(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid)
             why="only linear layers compute in 8 bits, and their share of the model's products is not known",
             next_step="give --precision bf16",
         )
-    recipe = replace(recipe, framework=framework_name(recipe.framework, cnn=model.convolutional))
     code = frameworks()[recipe.framework]
     settings: dict[str, Any] = {field.name: getattr(grid, field.name) for field in fields(Grid)}
     if grid.sequence_parallel is None:

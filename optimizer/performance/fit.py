@@ -31,7 +31,6 @@ from optimizer.performance.calibration import (
     product_precision,
     residual_key,
 )
-from optimizer.performance.frameworks import framework_name
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import step_seconds
@@ -91,7 +90,7 @@ def redescending(error: Floats) -> Floats:
 
 def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
     """List the factors of each coefficient as (field of Calibration, key), the most general first."""
-    processor, framework = setup.hardware.gpu.die, framework_name(setup.recipe.framework)
+    processor, framework = setup.hardware.gpu.die, setup.recipe.framework
     names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
     for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
         names[name] = [(name, POOLED), (name, processor)]
@@ -198,7 +197,7 @@ def tabulate_rows(rows: Sequence[MeasuredRun]) -> pd.DataFrame:
             "kind": [model_kind(setup.model) for setup in setups],
             "model": [setup.model.name for setup in setups],
             "processor": [setup.hardware.gpu.die for setup in setups],
-            "framework": [framework_name(setup.recipe.framework) for setup in setups],
+            "framework": [setup.recipe.framework for setup in setups],
         }
     )
 

@@ -102,7 +102,7 @@ def framework_name(name: str, *, cnn: bool = False) -> str:
 
 def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
     """Note for recipes that are slower in 8 bits than in 16 (docs/estimator.md)."""
-    if precision != "fp8" or compiled or frameworks()[framework_name(framework)].fused_kernels:
+    if precision != "fp8" or compiled or frameworks()[framework].fused_kernels:
         return ""
     return (
         "fp8 in plain PyTorch costs more in casts than it saves unless it is compiled (H200: 1.5 to 2.4 times as slow "
@@ -112,7 +112,7 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 
 def slow_attention_note(model: ModelSpec, seq_len: int, framework: str) -> str:
     """Note on attention that PyTorch has no fused kernel for; empty where it has one, or other kernels are used."""
-    if not frameworks()[framework_name(framework)].written_out:
+    if not frameworks()[framework].written_out:
         return ""
     if model.soft_cap or model.sinks:
         part = "soft caps" if model.soft_cap else "sinks"

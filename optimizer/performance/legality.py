@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
-from optimizer.performance.frameworks import MEGATRON, TRAINER, framework_name, frameworks
+from optimizer.performance.frameworks import MEGATRON, TRAINER, frameworks
 from optimizer.performance.types import Bools, Grid, Ints, Recipe
 from optimizer.workload.model import ModelSpec
 
@@ -220,13 +220,13 @@ def refusal(model: ModelSpec, recipe: Recipe, grid: Grid, rule: Rule) -> Invalid
 
 def splits_adapters(recipe: Recipe) -> bool:
     """Tell if tensor ranks and pipeline stages split the base and its adapters."""
-    return recipe.tuning.adapts and not recipe.tuning.four_bit and framework_name(recipe.framework) != TRAINER
+    return recipe.tuning.adapts and not recipe.tuning.four_bit and recipe.framework != TRAINER
 
 
 def _layout(recipe: Recipe, grid: Grid) -> Layout:
     split = grid.sequence_parallel
     if split is None:
-        split = frameworks()[framework_name(recipe.framework)].splits_sequence
+        split = frameworks()[recipe.framework].splits_sequence
     settings = {name: np.asarray(getattr(grid, name)).astype(np.int64) for name in _COUNTS}
     tensor = settings["tensor"]
     return Layout(
@@ -234,6 +234,6 @@ def _layout(recipe: Recipe, grid: Grid) -> Layout:
         sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64),
         seq_len=recipe.seq_len,
         compresses=recipe.gradient_compression != "none",
-        is_megatron=framework_name(recipe.framework) in MEGATRON,
+        is_megatron=recipe.framework in MEGATRON,
         trains_whole_layers=recipe.tuning.trains_all or splits_adapters(recipe),
     )

@@ -17,13 +17,13 @@ from optimizer.contract.plan import Alternate, FleetPlan, SpeedSource
 from optimizer.contract.units import rounded
 from optimizer.performance.types import Estimates
 from optimizer.search.candidates import Candidate, CandidateTable, build_tables
+from optimizer.search.confidence import describe_speed
 from optimizer.search.fastest import SAME, Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
     can_replace,
     describe_memory,
     describe_node,
     describe_run,
-    describe_speed,
     node_price,
 )
 from optimizer.search.problem import Problem

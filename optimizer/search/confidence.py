@@ -6,10 +6,13 @@ import math
 from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
-from optimizer.contract.hardware import Gpu, Precision
+from optimizer.contract.hardware import Gpu, InstanceType
+from optimizer.contract.plan import Parallelism, SpeedSource
+from optimizer.contract.units import rounded
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
-from optimizer.performance.frameworks import framework_name, frameworks
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.types import Hardware, Recipe
+from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
 
 # Splits that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code with fused
@@ -33,7 +36,7 @@ def network_error(hardware: Hardware, nodes: int) -> float:
 
 def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
     """Splits that measured runs on ``gpu`` have in code like ``framework``."""
-    fused = frameworks()[framework_name(framework)].fused_kernels
+    fused = frameworks()[framework].fused_kernels
     return MEASURED_SPLITS.get((gpu.name, "fused" if fused else "written out"), ())
 
 
@@ -47,53 +50,38 @@ def unmeasured_parts(recipe: Recipe, model: ModelSpec, gradient_compression: str
 
 def speed_source(
     calibration: Calibration,
+    model: ModelSpec,
+    recipe: Recipe,
     hardware: Hardware,
     nodes: int,
-    precision: Precision,
-    framework: str,
-    model: ModelSpec,
     splits: Collection[str],
-    unmeasured_recipe: str = "",
+    gradient_compression: str,
 ) -> tuple[Residual, str]:
     """The error of the speed of a layout with these splits on ``nodes`` nodes, and its source in words."""
-    residual, source = _speed_on_gpu(
-        calibration,
-        hardware.gpu,
-        precision,
-        framework,
-        model,
-        splits,
-        unmeasured_recipe,
-        pipelines=nodes > 1 and "pipeline" in splits,
-    )
-    error = network_error(hardware, nodes)
-    if residual.relative_error >= error:
-        return residual, source
-    note = f"no measured run has several nodes with EFA and without GPUDirect RDMA, so error {error:.0%}"
-    return Residual(rows=residual.rows, relative_error=error), f"{source}; {note}"
-
-
-def _speed_on_gpu(
-    calibration: Calibration,
-    gpu: Gpu,
-    precision: Precision,
-    framework: str,
-    model: ModelSpec,
-    splits: Collection[str],
-    unmeasured_recipe: str,
-    *,
-    pipelines: bool,
-) -> tuple[Residual, str]:
-    kind, pooled = model_kind(model), calibration.residuals[POOLED].relative_error
-    residual = calibration.residual(gpu, precision, framework, kind=kind, pipelines=pipelines)
-    source = calibration.describe(gpu, precision, framework, kind=kind, pipelines=pipelines)
-    measured = measured_splits(gpu, framework)
+    gpu, kind, pipelines = hardware.gpu, model_kind(model), nodes > 1 and "pipeline" in splits
+    residual = calibration.residual(gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
+    source = calibration.describe(gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
+    error, pooled = residual.relative_error, calibration.residuals[POOLED].relative_error
+    measured = measured_splits(gpu, recipe.framework)
     unmeasured = " or ".join(split for split in splits if split not in measured)
-    if unmeasured_recipe:
-        error = max(pooled, residual.relative_error)
-        note = f"no measured run has {unmeasured_recipe}"
-        return Residual(rows=residual.rows, relative_error=error), f"{source}; {note}, so error {error:.0%}"
-    if unmeasured and residual.relative_error < pooled:
-        note = f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {framework}"
-        return Residual(rows=residual.rows, relative_error=pooled), f"{source}; {note}, so error {pooled:.0%}"
-    return residual, source
+    if parts := unmeasured_parts(recipe, model, gradient_compression):
+        error = max(pooled, error)
+        source += f"; no measured run has {parts}, so error {error:.0%}"
+    elif unmeasured and error < pooled:
+        error = pooled
+        code = f"in code like {recipe.framework}"
+        source += f"; no measured run on {gpu.name} has {unmeasured} parallelism {code}, so error {error:.0%}"
+    if error < (least := network_error(hardware, nodes)):
+        error = least
+        source += f"; no measured run has several nodes with EFA and without GPUDirect RDMA, so error {error:.0%}"
+    return Residual(rows=residual.rows, relative_error=error), source
+
+
+def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
+    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
+    hardware, compression = Hardware.from_instance_type(instance), parallelism.gradient_compression
+    splits = parallelism.beyond_data
+    residual, source = speed_source(
+        problem.calibration, problem.model, problem.recipe, hardware, nodes, splits, compression
+    )
+    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)

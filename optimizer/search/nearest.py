@@ -17,10 +17,12 @@ import numpy as np
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints
+from optimizer.contract.units import usd_text
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
+from optimizer.search.reach import AXES
 
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
 _MORE_NODES = 4
@@ -224,3 +226,25 @@ def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[N
 def _build(problem: Problem, changes: dict[str, Any], distance: float | None, candidate: Candidate) -> NearestPlan:
     (plan,) = PlanBuilder(problem).build([candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan)
+
+
+def describe_wider(problem: Problem) -> str:
+    """Describe the best plan of code that has every kind of parallelism; empty where there is none either."""
+    if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
+        return ""
+    # Every sharding without a split is simpler than a split.
+    kinds: tuple[str, ...] = ("data",)
+    found = _change(problem, {"parallelism": kinds}, alone=True)
+    if not found and (found := _change(problem, {"parallelism": AXES}, alone=True)):
+        # Once more with what it needs: the command that is named must find this plan.
+        kinds = ("data", *found[0].plan.parallelism.beyond_data)
+        found = _change(problem, {"parallelism": kinds}, alone=True)
+    if not found:
+        return ""
+    plan = found[0].plan
+    return (
+        f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
+        f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
+        f"{usd_text(plan.cost_usd.expected, is_old=plan.spot_range is not None)} USD expected: --parallelism "
+        f"{','.join(kinds)} plans it"
+    )

@@ -19,15 +19,12 @@ from optimizer.contract.plan import (
     Memory,
     NodeItem,
     NodeSpec,
-    Parallelism,
     PlannedJob,
     PlannedLustre,
     PlanPrice,
     Purchase,
-    SpeedSource,
     SpotRange,
     Tuning,
-    Volumes,
 )
 from optimizer.contract.request import Workload
 from optimizer.contract.units import cents, rounded
@@ -38,11 +35,11 @@ from optimizer.economics.planned import (
     describe_lustre,
     describe_staging,
 )
-from optimizer.economics.running_costs import CONTROLLER_ITEMS, GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.economics.running_costs import CONTROLLER_ITEMS
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
 from optimizer.search.candidates import Candidate
-from optimizer.search.confidence import speed_source, unmeasured_parts
+from optimizer.search.confidence import describe_speed
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
@@ -181,22 +178,6 @@ def describe_memory(estimates: Estimates, i: int) -> Memory:
     )
 
 
-def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
-    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
-    recipe = problem.recipe
-    residual, source = speed_source(
-        problem.calibration,
-        Hardware.from_instance_type(instance),
-        nodes,
-        recipe.precision,
-        recipe.framework,
-        problem.model,
-        parallelism.beyond_data,
-        unmeasured_parts(recipe, problem.model, parallelism.gradient_compression),
-    )
-    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
-
-
 def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | None:
     purchase, outcome, row = candidate.purchase, candidate.table.outcome, candidate.row
     if not purchase.stale:
@@ -279,13 +260,9 @@ def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
 
 def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[PlanPrice]:
     """Unit prices that a fleet pays in a region."""
-    items: list[UnitItem] = ["gp3-storage"]
-    volumes = Volumes()
-    if volumes.iops > GP3_INCLUDED_IOPS:
-        items.append("gp3-iops")
-    if volumes.throughput_mib_per_s > GP3_INCLUDED_MIB_PER_S:
-        items.append("gp3-throughput")
-    items += ["s3-standard-storage", "s3-write-request", "kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
+    # The volume of a plan has gp3's included IOPS, and more than its included throughput.
+    items: list[UnitItem] = ["gp3-storage", "gp3-throughput", "s3-standard-storage", "s3-write-request"]
+    items += ["kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
     if work.lustre_gib is not None:
         items.append("lustre-storage")
     elif work.data_gib is not None:

@@ -12,7 +12,7 @@ from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case, build_case
 from optimizer.performance.collectives import collectives, local_ranks
 from optimizer.performance.evaluate import evaluate
-from optimizer.performance.frameworks import TRAINER, frameworks
+from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, frameworks
 from optimizer.performance.operations import Operation, operations
 from optimizer.performance.table import build_table
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
@@ -49,7 +49,8 @@ def of(
 ) -> Estimates:
     """Estimates of ``model``; the grid is one node of eight data-parallel GPUs unless said otherwise."""
     defaults: dict[str, Any] = {"nodes": 1, "data": 8}
-    recipe = recipe or Recipe(seq_len=1 if model.architecture == "cnn" else 512)
+    is_cnn = model.architecture == "cnn"
+    recipe = recipe or Recipe(seq_len=1 if is_cnn else 512, framework=CNN_DEFAULT if is_cnn else DEFAULT)
     return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)
 
 
