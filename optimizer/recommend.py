@@ -159,6 +159,7 @@ def recommend(
     results = find_candidates(problem)
     tables = [result for result in results if isinstance(result, CandidateTable)]
     rejected = [rejection for result in results for rejection in list_rejections(problem, result)]
+    cheapest = list_cheapest(tables, request.constraints)
     ranking = rank(tables, request)
     chosen = list_chosen(ranking, request)
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
@@ -180,7 +181,7 @@ def recommend(
         nearest=() if first else tuple(find_nearest(problem, tables)),
         wider="" if first else describe_wider(problem),
         rejected=tuple(rejected),
-        candidates=list_cheapest(tables, request.constraints),
+        candidates=cheapest,
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
         alternatives=tuple(list_alternatives(problem, first, chosen[0].purchase)) if first else (),

@@ -12,7 +12,7 @@ import numpy as np
 from optimizer.contract.units import GIB
 from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.case import Case, build_case
-from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, margin, memory
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, memory
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.table import build_table, step_seconds
 from optimizer.performance.types import Estimates, Floats, Grid, Hardware, Number, Recipe
@@ -58,7 +58,7 @@ def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
         tokens_per_second=full(samples * x.recipe.seq_len / total_s),
         mfu=full(samples * model_flops_per_sample(x) / total_s / (gpus * x.rates.peak)),
         peak_memory_gib=full(peak_gib),
-        p95_memory_gib=full(_p95_gib(x, peak_gib, held.streams)),
+        p95_memory_gib=full(held.p95 / GIB),
         limit_gib=full(allowed_gib),
         nccl_gib=full(held.nccl / GIB),
         fits=full(peak_gib <= allowed_gib),
@@ -84,11 +84,7 @@ def step_s(x: Case, coefficients: Coefficients) -> Floats:
 def needed_gib(x: Case) -> tuple[Floats, Floats]:
     """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
     held = memory(x)
-    return np.asarray(_p95_gib(x, held.peak / GIB, held.streams)), np.asarray(held.nccl / GIB, dtype=np.float64)
-
-
-def _p95_gib(x: Case, peak_gib: Number, streams: Number) -> Number:
-    return peak_gib * (1.0 + margin(x)) + streams / GIB
+    return np.asarray(held.p95 / GIB), np.asarray(held.nccl / GIB, dtype=np.float64)
 
 
 def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:

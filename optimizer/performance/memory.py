@@ -47,6 +47,7 @@ class PeakMemory:
             left, the allocator returns all free blocks to the driver in each step: 0.60 s for 0.36 (8B, two H100,
             tests/benchmarks/results/trainer_2xh100_202611.md).
         nccl: NCCL's buffers.
+        margin: 95th percentile of a measured peak above the estimated one, as a share of the estimate.
     """
 
     weights: Number
@@ -63,6 +64,7 @@ class PeakMemory:
     gathered: Number
     reduced: Number
     nccl: Number
+    margin: Number
 
     @cached_property
     def at_loss(self) -> Number:
@@ -94,6 +96,11 @@ class PeakMemory:
             "communication": self.buckets,
             "workspace": self.workspace,
         }
+
+    @property
+    def p95(self) -> Number:
+        """95th percentile of the bytes that the allocator holds."""
+        return self.peak * (1.0 + self.margin) + self.streams
 
     @property
     def streams(self) -> Number:
@@ -163,6 +170,7 @@ def memory(x: Case) -> PeakMemory:
         gathered=end[2],
         reduced=reduced,
         nccl=_nccl_bytes(x),
+        margin=_margin(x),
     )
 
 
@@ -187,8 +195,7 @@ CONVOLUTIONAL = 0.079  # 19: cuDNN's workspace
 UNMEASURED = CONVOLUTIONAL
 
 
-def margin(x: Case) -> Number:
-    """95th percentile of a measured peak above the estimated one, as a share of the estimate."""
+def _margin(x: Case) -> Number:
     share = np.where(x.ranks > 1, np.where(x.sharding == DDP, DDP_LAYOUTS, SHARDED), ALL_LAYOUTS)
     splits = ((x.tensor, TENSOR), (x.context, CONTEXT), (x.expert, EXPERT), (x.pipeline, UNMEASURED))
     for ranks, own in splits:

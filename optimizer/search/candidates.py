@@ -267,9 +267,9 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
             [p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]
         ),
     )
+    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
     copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
     running = [problem.running_costs(p.offer.region) for p in purchases]
-    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
     rates = HourlyRates.of(
         bought,
         reserve_hours=reserve_hours,

@@ -156,16 +156,16 @@ class SearchSpace:
             for pipelines in (False, True)
         )
         self.measured = [residual.rows > 0 for residual in residuals]
+        measured = [
+            sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
+            for i in instances
+        ]
         least = self._pooled_error if unmeasured_parts(recipe, model, "none") else 0.0
         self._errors, self._pipeline_errors = (
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
         # Network error of each machine, for the estimates of several nodes.
         self._network_errors: Floats = np.array([network_error(node, nodes=2) for node in hardware])
-        measured = [
-            sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
-            for i in instances
-        ]
         # Bits of the splits without a measured run: all where the GPU is no better known than the pooled runs.
         self._unmeasured = ~np.where(self._errors < self._pooled_error, measured, -1)
 

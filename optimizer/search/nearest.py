@@ -122,9 +122,7 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         if least not in changes:  # another plan of the list moves the other limit less
             continue
         distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
-        moved = problem.revise(**changes)
-        # The answer with these changes; needs are rounded up, and old spot prices head nothing.
-        nearest.append(_build(moved, changes, distance, rank_first(tables, moved.request) or candidate))
+        nearest.append(_build(problem, changes, distance, tables, candidate))
     return nearest
 
 
@@ -215,16 +213,22 @@ def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[N
     if "max_nodes" in changes:
         nodes = candidate.nodes
         changes, distance = {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1
-        wider = problem.revise(**changes)
-        within = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
-        candidate = rank_first(within, wider.request) or candidate
+        tables = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
     elif "global_batch" in changes:
         distance = abs(changes["global_batch"] / problem.amount.global_batch - 1)
-    return [_build(wider, changes, distance, candidate)]
+    return [_build(problem, changes, distance, tables, candidate)]
 
 
-def _build(problem: Problem, changes: dict[str, Any], distance: float | None, candidate: Candidate) -> NearestPlan:
-    (plan,) = PlanBuilder(problem).build([candidate])
+def _build(
+    problem: Problem,
+    changes: dict[str, Any],
+    distance: float | None,
+    tables: Sequence[CandidateTable],
+    candidate: Candidate,
+) -> NearestPlan:
+    """The answer's first plan with ``changes``, which are rounded up; old spot prices head nothing."""
+    moved = problem.revise(**changes)
+    (plan,) = PlanBuilder(moved).build([rank_first(tables, moved.request) or candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan)
 
 
