@@ -895,7 +895,7 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
         plans = data["plans"]
         if not isinstance(plans, list) or not plans:
             raise PlanError(
-                f"{origin} is recommend output without plans: nothing met its limits; gpufleet report shows the nearest"
+                f"{origin} is recommend output without plans: nothing met its limits; recommend has the nearest"
             )
         if not 1 <= plan_number <= len(plans):
             raise PlanNumberError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")

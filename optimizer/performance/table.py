@@ -132,7 +132,9 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
         row["moved_gb"] += float(op.moved * op.count) / 1e9
         row["s"] += float(Sums(**total).seconds(c))
         row["kept_mb_a_layer"] = kept.pop(op.name, 0.0) / 1e6
-    extra = [{"operation": name, "kept_mb_a_layer": each / 1e6} for name, each in kept.items() if each]
+    extra: list[dict[str, Any]] = [
+        {"operation": name, "kept_mb_a_layer": each / 1e6} for name, each in kept.items() if each
+    ]
     sends = [
         {
             "operation": f"{row.kind} of {name} ranks" if name == row.axis else name,
@@ -145,6 +147,10 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
         if np.any(row.a_micro_batch * row.calls + row.a_step * row.calls > 0) and row.ranks != 1
     ]
     takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
+    table = build_table(x)
+    if weights_s := float(table.weights_s / table.share):
+        moved_gb = weights_s * float(x.rates.memory) / 1e9
+        extra.append({"operation": "copies of weights and gradients", "moved_gb": moved_gb, "s": weights_s})
     return [*takes_part, *extra, *sends]
 
 

@@ -183,7 +183,15 @@ class Problem:
         known = [instance.name for instance in catalog.instance_types]
         types = _match(limits.instance_types, known, matches_type, catalog.instance_type)
         gpus = catalog.gpu_keys(limits.gpus)
+        matched = types
         types = [name for name in types if gpus is None or catalog.instance_type(name).gpu.key in gpus]
+        if not types:
+            has = sorted({catalog.instance_type(name).gpu.name for name in matched})
+            raise InvalidInputError(
+                f"no type of instance_types {', '.join(limits.instance_types)} has a GPU of {', '.join(limits.gpus)}",
+                limit=f"the GPUs of these types: {', '.join(has)}",
+                next_step="leave out one of gpus and instance_types",
+            )
         return cls(
             request=request,
             model=model,

@@ -34,7 +34,8 @@ class Ranking(NamedTuple):
     """The best candidate of each type and purchase option, best first, and the Pareto front, cheapest first.
 
     Of the candidates at current prices that beat the first in hours, ``faster`` is the best by the score of objective
-    time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none.
+    time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none. A candidate beats it by
+    the mean that is scored, and by the expected value, which people read first.
     """
 
     best: list[Candidate]
@@ -60,9 +61,9 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     kinds = column([np.bitwise_count(t.fastest.layouts.splits[t.configuration]) for t in tables])
     nodes, stale = column([table.nodes for table in tables]), column([table.stale for table in tables])
 
-    def pick(group: Sequence[int]) -> int:
-        limit = (1 + SAME) * min(score[i] for i in group)
-        return min((i for i in group if score[i] <= limit), key=lambda i: (kinds[i], nodes[i], score[i]))
+    def pick(group: Sequence[int], values: Floats = score) -> int:
+        limit = (1 + SAME) * min(values[i] for i in group)
+        return min((i for i in group if values[i] <= limit), key=lambda i: (kinds[i], nodes[i], values[i]))
 
     groups: dict[tuple[CandidateTable, str, bool], list[int]] = {}
     for i, (candidate, is_old) in enumerate(zip(candidates, stale.tolist(), strict=True)):
@@ -70,21 +71,25 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     best = sorted((pick(group) for group in groups.values()), key=lambda i: (stale[i], score[i]))
     first = pick([i for i in best if stale[i] == stale[best[0]]])
     best = [first, *(i for i in best if i != first)]
+    # Plans at old spot prices are last; the best that may save stays in, for the answer's line on spot is of it.
+    if not stale[first] and (saves := [i for i in best[MAX_PLANS:] if stale[i] and usd[i] < usd[first]]):
+        best = [*best[: MAX_PLANS - 1], saves[0]] if not stale[best[MAX_PLANS - 1]] else best
     front: list[int] = []
     for i in pareto_front(hours, usd).tolist():
         if not front or hours[i] < (1 - _SAME_HOURS) * hours[front[-1]]:
             front.append(i)
 
-    def least(values: Floats, beaten: Floats) -> Candidate | None:
-        beats = np.flatnonzero(~stale & (beaten < (1 - SAME) * beaten[first]))
-        return candidates[beats[values[beats].argmin()]] if beats.size else None
+    def beating(mean: Floats, expected: Floats) -> list[int]:
+        beats = ~stale & (mean < (1 - SAME) * mean[first]) & (expected < expected[first])
+        return np.flatnonzero(beats).tolist()
 
     by_time = scores(request.model_copy(update={"objective": "time"}), mean_usd, mean_hours)
+    faster, cheaper = beating(mean_hours, hours), beating(mean_usd, usd)
     return Ranking(
         best=[candidates[i] for i in best[:MAX_PLANS]],
         pareto=[candidates[i] for i in front],
-        faster=least(by_time, mean_hours),
-        cheaper=least(mean_usd, mean_usd),
+        faster=candidates[pick(faster, by_time)] if faster else None,
+        cheaper=candidates[min(cheaper, key=lambda i: mean_usd[i])] if cheaper else None,
     )
 
 

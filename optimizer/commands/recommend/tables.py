@@ -213,6 +213,8 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
         text = f"{price.usd:,.2f} USD an hour a node on {price.as_of}; {stops:.2g} interruptions expected"
     else:
         return ""
+    if old not in (None, first):
+        return text  # the rest is of plan 1
     if first.purchase.option == "spot" and first.alternates:
         text += f"; without capacity there: {first.describe_alternates(1)}"
     if outlook := first.spot_policy:

@@ -214,3 +214,8 @@ def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
     # Another type of the request has bf16: the budget binds there, and fp16 is no way out.
     both = answer("resnet18", work=work, instance_types=["g4dn.xlarge", "g5.xlarge"], max_nodes=1, budget_usd=0.01)
     assert both.nearest and not any("precision" in plan.changes for plan in both.nearest)
+
+
+def test_a_gpu_that_no_named_type_has_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no type of instance_types p4d has a GPU of H100"):
+        answer(instance_types=["p4d"], gpus=["H100"])

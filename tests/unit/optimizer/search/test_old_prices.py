@@ -14,6 +14,7 @@ from optimizer.catalog import Catalog
 from optimizer.commands.recommend.tables import describe_spot, plan_rows
 from optimizer.contract.hardware import HourlyPrice, Offer
 from optimizer.recommend import Recommendation, recommend
+from optimizer.search.ranking import MAX_PLANS
 from tests.unit.optimizer.search.requests import calibration, catalog, request
 
 LIMITS: dict[str, Any] = {"instance_types": ["p4d.24xlarge", "g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 2}
@@ -119,6 +120,19 @@ def test_one_line_says_what_a_refresh_settles() -> None:
     assert line.startswith(f"{old.node_count} x {old.instance_type} perhaps ") and "136 days old" in line
     # An old spot price above the current one changes nothing.
     assert describe_spot([plans[1].model_copy(update={"spot_range": None}), plans[1]]) == ""
+    # Beside a first plan at a current spot price, its places and its policy are not the old one's.
+    current = answered(1).plans[0]
+    cheaper = old.model_copy(update={"cost_usd": old.cost_usd.model_copy(update={"expected": 0.01})})
+    assert "without capacity there" in describe_spot([current])
+    assert describe_spot([current, cheaper]).endswith("--refresh settles it")
+
+
+def test_twenty_plans_at_current_prices_leave_room_for_the_line_on_spot() -> None:
+    work = {"tokens": "2B", "samples": None, "seq_len": 4096, "global_batch": None}
+    asked = request("llama-3.1-8b", work=work, instance_types=[], regions=["us-east-1"], max_nodes=16)
+    found = recommend(asked, _aged(136), calibration())
+    assert len(found.plans) == MAX_PLANS and [plan.spot_range is None for plan in found.plans].count(False) == 1
+    assert describe_spot(found.plans).startswith(f"{found.plans[-1].node_count} x {found.plans[-1].instance_type} ")
 
 
 def test_the_pareto_front_starts_at_a_current_price_too() -> None:

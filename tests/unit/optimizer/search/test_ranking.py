@@ -67,6 +67,9 @@ def test_no_candidate_beats_plan_1_and_none_is_far_faster_for_little_more(seed: 
         for mean, p95, time in list_rivals(found):
             assert max(mean / usd, p95 / plan.cost_usd.p95, time / hours) >= 1 - SAME, (asked, plan, mean, p95, time)
             assert mean > 1.06 * usd or time > hours / 3, (asked, plan, mean, time)
+        # A plan for 392 USD was offered as cheaper than one for 388, as its 95th percentile is lower.
+        assert found.cheaper is None or found.cheaper.cost_usd.expected < plan.cost_usd.expected, asked
+        assert found.faster is None or found.faster.hours.expected < plan.hours.expected, asked
 
 
 def test_an_hour_of_waiting_buys_a_faster_fleet() -> None:
