@@ -16,7 +16,7 @@ from tests.unit.optimizer.search.requests import answer, calibration, catalog, r
 
 
 def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
-    limits: dict[str, Any] = {"instance_types": ["g6*", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
+    limits: dict[str, Any] = {"instance_types": ["g6", "g6e", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
     wanted = request(**limits, regions=["us-east-1", "us-west-2", "eu-west-1"])
     problem = Problem.resolve(wanted, catalog(), calibration())
     together = find_candidates(problem)
