@@ -23,6 +23,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import parse_count, short
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
@@ -46,7 +47,6 @@ from optimizer.performance.types import (
     Grid,
     Hardware,
 )
-from optimizer.search.confidence import speed_source
 from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model

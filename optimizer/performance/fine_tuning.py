@@ -2,7 +2,7 @@
 
 Counted from peft 0.21 (tuners/lora/layer.py, Linear.forward) and bitsandbytes 0.50 (nn/modules.py, functional.py,
 optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). 18 runs on one H100 judge them
-(tests/benchmarks/results/finetuning_h100_202611.md); other GPUs have the error of ``search/confidence.py``.
+(tests/benchmarks/results/finetuning_h100_202611.md); other GPUs have the error of ``confidence.py``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
-from optimizer.performance.calibration import Calibration, model_kind
+from optimizer.performance.calibration import Calibration
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.frameworks import MEGATRON, framework_name
 from optimizer.performance.setups import (
@@ -353,9 +354,10 @@ def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Cali
     if not all(math.isfinite(value) and value > 0 for value in values):
         return result | {"error": "the row's numbers are too large or too small to estimate"}
     p95_gib, fit = float(estimates.p95_memory_gib), str(estimates.fit)
-    recipe, gpu = setup.recipe, setup.hardware.gpu
-    residual = calibration.residual(
-        gpu, recipe.precision, recipe.framework, kind=model_kind(setup.model), pipelines=setup.pipelines
+    grid, recipe = setup.grid, setup.recipe
+    splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(grid, name) > 1]
+    residual, _ = speed_source(
+        calibration, setup.model, recipe, setup.hardware, int(grid.nodes), splits, recipe.gradient_compression
     )
     cells = (*values, bool(estimates.fits), None, p95_gib, fit, residual.relative_error)
     return result | dict(zip(COLUMNS, cells, strict=True))

@@ -17,7 +17,6 @@ from optimizer.contract.plan import Alternate, FleetPlan, SpeedSource
 from optimizer.contract.units import rounded
 from optimizer.performance.types import Estimates
 from optimizer.search.candidates import Candidate, CandidateTable, build_tables
-from optimizer.search.confidence import describe_speed
 from optimizer.search.fastest import SAME, Fastest, estimate_configurations
 from optimizer.search.plan_builder import (
     can_replace,
@@ -100,7 +99,7 @@ def _list_moves(problem: Problem, candidate: Candidate, plan: FleetPlan) -> Iter
             plan=plan,
             fastest=replace(own, instance=instance),
             purchases=purchases,
-            speed=None if is_own else describe_speed(problem, instance, plan.node_count, plan.parallelism),
+            speed=None if is_own else problem.describe_speed(instance, plan.node_count, plan.parallelism),
         )
 
 

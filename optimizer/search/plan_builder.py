@@ -39,7 +39,6 @@ from optimizer.economics.running_costs import CONTROLLER_ITEMS
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
 from optimizer.search.candidates import Candidate
-from optimizer.search.confidence import describe_speed
 from optimizer.search.fastest import estimate_configurations
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
@@ -101,7 +100,7 @@ class PlanBuilder:
             prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
             lustre=self._describe_lustre(purchase.offer.region, float(outcome.hours_expected[row])),
             spot_range=_describe_range(candidate, cost_usd.expected),
-            calibration=describe_speed(self._problem, fastest.instance, nodes, parallelism),
+            calibration=self._problem.describe_speed(fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
 

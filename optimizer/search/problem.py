@@ -13,15 +13,17 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import QUOTE, Volumes, describe_undriven
+from optimizer.contract.plan import QUOTE, Parallelism, SpeedSource, Volumes, describe_undriven
 from optimizer.contract.request import FleetRequest, Quote, Workload, matches_type
+from optimizer.contract.units import rounded
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.economics.staging import NodeCopy, node_copy
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
-from optimizer.performance.types import Recipe
+from optimizer.performance.types import Hardware, Recipe
 from optimizer.search.global_batch import choose_global_batch
 from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
@@ -239,6 +241,14 @@ class Problem:
     def reach(self) -> Reach:
         """Layouts that the training code can carry out."""
         return find_reach(self.request, self.model, self.recipe.seq_len)
+
+    def describe_speed(self, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
+        """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
+        hardware, compression = Hardware.from_instance_type(instance), parallelism.gradient_compression
+        residual, source = speed_source(
+            self.calibration, self.model, self.recipe, hardware, nodes, parallelism.beyond_data, compression
+        )
+        return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
     @cached_property
     def checkpoint_gib(self) -> float:

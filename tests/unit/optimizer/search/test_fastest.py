@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from optimizer import performance
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import MIXTURE, POOLED
+from optimizer.performance.confidence import MEASURED_SPLITS, measured_splits, speed_source
 from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
-from optimizer.search.confidence import MEASURED_SPLITS, measured_splits, speed_source
 from optimizer.search.fastest import SAME, Fastest, SearchSpace, estimate_configurations, find_fastest
 from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection

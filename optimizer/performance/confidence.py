@@ -6,13 +6,10 @@ import math
 from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
-from optimizer.contract.hardware import Gpu, InstanceType
-from optimizer.contract.plan import Parallelism, SpeedSource
-from optimizer.contract.units import rounded
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.types import Hardware, Recipe
-from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
 
 # Splits that measured runs on a GPU have (performance/data/measured_runs.csv; a test compares), in code with fused
@@ -75,13 +72,3 @@ def speed_source(
         error = least
         source += f"; no measured run has several nodes with EFA and without GPUDirect RDMA, so error {error:.0%}"
     return Residual(rows=residual.rows, relative_error=error), source
-
-
-def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
-    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
-    hardware, compression = Hardware.from_instance_type(instance), parallelism.gradient_compression
-    splits = parallelism.beyond_data
-    residual, source = speed_source(
-        problem.calibration, problem.model, problem.recipe, hardware, nodes, splits, compression
-    )
-    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
