@@ -49,8 +49,8 @@ class ModuleForms:
 
     def rebase_parameters(self) -> None:
         """Take the parameters as they are now as those of the start: an engine has cast, sharded or flattened them."""
-        others = {key: form for key, form in self._born.items() if form is None or form[0] == "buffer"}
-        self._born = {key: form for key, form in self.now().items() if form and form[0] == "parameter"} | others
+        now = {key: form for key, form in self.now().items() if form and form[0] == "parameter"}
+        self._born = {**now, **{key: form for key, form in self._born.items() if not form or form[0] == "buffer"}}
 
     def kind_of(self, key: str) -> str:
         """Kind of the tensor at ``key``."""

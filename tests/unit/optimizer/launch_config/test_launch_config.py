@@ -124,7 +124,7 @@ def test_torchtitan_refuses_what_its_backend_does_not_train(kind: str) -> None:
         launch_config(plan({"architecture": architecture}), "torchtitan", "plan.py")
 
 
-DDP = {"sharding": "ddp", "activation_checkpointing": "none"}
+DDP: dict[str, Any] = {"sharding": "ddp", "activation_checkpointing": "none"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
