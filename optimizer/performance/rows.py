@@ -356,8 +356,9 @@ def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Cali
     p95_gib, fit = float(estimates.p95_memory_gib), str(estimates.fit)
     grid, recipe = setup.grid, setup.recipe
     splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(grid, name) > 1]
+    nodes = math.ceil(setup.gpus / setup.hardware.gpus_per_node)
     residual, _ = speed_source(
-        calibration, setup.model, recipe, setup.hardware, int(grid.nodes), splits, recipe.gradient_compression
+        calibration, setup.model, recipe, setup.hardware, nodes, splits, recipe.gradient_compression
     )
     cells = (*values, bool(estimates.fits), None, p95_gib, fit, residual.relative_error)
     return result | dict(zip(COLUMNS, cells, strict=True))
