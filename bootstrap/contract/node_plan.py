@@ -87,7 +87,7 @@ class NodePlan:
 
     @property
     def layout(self) -> str:
-        """What the training command follows, as text: the same for plans that differ in predictions or limits alone."""
+        """The part of the plan that the training command follows, as text; predictions and limits are no part of it."""
         followed = replace(self, predicted=None, expected=None, deadline_hours=None, budget_usd=None)
         return json.dumps(to_json(followed), sort_keys=True)
 

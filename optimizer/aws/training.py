@@ -1,4 +1,4 @@
-"""What a training keeps beside its checkpoints: its ledger, its measured rows (bootstrap/contract), profiler traces."""
+"""Files that a training keeps beside its checkpoints: ledger, measured rows (bootstrap/contract), profiler traces."""
 
 from __future__ import annotations
 

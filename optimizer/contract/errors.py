@@ -58,7 +58,7 @@ class DataStaleError(DataMissingError):
     """The fact is there and older than its time to live."""
 
 
-# What a value lacks, by pydantic's type of error; the names in braces are of its context.
+# Words for what a value lacks, by pydantic's type of error; the names in braces are of its context.
 _WRONG = {
     "missing": "missing",
     "extra_forbidden": "no such key",

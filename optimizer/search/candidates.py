@@ -157,7 +157,7 @@ class Candidate(NamedTuple):
 
     @property
     def purchase(self) -> PricedPurchase:
-        """How the nodes are bought."""
+        """Way in which the nodes are bought."""
         return self.table.purchases[int(self.table.purchase[self.row])]
 
     @property

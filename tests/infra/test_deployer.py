@@ -95,7 +95,7 @@ def test_another_stacks_resources_are_out_of_reach() -> None:
         assert not allows(policy, Question(call.action, call.resource.replace("123456789012", "210987654321")))
 
 
-# What each look-up of the program asks AWS for; STS answers get_caller_identity without permission:
+# Actions of AWS that each look-up of the program needs; STS answers get_caller_identity without permission:
 # https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
 LOOK_UPS = {
     "get_ami": "ec2:DescribeImages",
@@ -110,7 +110,7 @@ LOOK_UPS = {
 
 
 def test_every_look_up_of_the_program_is_allowed(repository: Path) -> None:
-    """Which of them a plan reaches differs, so a recorded deployment does not show all."""
+    """Plans reach different look-ups, so a recorded deployment does not show all."""
     found, allowed = set(), deployer_policy(NAMES)["Statement"][0]["Action"]
     for path in (repository / "infra").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -21,7 +21,7 @@ MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
 
 
 def problems(changes: dict[str, Any]) -> list[str]:
-    """What the trainer does not carry out of PLAN with changes, which may be of the training code, too."""
+    """Parts of PLAN that the trainer does not carry out, with changes that may be of the training code, too."""
     fields = {name: value for name, value in changes.items() if hasattr(PLAN, name)}
     others = {name: value for name, value in changes.items() if name not in fields}
     return unsupported(replace(PLAN, **fields), gpus_per_node=8, **others)

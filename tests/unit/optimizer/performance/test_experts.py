@@ -70,7 +70,7 @@ def product_s(x: Case) -> float:
     return float(row.count * row.flops / row.flop_per_s)
 
 
-# What a token's two experts compute in three passes.
+# FLOPs that a token's two experts compute in three passes.
 FLOPS = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
 
 
