@@ -170,10 +170,19 @@ class Problem:
 
     @classmethod
     def resolve(
-        cls, request: FleetRequest, catalog: Catalog, calibration: Calibration, *, rooms: Rooms | None = None
+        cls,
+        request: FleetRequest,
+        catalog: Catalog,
+        calibration: Calibration,
+        *,
+        rooms: Rooms | None = None,
+        model: ModelSpec | None = None,
     ) -> Self:
-        """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have."""
-        model = resolve_model(request.model)
+        """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have.
+
+        ``model`` is the request's where it is known already: reading a configuration may build it by transformers.
+        """
+        model = model or resolve_model(request.model)
         recipe = _build_recipe(request, model)
         amount = Amount.resolve(request.workload, model, recipe.seq_len)
         limits = request.constraints
@@ -216,7 +225,7 @@ class Problem:
                 "constraints": self.request.constraints.model_copy(update=limits),
             }
         )
-        return type(self).resolve(request, self.catalog, self.calibration, rooms=self.rooms)
+        return type(self).resolve(request, self.catalog, self.calibration, rooms=self.rooms, model=self.model)
 
     @cached_property
     def undriven(self) -> dict[str, str]:

@@ -34,6 +34,12 @@ def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
         assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
 
 
+def test_a_revised_request_keeps_the_model_that_was_read() -> None:
+    problem = Problem.resolve(request("1.3B"), catalog(), calibration())
+    revised = problem.revise(budget_usd=7.0)
+    assert revised.request.constraints.budget_usd == 7 and revised.model is problem.model
+
+
 @pytest.mark.parametrize(
     ("model", "work", "batch"),
     [
