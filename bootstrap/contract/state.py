@@ -38,7 +38,6 @@ _GONE = ("reservation", "unreserved", "unused_usd_per_hour", "scores", "scored_a
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
-PHASES: tuple[Phase, ...] = get_args(Phase)
 # Phases that want nodes, that want none for now.
 UP: tuple[Phase, ...] = ("starting", "running")
 PAUSES: tuple[Phase, ...] = ("waiting", "paused")

@@ -23,7 +23,6 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import parse_count, short
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.confidence import speed_source
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
@@ -264,8 +263,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     estimates = evaluate(spec, recipe, hardware, setup.grid, calibration)
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
-    splits = [name for name, count in ranks.items() if count > 1]
-    residual, source = speed_source(calibration, spec, recipe, hardware, nodes, splits, work.gradient_compression)
+    residual, source = setup.speed_source(calibration)
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,

@@ -16,7 +16,6 @@ from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.confidence import speed_source
 from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.frameworks import MEGATRON, framework_name
 from optimizer.performance.setups import (
@@ -354,11 +353,6 @@ def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Cali
     if not all(math.isfinite(value) and value > 0 for value in values):
         return result | {"error": "the row's numbers are too large or too small to estimate"}
     p95_gib, fit = float(estimates.p95_memory_gib), str(estimates.fit)
-    grid, recipe = setup.grid, setup.recipe
-    splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(grid, name) > 1]
-    nodes = math.ceil(setup.gpus / setup.hardware.gpus_per_node)
-    residual, _ = speed_source(
-        calibration, setup.model, recipe, setup.hardware, nodes, splits, recipe.gradient_compression
-    )
+    residual, _ = setup.speed_source(calibration)
     cells = (*values, bool(estimates.fits), None, p95_gib, fit, residual.relative_error)
     return result | dict(zip(COLUMNS, cells, strict=True))

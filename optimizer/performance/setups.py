@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
-from optimizer.performance.calibration import Calibration, Coefficients
+from optimizer.performance.calibration import Calibration, Coefficients, Residual
 from optimizer.performance.case import Case, build_case
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
@@ -68,6 +70,12 @@ class Setup:
     def coefficients(self, calibration: Calibration) -> Coefficients:
         """Look up the fitted numbers."""
         return calibration.coefficients(self.hardware.gpu, self.recipe)
+
+    def speed_source(self, calibration: Calibration) -> tuple[Residual, str]:
+        """The error of the speed, and its source in words."""
+        recipe, nodes = self.recipe, math.ceil(self.gpus / self.hardware.gpus_per_node)
+        splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(self.grid, name) > 1]
+        return speed_source(calibration, self.model, recipe, self.hardware, nodes, splits, recipe.gradient_compression)
 
 
 def build_recipe(
