@@ -52,13 +52,14 @@ SECTIONS = {
         "catalog": "Show, check and refresh instance types and prices.",
         "calibrate": "Fit the speed model to your own measured runs.",
         "blocks": "Find Capacity Blocks, and buy one.",
-        "completion": "Print the completion script of a shell.",
+        "schema": "Print the JSON Schema of a request, a plan or an answer.",
     },
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # Commands and options of earlier versions, and what does their work now.
 GONE = {
+    "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
     "trace": "gpufleet logs trace does it",
     "trace --nsight": "the command itself may begin with nsys profile",
     "port-forward": "gpufleet ssh RANK --port PORT does it",

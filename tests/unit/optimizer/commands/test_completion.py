@@ -6,23 +6,22 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
 
 from optimizer.catalog import load
 from optimizer.cli import cli
-from optimizer.commands.completion import SHELLS, VARIABLE
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
 def completed(*words: str, incomplete: str = "") -> list[str]:
-    found = ShellComplete(cli, {}, "gpufleet", VARIABLE).get_completions(list(words), incomplete)
+    found = ShellComplete(cli, {}, "gpufleet", "_GPUFLEET_COMPLETE").get_completions(list(words), incomplete)
     return [item.value for item in found]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_gets_its_script(shell: str) -> None:
-    done = CliRunner().invoke(cli, ["completion", shell])
-    assert done.exit_code == 0 and f"{VARIABLE}={shell}_complete" in done.stdout
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    monkeypatch.setenv("_GPUFLEET_COMPLETE", f"{shell}_source")
+    code, out, _ = gpufleet()
+    assert code == 0 and f"_GPUFLEET_COMPLETE={shell}_complete" in out
 
 
 def test_models_types_and_regions_are_completed() -> None:
@@ -54,6 +53,7 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
         (("catalog", "refresh", "--cloud", "azure"), "--cloud is gone: prices of other clouds come with each version"),
         (("offers", "--pirce", "spot"), "No such option '--pirce'"),
         (("port-forward", "0", "6006"), "port-forward is gone: gpufleet ssh RANK --port PORT"),
+        (("completion", "bash"), "completion is gone: source <(_GPUFLEET_COMPLETE=bash_source gpufleet)"),
     ],
 )
 def test_an_option_of_earlier_versions_names_the_new_way(gpufleet: Gpufleet, words: tuple[str, ...], says: str) -> None:

@@ -53,7 +53,7 @@ def test_the_answer_fits(name: str, columns: int, tmp_path: Path) -> None:
 
 
 # Their lines are another program's, or a training's; output.py and layout.py wrap.
-MACHINE = {"completion.py", "layout.py", "logs.py", "output.py", "policy.py", "progress.py"}
+MACHINE = {"layout.py", "logs.py", "output.py", "policy.py", "progress.py"}
 
 
 def test_every_sentence_of_a_command_is_wrapped_on_a_terminal() -> None:
