@@ -82,6 +82,8 @@ GONE = {
     "offers --max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates",
     "refresh --cloud": "prices of other clouds come with each version; refresh reads AWS's",
     "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
+    "estimate --gradient-compression": "code of your own may register DDP's hooks; no estimate counts them",
+    "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "the region's costs without the tag are always read",
     "costs --no-untagged": "the region's costs without the tag are always read",

@@ -224,7 +224,6 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
-        gradient_compression=work.gradient_compression,
         tuning=work.tuning,
     )
     beyond = positions_note(spec, recipe.seq_len)
@@ -244,9 +243,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
                 limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
                 why="every rank has the same number of sequences",
             )
-    sharding = flags["sharding"] or default_sharding(
-        spec, data * ranks["context"], ranks["pipeline"], work.gradient_compression, work.tuning
-    )
+    sharding = flags["sharding"] or default_sharding(spec, data * ranks["context"], ranks["pipeline"], work.tuning)
     nodes = math.ceil(gpus / hardware.gpus_per_node)
     grid = Grid(
         nodes=nodes,
@@ -287,7 +284,6 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "precision": work.precision,
         "optimizer": work.optimizer,
         "framework": recipe.framework,
-        **({"gradient_compression": work.gradient_compression} if work.gradient_compression != "none" else {}),
         **_describe_tuning(work.tuning, trained_parameters(spec, work.tuning)),
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(estimates.step_time_s),
@@ -371,8 +367,6 @@ def _print(result: dict[str, Any], output_format: str) -> None:
     more = [f"experts over {result['expert']} data ranks"] * (result["expert"] > 1)
     more += ["sequence parallel"] * result["sequence_parallel"]
     more += [f"{result['virtual_stages']} chunks a stage"] * (result["virtual_stages"] > 1)
-    if "gradient_compression" in result:
-        more.append(f"gradients in {result['gradient_compression']}")
     if "trained_parameters" in result:
         words = {name: result[name] for name in ("method", "lora_rank", "lora_targets", "frozen") if name in result}
         more.append(f"{FineTuning(**words).in_words}, {result['trained_parameters'] / 1e6:.3g}M parameters trained")

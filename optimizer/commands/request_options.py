@@ -55,12 +55,6 @@ _WORKLOAD_OPTIONS = (
         "[default: gpufleet, the reference trainer]",
     ),
     click.option("--compile", "compiled", cls=FurtherOption, is_flag=True, default=None, help="torch.compile."),
-    click.option(
-        "--gradient-compression",
-        cls=FurtherOption,
-        metavar="KIND",
-        help="bf16, fp16 or powersgd-RANK, by DDP's hooks: sharding ddp only.  [default: none]",
-    ),
 )
 
 

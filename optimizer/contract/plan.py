@@ -228,9 +228,6 @@ class Parallelism(_Model):
     micro_batch: Count = Field(description="Sequences (or images) of one forward pass on one data-parallel rank.")
     grad_accum: Count
     activation_checkpointing: ActivationCheckpointing
-    gradient_compression: Annotated[str, Field(pattern=trainer.GRADIENT_COMPRESSION)] = left_out(
-        "Compression of DDP's gradients: none, bf16, fp16 or powersgd-RANK.", default="none"
-    )
 
     @property
     def beyond_data(self) -> tuple[str, ...]:
@@ -637,8 +634,6 @@ class FleetPlan(_Model):
             problems.append(f"parallelism.expert is {p.expert}, and job.architecture has no experts")
         if p.virtual_stages > 1 and p.pipeline == 1:
             problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
-        if unfit := trainer.compression_problem(self.node_plan):
-            problems.append(f"parallelism: {unfit}")
         if p.sequence_parallel and p.tensor == 1:
             problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
@@ -801,7 +796,6 @@ class FleetPlan(_Model):
             expert_parallel=split.expert,
             activation_checkpointing=split.activation_checkpointing,
             **job.tuning.model_dump(),
-            gradient_compression=split.gradient_compression,
             optimizer=job.optimizer,
         )
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
-from bootstrap.contract.trainer import GRADIENT_COMPRESSION
 from optimizer.contract.errors import InvalidInputError, describe_wrong, unreadable
 from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out, lustre_problem
 from optimizer.contract.spelling import near_names
@@ -144,9 +143,6 @@ class Workload(_Model):
     lustre_gib: Annotated[int, Field(ge=1, le=MOST_DATA_GIB), Number] | None = left_out(
         "Storage of an FSx for Lustre file system that the nodes read the data from, in place of copies: "
         "1200, or a multiple of 2400. Needs data_gib."
-    )
-    gradient_compression: Annotated[str, Field(pattern=GRADIENT_COMPRESSION)] = left_out(
-        "none, bf16, fp16 or powersgd-RANK, by DDP's hooks: only ddp is searched then.", default="none"
     )
 
     @property

@@ -47,9 +47,6 @@ def launch_config(
 
 
 def _part_refusals(plan: FleetPlan) -> list[str]:
-    """Refuse what no engine's configuration file has: which part of the model trains, and a hook of DDP."""
-    words, compression = plan.job.tuning.facts.in_words, plan.parallelism.gradient_compression
-    refusals = [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []
-    if compression != "none":
-        refusals.append(f"gradient compression is {compression}: the training script registers the hook with DDP")
-    return refusals
+    """Refuse what no engine's configuration file has: which part of the model trains."""
+    words = plan.job.tuning.facts.in_words
+    return [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []

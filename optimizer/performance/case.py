@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
-from bootstrap.contract.trainer import powersgd_rank, span_lengths
+from bootstrap.contract.trainer import span_lengths
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
@@ -227,11 +227,6 @@ class Case:
     def live_share(self) -> float:
         """Share of the layers that the backward pass reaches."""
         return 1.0 - self.recipe.tuning.frozen_layers / max(self.model.layers, 1)
-
-    @cached_property
-    def powersgd_rank(self) -> int:
-        """Rank of PowerSGD's compression; 0 without."""
-        return powersgd_rank(self.recipe.gradient_compression)
 
     @cached_property
     def repeats(self) -> Number:

@@ -202,8 +202,8 @@ def _data_collectives(
             a_micro_batch=share * a_micro_batch, a_step=np.where(a_step, share, 0.0),
         )  # fmt: skip
 
-    sent, buckets = compressed_bytes(x, reduced)
-    yield f"{whose}all-reduce", row("all-reduce", sent, buckets, 0.0, (x.sharding == DDP) | (zero1 & on_ddp))
+    buckets = np.ceil(reduced / BUCKET_BYTES)
+    yield f"{whose}all-reduce", row("all-reduce", reduced, buckets, 0.0, (x.sharding == DDP) | (zero1 & on_ddp))
     hooked = on_shards & x.code.hook_shards
     reductions = np.where(zero2, 1.0, 0.0)
     yield f"{whose}reduce-scatter", row("ring", reduced, groups, reductions, on_shards & np.logical_not(hooked))
@@ -212,70 +212,6 @@ def _data_collectives(
     gathered = parameters * sent_share * min(x.state.gathered, x.state.weight)
     yield f"{whose}gather", row("ring", gathered, groups, gathers, gathers_once)
     if x.code.hook_shards:
-        yield f"{whose}reduce-scatter in hooks", row("tree", reduced, np.ceil(reduced / BUCKET_BYTES), 0.0, hooked)
+        yield f"{whose}reduce-scatter in hooks", row("tree", reduced, buckets, 0.0, hooked)
     if x.state.bucket > 0:
         yield f"{whose}gather of updates", row("ring", parameters * x.state.weight, groups, 0.0, zero1 & on_ddp)
-
-
-# DDP's communication hooks that compress gradients, counted from torch/distributed/algorithms/ddp_comm_hooks
-# (default_hooks.py, powerSGD_hook.py; torch 2.11) and the PowerSGD paper (arXiv:1905.13727). Gradients and buckets are
-# fp32; tensor, pipeline and expert parallelism are 1.
-
-# Bytes moved a parameter. 16 bits: cast (read 4, write 2), division (2 + 2), cast back (2 + 4).
-HALF_TRAFFIC_BYTES = 16.0
-# PowerSGD: add the error (12), copy (8), keep the new error (12), and read or write the gradient in three products.
-POWERSGD_TRAFFIC_BYTES = 32.0 + 3 * 4.0
-# Bytes held a parameter: the 16-bit buckets, until their all-reduces end; PowerSGD's errors, for the whole run.
-HALF_BYTES = 2.0
-POWERSGD_BYTES = 4.0
-# Multiplications and additions a parameter and rank: P = M Q, Q = M' P and M = P Q'.
-POWERSGD_FLOPS = 6.0
-
-
-def compressed_bytes(x: Case, reduced: Number) -> tuple[Number, Number]:
-    """Bytes that ranks reduce instead of ``reduced``, and the collectives: half of them, or PowerSGD's P and Q."""
-    buckets = np.ceil(reduced / BUCKET_BYTES)
-    if not x.powersgd_rank:
-        return reduced if x.recipe.gradient_compression == "none" else reduced / 2.0, buckets
-    _, sides, elements = _matrices(x)
-    vectors = np.maximum(reduced - 4.0 * elements, 0.0)
-    # P, Q, and vectors apart.
-    return np.minimum(4.0 * x.powersgd_rank * sides + vectors, reduced), 3.0 * buckets
-
-
-def hook_bytes(x: Case) -> Number:
-    """Bytes of memory that a compressing hook holds."""
-    if x.recipe.gradient_compression == "none":
-        return 0.0
-    each = POWERSGD_BYTES if x.powersgd_rank else HALF_BYTES
-    return np.where(x.ranks > 1, x.stage_parameters * each, 0.0)
-
-
-def hook_seconds(x: Case) -> Number:
-    """Seconds of one step that a compressing hook adds to the computation."""
-    if x.recipe.gradient_compression == "none":
-        return 0.0
-    parameters = x.stage_parameters
-    buckets = np.ceil(parameters * x.state.reduce / BUCKET_BYTES)
-    seconds = parameters * HALF_TRAFFIC_BYTES / x.rates.memory + buckets * kernels.HALF_HOOK_S
-    if rank := x.powersgd_rank:
-        # Gram-Schmidt up to rank 2, else QR; of P and of Q.
-        orthogonal_s = kernels.QR_S if rank > 2 else kernels.GRAM_SCHMIDT_S * rank
-        matrices_s = _matrices(x)[0] * (2.0 * orthogonal_s + kernels.POWERSGD_MATRIX_S)
-        products_s = parameters * (POWERSGD_TRAFFIC_BYTES / x.rates.memory + POWERSGD_FLOPS * rank / x.rates.fp32)
-        seconds = products_s + matrices_s + buckets * kernels.POWERSGD_BUCKET_S
-    return np.where(x.ranks > 1, seconds, 0.0)
-
-
-def _matrices(x: Case) -> tuple[float, float, float]:
-    """Count the matrices among the parameters, the sum of their heights and widths, and their elements."""
-    model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
-    up_and_down = model.matrices_per_ffn * max(model.experts, 1)
-    heads = x.layer.query + x.layer.kv
-    tables = round(model.embedding_parameters / max(x.table_parameters, 1.0)) if model.vocab_size else 0
-    count = model.layers * (4.0 + up_and_down) + tables
-    sides = model.layers * (4.0 * h + 2.0 * heads + up_and_down * (h + ffn)) + tables * (model.vocab_size + h)
-    elements = model.layers * h * (2.0 * heads + up_and_down * ffn) + tables * x.table_parameters
-    # Convolutions count as squares of one size; their vectors are few.
-    squares = float(model.parameters) if model.convolutions else 0.0
-    return count + model.convolutions, sides + 2.0 * (model.convolutions * squares) ** 0.5, elements + squares

@@ -37,11 +37,10 @@ def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
     return MEASURED_SPLITS.get((gpu.name, "fused" if fused else "written out"), ())
 
 
-def unmeasured_parts(recipe: Recipe, model: ModelSpec, gradient_compression: str) -> str:
+def unmeasured_parts(recipe: Recipe, model: ModelSpec) -> str:
     """Name the parts of a recipe and its model that no measured run has; the speed has an unmeasured GPU's error."""
     parts = [recipe.tuning.in_words, "pure bf16" if recipe.pure else ""]
     parts += ["8-bit moments"] * (recipe.optimizer == EIGHT_BIT)
-    parts += [f"gradient compression {gradient_compression}"] * (gradient_compression != "none")
     return " or ".join(part for part in (*parts, *model.unmeasured_parts(recipe.seq_len)) if part)
 
 
@@ -52,7 +51,6 @@ def speed_source(
     hardware: Hardware,
     nodes: int,
     splits: Collection[str],
-    gradient_compression: str,
 ) -> tuple[Residual, str]:
     """The error of the speed of a layout with these splits on ``nodes`` nodes, and its source in words."""
     gpu, kind, pipelines = hardware.gpu, model_kind(model), nodes > 1 and "pipeline" in splits
@@ -61,7 +59,7 @@ def speed_source(
     error, pooled = residual.relative_error, calibration.residuals[POOLED].relative_error
     measured = measured_splits(gpu, recipe.framework)
     unmeasured = " or ".join(split for split in splits if split not in measured)
-    if parts := unmeasured_parts(recipe, model, gradient_compression):
+    if parts := unmeasured_parts(recipe, model):
         error = max(pooled, error)
         source += f"; no measured run has {parts}, so error {error:.0%}"
     elif unmeasured and error < pooled:

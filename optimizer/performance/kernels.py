@@ -13,16 +13,6 @@ FlashKernel = Literal["flash1", "flash2", "vendor"]
 # Share of the datasheet's memory bandwidth that a large copy reaches: 4.25 of 4.8 TB/s.
 MEMORY_EFFICIENCY = 0.885
 
-# DDP's communication hooks (collectives.py), seconds. A bucket's 16-bit hook beside its bytes: four H100 lost
-# 2.6% of their speed with bf16 (ResNet-50), 11.3% (BERT-large) and 3.3% (Llama 1.3B), less with larger buckets; this
-# gives 0.6, 4.4 and 7.1%. PowerSGD's are assumed from the number of kernels it launches; no run measured them, and
-# plans with compressed gradients carry the error of an unmeasured GPU.
-HALF_HOOK_S = 100e-6
-POWERSGD_BUCKET_S = 300e-6
-POWERSGD_MATRIX_S = 60e-6
-GRAM_SCHMIDT_S = 40e-6
-QR_S = 500e-6
-
 # Bytes a byte of the tensor's element. LayerNorm, and RMSNorm in one kernel.
 NORM = (3.0, 4.3)
 # Hugging Face's RMSNorm, five kernels: of fp32 (40 and 96 bytes an element), and of 16 bits, widened (57 and 112).

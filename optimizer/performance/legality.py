@@ -43,7 +43,6 @@ class Layout:
     micro_batch: Ints
     grad_accum: Ints
     seq_len: int
-    compresses: bool
     trains_whole_layers: bool
     is_megatron: bool  # code with Megatron's fused kernels and its layouts
 
@@ -162,15 +161,6 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             name,
-            lambda m, x, name=name: (getattr(x, name) == 1) | (not x.compresses),  # type: ignore[misc]
-            lambda m, x: "1 with compressed gradients",
-            "DistributedDataParallel, whose hooks compress gradients, takes whole models",
-        )
-        for name in _NOT_OF_DDP
-    ),
-    *(
-        Rule(
-            name,
             lambda m, x, name=name: (getattr(x, name) == 1) | x.trains_whole_layers,  # type: ignore[misc]
             lambda m, x: "1 where a part of the model trains",
             "frozen layers, 4-bit weights and the reference trainer's adapters are not split",
@@ -233,7 +223,6 @@ def _layout(recipe: Recipe, grid: Grid) -> Layout:
         **settings,
         sequence_parallel=np.where(tensor > 1, split, 0).astype(np.int64),
         seq_len=recipe.seq_len,
-        compresses=recipe.gradient_compression != "none",
         is_megatron=recipe.framework in MEGATRON,
         trains_whole_layers=recipe.tuning.trains_all or splits_adapters(recipe),
     )

@@ -13,7 +13,6 @@ import numpy as np
 from optimizer.contract.units import GIB
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
 from optimizer.performance.case import Case
-from optimizer.performance.collectives import hook_bytes
 from optimizer.performance.fsdp import Moment, backward_bytes, loss_bytes
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Number
 
@@ -158,7 +157,7 @@ def memory(x: Case) -> PeakMemory:
     return PeakMemory(
         weights=np.where(zero3 | gathers_all, sharded, held) * state.weight,
         state=np.where(zero1, sharded, held) * (state.optimizer + state.master),
-        buckets=buckets + hook_bytes(x),
+        buckets=buckets,
         workspace=WORKSPACE_BYTES + widened,
         early=early,
         saved=saved,

@@ -232,9 +232,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     data = data_ranks(count, tensor, pipeline, context)
     network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
     hardware = build_hardware(gpu, per_node, network)
-    compression = row.text("gradient_compression").lower() or "none"
     tuning = _tuning(row)
-    usual = default_sharding(model, data * context, pipeline, compression, tuning)
+    usual = default_sharding(model, data * context, pipeline, tuning)
     sharding = row.word("sharding", SHARDINGS, default=usual)
     attention = row.word("attention", ATTENTIONS, default="flash")
     framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
@@ -256,7 +255,6 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         compiled=row.flag("compiled"),
-        gradient_compression=compression,
         tuning=tuning,
         target_len=row.count("target_len", default=0, least=0) or None,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
-from bootstrap.contract.trainer import GRADIENT_COMPRESSION, powersgd_rank
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import Gpu, Precision
+from optimizer.contract.hardware import Gpu
 from optimizer.contract.spelling import near_names
 from optimizer.performance.calibration import Calibration, Coefficients, Residual
 from optimizer.performance.case import Case, build_case
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
-from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, check_framework, framework_name
+from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.rates import default_network_gbit_per_s
 from optimizer.performance.types import (
@@ -55,8 +54,6 @@ class Setup:
     def __post_init__(self) -> None:
         """Refuse an illegal configuration."""
         check_legal(self.model, self.recipe, self.grid)
-        if SHARDINGS[self.grid.sharding] not in self.recipe.shardings:  # type: ignore[call-overload]
-            raise _refuse_shardings(self.recipe.gradient_compression, SHARDINGS[self.grid.sharding])  # type: ignore[call-overload]
 
     @property
     def pipelines(self) -> bool:
@@ -75,7 +72,7 @@ class Setup:
         """The error of the speed, and its source in words."""
         recipe, nodes = self.recipe, math.ceil(self.gpus / self.hardware.gpus_per_node)
         splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(self.grid, name) > 1]
-        return speed_source(calibration, self.model, recipe, self.hardware, nodes, splits, recipe.gradient_compression)
+        return speed_source(calibration, self.model, recipe, self.hardware, nodes, splits)
 
 
 def build_recipe(
@@ -89,7 +86,6 @@ def build_recipe(
     attention: Attention = "flash",
     compiled: bool = False,
     experts: ExpertsKind | None = None,
-    gradient_compression: str = "none",
     tuning: FineTuning = FULL_TRAINING,
     shardings: tuple[str, ...] = SHARDINGS,
     target_len: int | None = None,
@@ -107,11 +103,6 @@ def build_recipe(
     products = arithmetic(precision)
     if gpu is not None:
         check_precision(gpu, products)
-    if gradient_compression != "none":
-        _check_compression(gradient_compression, products, framework, model)
-        if "ddp" not in shardings:
-            raise _refuse_shardings(gradient_compression, ", ".join(shardings))
-        shardings = ("ddp",)
     recipe = Recipe(
         seq_len=_resolve_seq_len(model, seq_len),
         precision=products,
@@ -120,7 +111,6 @@ def build_recipe(
         compiled=compiled,
         framework=framework,
         experts=experts,
-        gradient_compression=gradient_compression,
         pure=precision == PURE,
         tuning=tuning,
         shardings=shardings,
@@ -159,44 +149,6 @@ def check_words(method: str, lora_targets: str, frozen: str) -> None:
     ):
         if not known:
             raise InvalidInputError(f"{name} is {value!r}", limit=limit)
-
-
-def _check_compression(compression: str, precision: Precision, framework: str, model: ModelSpec) -> None:
-    if not re.match(GRADIENT_COMPRESSION, compression):
-        raise InvalidInputError(
-            f"gradient_compression is {compression!r}",
-            limit="none, bf16, fp16 or powersgd-RANK with a rank from 1 to 999",
-            next_step="powersgd-4",
-        )
-    if framework not in (DEFAULT, CNN_DEFAULT, TRAINER):
-        raise InvalidInputError(
-            f"gradient_compression is {compression}, and framework {framework}",
-            limit=f"framework {TRAINER}, {DEFAULT} or {CNN_DEFAULT}",
-            why="only DistributedDataParallel has communication hooks",
-            next_step="leave out --gradient-compression",
-        )
-    if powersgd_rank(compression) and precision == "fp16":
-        raise InvalidInputError(
-            f"gradient_compression is {compression}, and precision fp16",
-            limit="precision bf16, tf32 or fp32",
-            why="PowerSGD keeps its errors for the next step, and fp16's loss scale changes between steps",
-            next_step="--gradient-compression fp16",
-        )
-    if powersgd_rank(compression) and model.architecture == "module":
-        raise InvalidInputError(
-            f"gradient_compression is {compression}, and {model.name} is a module",
-            limit="none, bf16 or fp16",
-            why="PowerSGD's costs follow from the parameters' matrices, which a profile does not list",
-        )
-
-
-def _refuse_shardings(compression: str, got: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"gradient_compression is {compression}, and sharding {got}",
-        limit="sharding ddp",
-        why="sharded states do not reduce through DistributedDataParallel's hooks",
-        next_step="give --sharding ddp, or leave out --gradient-compression",
-    )
 
 
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
@@ -243,7 +195,6 @@ def default_sharding(
     model: ModelSpec,
     ranks: int,
     pipeline: int,
-    gradient_compression: str,
     tuning: FineTuning = FULL_TRAINING,
 ) -> str:
     """Default sharding over ``ranks`` data and context ranks.
@@ -251,7 +202,7 @@ def default_sharding(
     ZeRO-2 and 3 communicate for each micro-batch of a pipeline, so DeepSpeed refuses them there
     (https://github.com/deepspeedai/DeepSpeed/issues/4164).
     """
-    sharded = not tuning.four_bit and model.architecture == "decoder" and ranks > 1 and gradient_compression == "none"
+    sharded = not tuning.four_bit and model.architecture == "decoder" and ranks > 1
     if not sharded:
         return "ddp"
     return "zero1" if pipeline > 1 else "zero3"

@@ -12,7 +12,7 @@ from optimizer.performance import kernels
 from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case, Rates
-from optimizer.performance.collectives import Collective, collectives, hook_seconds, local_ranks
+from optimizer.performance.collectives import Collective, collectives, local_ranks
 from optimizer.performance.operations import PARTS, HostTime, Operation, host_time, operations, weight_bytes_moved
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Number
 
@@ -51,7 +51,7 @@ class StepTable:
         hides_tensor, hides_data: flags of communication beside computation.
         gathers_all_along: flag of ZeRO-3, which gathers in the forward pass too.
         local: ranks of a node.
-        hook_s, optimizer_s, load_s: of a step.
+        optimizer_s, load_s: of a step.
     """
 
     sums: dict[str, Sums]
@@ -69,7 +69,6 @@ class StepTable:
     hides_tensor: Number
     hides_data: Number
     gathers_all_along: Number
-    hook_s: Number
     optimizer_s: Number
     load_s: Number
 
@@ -78,7 +77,7 @@ def build_table(x: Case) -> StepTable:
     """Sum the operations of each layout."""
     layers = x.model.layers
     hides_data: Number = 0.0
-    if x.code.overlaps_data and not x.powersgd_rank:  # PowerSGD's hook synchronizes the device in every bucket
+    if x.code.overlaps_data:
         hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
     return StepTable(
         sums=_sum_operations(x),
@@ -96,7 +95,6 @@ def build_table(x: Case) -> StepTable:
         hides_tensor=float(x.code.overlaps_tensor),
         hides_data=hides_data,
         gathers_all_along=np.where(x.sharding >= ZERO3, 1.0, 0.0),
-        hook_s=hook_seconds(x),
         optimizer_s=_optimizer_seconds(x),
         load_s=x.rates.load_s_per_sample * x.micro_batch * x.grad_accum,
     )
@@ -208,7 +206,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     hidden = (1.0 - always) * sent["data"]
     shown = always * sent["data"] + np.maximum(0.0, hidden - room)
     left = np.maximum(0.0, np.minimum(room, backward) - hidden)
-    shown_a_step = always * step_s + np.maximum(0.0, (1.0 - always) * step_s - left) + t.hook_s
+    shown_a_step = always * step_s + np.maximum(0.0, (1.0 - always) * step_s - left)
     busy = t.micro_batches * share
 
     parts = {

@@ -58,7 +58,6 @@ class Recipe:
     compiled: bool = False
     framework: str = "torch"
     experts: ExpertsKind | None = None
-    gradient_compression: str = "none"
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS

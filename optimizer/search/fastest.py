@@ -71,7 +71,6 @@ class Fastest:
     relative_error: Floats
     train_hours: Floats
     configurations: int
-    gradient_compression: str = "none"
 
     def only(self, index: int) -> Fastest:
         """Return the one configuration of an index."""
@@ -104,8 +103,6 @@ class Fastest:
             "sharding": SHARDINGS[self.sharding[index]],
             "activation_checkpointing": CHECKPOINTINGS[self.checkpointing[index]],
         }
-        if columns["data"] * columns["context"] > 1:  # one rank reduces nothing
-            names["gradient_compression"] = self.gradient_compression
         return Parallelism.model_validate(columns | names)
 
 
@@ -136,14 +133,12 @@ class SearchSpace:
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: LayoutTable) -> None:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, table.splits
-        self.gradient_compression = recipe.gradient_compression
         hardware = [Hardware.from_instance_type(instance) for instance in instances]
         self._cases = [build_case(model, recipe, node, Grid(nodes=1, data=1)) for node in hardware]
         self._coefficients = [calibration.coefficients(node.gpu, recipe) for node in hardware]
         self.shardings = allowed_shardings(recipe)
         self.checkpointings = allowed_checkpointings(model)
-        self._reduces = table.data * table.context > 1
-        self.can_shard = self._reduces | (self.shardings == DDP)[:, None, None]
+        self.can_shard = (table.data * table.context > 1) | (self.shardings == DDP)[:, None, None]
         self.configurations = int(np.count_nonzero(self.can_shard)) * self.checkpointings.size
         self._steps = problem.amount.steps
         self._find_memory()
@@ -160,7 +155,7 @@ class SearchSpace:
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
             for i in instances
         ]
-        least = self._pooled_error if unmeasured_parts(recipe, model, "none") else 0.0
+        least = self._pooled_error if unmeasured_parts(recipe, model) else 0.0
         self._errors, self._pipeline_errors = (
             np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
         )
@@ -240,10 +235,7 @@ class SearchSpace:
         """Error of the estimates."""
         several, stages = self.table.nodes[row] > 1, (self.splits[row] & _PIPELINE) > 0
         error = np.where(several & stages, self._pipeline_errors[machine], self._errors[machine])
-        unmeasured = self.confidence(machine, row) == 2
-        if self.gradient_compression != "none":
-            unmeasured |= self._reduces[row]
-        error = np.maximum(error, np.where(unmeasured, self._pooled_error, 0.0))
+        error = np.maximum(error, np.where(self.confidence(machine, row) == 2, self._pooled_error, 0.0))
         return np.asarray(np.maximum(error, np.where(several, self._network_errors[machine], 0.0)))
 
     def build(self, machine: int, instance: InstanceType, chosen: Configurations) -> Fastest:
@@ -257,7 +249,6 @@ class SearchSpace:
             relative_error=self.relative_error(machine, chosen.row),
             train_hours=chosen.hours,
             configurations=self.configurations,
-            gradient_compression=self.gradient_compression,
         )
 
 

@@ -125,7 +125,6 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
-        gradient_compression=work.gradient_compression,
         tuning=work.tuning,
         shardings=reach.shardings,
         target_len=work.target_len,
@@ -253,10 +252,9 @@ class Problem:
 
     def describe_speed(self, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
         """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
-        hardware, compression = Hardware.from_instance_type(instance), parallelism.gradient_compression
-        residual, source = speed_source(
-            self.calibration, self.model, self.recipe, hardware, nodes, parallelism.beyond_data, compression
-        )
+        hardware = Hardware.from_instance_type(instance)
+        splits = parallelism.beyond_data
+        residual, source = speed_source(self.calibration, self.model, self.recipe, hardware, nodes, splits)
         return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
     @cached_property

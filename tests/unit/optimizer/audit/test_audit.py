@@ -130,15 +130,6 @@ def test_every_recommended_plan_passes() -> None:
     assert not faults
 
 
-def test_a_compressed_plan_of_one_gpu_passes() -> None:
-    """One rank compresses nothing: the search counted with an error of 20%, and the plan had 5%."""
-    workload = {"tokens": "10B", "seq_len": 8192, "optimizer": "adafactor", "gradient_compression": "powersgd-2"}
-    limits = {"instance_types": ["p5.4xlarge"], "purchase_options": ["on-demand"], "max_nodes": 1}
-    request = {"model": "llama-3.2-1b", "workload": workload, "constraints": limits}
-    (plan,) = recommend(request_from_dict(request), catalog(), load_calibration()).plans
-    assert plan.parallelism.gradient_compression == "none" and not audit(plan, catalog())
-
-
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_changed_number_is_refused_or_harmless(data: st.DataObject) -> None:

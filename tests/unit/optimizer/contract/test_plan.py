@@ -226,11 +226,3 @@ def test_a_plan_says_what_the_trainer_lacks() -> None:
     stages = {"data": 8, "pipeline": 2, "grad_accum": 4}
     staged = sample_plan(job={"architecture": llama, "framework": "megatron"}, parallelism=stages)
     assert [reason.split()[0] for reason in staged.beyond_trainer] == ["framework", "pipeline"]
-
-
-def test_a_plan_keeps_the_compression_of_its_gradients_where_ddp_reduces_them() -> None:
-    assert "gradient_compression" not in sample_plan().to_json()
-    ddp = sample_plan(parallelism={"gradient_compression": "powersgd-4", "sharding": "ddp"})
-    assert read_plan(ddp.to_json()).parallelism.gradient_compression == "powersgd-4"
-    with pytest.raises(ValueError, match="gradient_compression is bf16, and sharding zero3 does not reduce"):
-        sample_plan(parallelism={"gradient_compression": "bf16"})

@@ -132,7 +132,6 @@ DDP: dict[str, Any] = {"sharding": "ddp", "activation_checkpointing": "none"}
     ("refused", "says", "left_to_the_trainer"),
     [
         (plan({"tuning": {"method": "lora"}}), "lora of rank 16", True),
-        (plan(**DDP, gradient_compression="powersgd-2"), "gradient compression is powersgd-2", True),
         (plan({"precision": "pure-bf16"}, **DDP), r"precision is pure-bf16.*(16|32)-bit", False),
     ],
 )

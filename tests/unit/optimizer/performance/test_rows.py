@@ -133,11 +133,6 @@ def test_megatron_with_flash_attention_is_megatron_core() -> None:
         ({"model": "gpt2-xl", "layers": "", "hidden_size": "", "seq_len": 4096}, "at most 1024 for gpt2-xl"),
         ({"gpu": "v100-32gb", "precision": "bf16"}, "V100 does not compute in bf16"),
         ({"framework": "torchvision"}, "framework is torchvision"),
-        ({"gradient_compression": "int8"}, "gradient_compression is 'int8'"),
-        ({"gradient_compression": "bf16", "sharding": "zero2"}, "sharding zero2"),
-        ({"gradient_compression": "bf16", "tensor_parallel": 2}, "tensor is 2"),
-        ({"gradient_compression": "powersgd-4", "precision": "fp16", "gpu": "v100-32gb"}, "precision fp16"),
-        ({"gradient_compression": "bf16", "framework": "megatron"}, "framework megatron"),
     ],
 )
 def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: str) -> None:

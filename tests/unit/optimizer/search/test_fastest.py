@@ -248,7 +248,7 @@ def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
     hardware = Hardware.from_instance_type(result.instance)
     for i, error in enumerate(result.relative_error):
         splits = [name for name in layouts.SPLITS if getattr(result.layouts, name)[i] > 1]
-        described, _ = speed_source(calibration(), model, recipe, hardware, int(result.nodes[i]), splits, "none")
+        described, _ = speed_source(calibration(), model, recipe, hardware, int(result.nodes[i]), splits)
         assert error == described.relative_error
     space = SearchSpace(asked, [result.instance], layouts.build_layouts(asked, ranks=8, nodes=range(1, 5)))
     row = np.arange(space.table.size)
