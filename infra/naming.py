@@ -3,9 +3,9 @@
 Pulumi makes up all other names, so that a replacement can be created before its predecessor is deleted.
 
 Two people may each have a stack "dev" in one account. AWS refuses a second role, key alias, log group, function, group
-or budget of a name, but silently overwrites rules (PutRule) and dashboards (PutDashboard), returns the first's queue
-(CreateQueue), and in us-east-1 its bucket (https://github.com/hashicorp/terraform-provider-aws/issues/13185); a destroy
-of the second would then delete them. So these come after the service-linked role, of whose name there is only one:
+or budget of a name, but silently overwrites rules (PutRule), returns the first's queue (CreateQueue), and in us-east-1
+its bucket (https://github.com/hashicorp/terraform-provider-aws/issues/13185); a destroy of the second would then delete
+them. So these come after the service-linked role, of whose name there is only one:
 https://docs.aws.amazon.com/IAM/latest/APIReference/API_CreateServiceLinkedRole.html (CustomSuffix).
 """
 
@@ -67,7 +67,7 @@ class _Name:
 class Names:
     """Names of one stack's resources in one account and region.
 
-    Names of IAM, dashboards and budgets are unique in the account across regions, and a bucket's in the partition.
+    Names of IAM and budgets are unique in the account across regions, and a bucket's in the partition.
     """
 
     stack: str
@@ -91,7 +91,6 @@ class Names:
     log_group = _Name("/gpufleet/{slug}")
     flow_log_group = _Name("/gpufleet/{slug}/flow")
     metric_namespace = _Name("gpufleet/{slug}")  # 255; one a stack, so that a policy can name it
-    dashboard = _Name("{prefix}-{region}")  # 255
     budget = _Name("{prefix}-{region}")  # 100
     # Controller; Lambda names the log group.
     controller = _Name("{prefix}-controller")  # 64

@@ -1,4 +1,4 @@
-"""A queue of node events, the logs, the dashboard, the alarms and the budget of a stack."""
+"""A queue of node events, the logs, the alarms and the budget of a stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import dashboard
 from infra.alarms import Alarm, alarms
 from infra.component import Component, Stack
 from infra.naming import PROJECT
@@ -26,7 +25,7 @@ BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECA
 
 
 class Observability(Component):
-    """EventBridge rules into a queue, logs of nodes and network, a dashboard; budget and alarms for an address."""
+    """EventBridge rules into a queue, logs of nodes and network; budget and alarms for an address."""
 
     def __init__(
         self,
@@ -62,14 +61,6 @@ class Observability(Component):
                 dead_letter_config=aws.cloudwatch.EventTargetDeadLetterConfigArgs(arn=dead.arn),
                 opts=self._own,
             )
-        aws.cloudwatch.Dashboard(
-            f"{prefix}-dashboard",
-            dashboard_name=names.dashboard,
-            dashboard_body=json.dumps(
-                dashboard.body(settings.plan, names, planned=settings.planned, ceiling_usd=settings.ceiling_usd)
-            ),
-            opts=self._claimed,
-        )
         if settings.alarm_email:
             self._alarms()
             self._budget()

@@ -1,1 +1,1 @@
-"""Work without an account or the Pulumi CLI: preview a stack, check the security rules."""
+"""Work without an account or the Pulumi CLI: preview a stack."""

@@ -17,7 +17,7 @@ import pulumi
 from pulumi.runtime import mocks, rpc
 
 from infra.images import DLAMI_NAME
-from infra.offline.resource_types import TYPES
+from infra.offline.resource_types import describe
 from optimizer.contract.plan import FleetPlan
 
 PLACEHOLDER_ACCOUNT, PLACEHOLDER_IMAGE = "000000000000", "ami-00000000000000000"
@@ -47,7 +47,7 @@ class Resource:
     @property
     def detail(self) -> str:
         """The arguments a reader looks for first, in words; a component has none."""
-        return TYPES[self.kind].words(self.inputs) if self.inputs and self.kind in TYPES else ""
+        return describe(self.kind, self.inputs) if self.inputs else ""
 
 
 _STACK = "pulumi:pulumi:Stack"

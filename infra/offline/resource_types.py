@@ -1,11 +1,10 @@
-"""Table of the AWS resource types that a stack declares: a new type is one row here, beside its component.
+"""Tables of the AWS resource types that a stack declares: their bill, and words for `gpufleet preview`.
 
-``gpufleet preview`` and the guardrails read the rows. An unknown type is unpriced and breaks a guardrail.
+A new type is free, or has a bill, beside its component; a type that is in neither table is unpriced.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,18 +12,6 @@ from typing import Any, Literal
 from bootstrap.contract.words import counted
 
 Inputs = Mapping[str, Any]
-
-# A type that holds data encrypts it by one argument, or has a rule of its own in guardrails.py.
-NO_DATA = "no data"
-OWN_RULE = "own rule"
-
-# Pages that say that AWS does not bill a type.
-_VPC = "https://aws.amazon.com/vpc/pricing/"
-_IAM = "https://aws.amazon.com/iam/"
-_AUTO_SCALING = "https://aws.amazon.com/autoscaling/pricing/"  # "no additional fees"
-_EVENTS = "https://aws.amazon.com/eventbridge/pricing/"  # rules on events of AWS services, and schedules of rules
-_BUDGETS = "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/"  # budgets without actions
-_PART = "part of a resource that is billed itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +22,6 @@ class Bill:
     unit: str  # item of the catalog's unit prices; empty where no price is known
     every: Literal["hour", "month", "usage"]  # time of the unit price; "usage": nobody knows the quantity before
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceType:
-    """One type of resource."""
-
-    encryption: str  # NO_DATA, OWN_RULE, or the argument that names the KMS key or turns encryption on
-    free: str = ""  # page that says that AWS does not bill the type; empty for a billed type
-    bills: tuple[Bill, ...] = ()  # empty where they depend on the arguments (optimizer/commands/preview/cost.py)
-    protected: bool = False  # it guards checkpoints, so `pulumi destroy` must refuse to delete it
-    words: Callable[[Inputs], str] = lambda given: ""  # the arguments for a reader
 
 
 def _values(*keys: str) -> Callable[[Inputs], str]:
@@ -110,106 +86,75 @@ def _route(given: Inputs) -> str:
     return f"{given['destinationCidrBlock']} through {given.get('natGatewayId', given.get('gatewayId', ''))}"
 
 
-# By the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
-TYPES: dict[str, ResourceType] = {
-    # Network
-    "Vpc": ResourceType(NO_DATA, _VPC, words=_values("cidrBlock")),
-    "Subnet": ResourceType(NO_DATA, _VPC, words=_values("availabilityZone", "cidrBlock")),
-    "RouteTable": ResourceType(NO_DATA, _VPC),
-    "RouteTableAssociation": ResourceType(NO_DATA, _VPC),
-    "Route": ResourceType(NO_DATA, _VPC, words=_route),
-    "InternetGateway": ResourceType(NO_DATA, _VPC),
-    "NatGateway": ResourceType(
-        NO_DATA,
-        bills=(
-            Bill("NAT gateway", "nat-gateway", "hour"),
-            Bill("data through it", "nat-gateway-data", "usage", "and the traffic to the internet"),
-        ),
-        words=lambda given: "the nodes' way to the internet, billed by the hour and the GB",
+# Types are named by the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
+_FREE_BY_PAGE = {
+    "https://aws.amazon.com/vpc/pricing/": (
+        "Vpc Subnet RouteTable RouteTableAssociation Route InternetGateway DefaultSecurityGroup SecurityGroup "
+        "SecurityGroupEgressRule SecurityGroupIngressRule"
     ),
-    "Eip": ResourceType(NO_DATA, bills=(Bill("public IPv4 address", "public-ipv4", "hour"),)),
-    "VpcEndpoint": ResourceType(NO_DATA, words=_values("vpcEndpointType", "serviceName")),
-    "DefaultSecurityGroup": ResourceType(NO_DATA, _VPC),
-    "SecurityGroup": ResourceType(NO_DATA, _VPC, words=_values("description")),
-    "SecurityGroupEgressRule": ResourceType(NO_DATA, _VPC, words=_values("description")),
-    "SecurityGroupIngressRule": ResourceType(NO_DATA, _VPC, words=_values("description")),
-    "PlacementGroup": ResourceType(NO_DATA, _AUTO_SCALING, words=_values("strategy")),
-    "FlowLog": ResourceType(
-        NO_DATA,
-        bills=(Bill("log data of the VPC's flows", "vended-log-ingestion", "usage"),),
-        words="{trafficType} traffic, every {maxAggregationInterval:g} s".format_map,
+    "https://aws.amazon.com/iam/": "Role RolePolicy InstanceProfile ServiceLinkedRole",
+    # "no additional fees"
+    "https://aws.amazon.com/autoscaling/pricing/": "PlacementGroup LifecycleHook Policy Schedule",
+    # Rules on events of AWS services, and schedules of rules.
+    "https://aws.amazon.com/eventbridge/pricing/": "EventRule EventTarget",
+    # Budgets without actions.
+    "https://aws.amazon.com/aws-cost-management/aws-budgets/pricing/": "Budget",
+    "part of a resource that is billed itself": (
+        "Alias BucketObjectv2 BucketLifecycleConfiguration BucketOwnershipControls BucketPolicy "
+        "BucketPublicAccessBlock BucketServerSideEncryptionConfiguration BucketVersioning DataRepositoryAssociation "
+        "LaunchTemplate FunctionEventInvokeConfig Permission TopicPolicy TopicSubscription"
     ),
-    # Permissions and keys
-    "Key": ResourceType(
-        NO_DATA,
-        bills=(Bill("key", "kms-key", "month"), Bill("requests", "kms-request", "usage")),
-        protected=True,
-        words="rotated yearly, {deletionWindowInDays:g} days before deletion".format_map,
-    ),
-    "Alias": ResourceType(NO_DATA, _PART),
-    "Role": ResourceType(NO_DATA, _IAM, words=lambda given: given.get("description") or given.get("name", "")),
-    "RolePolicy": ResourceType(NO_DATA, _IAM),
-    "InstanceProfile": ResourceType(NO_DATA, _IAM),
-    "ServiceLinkedRole": ResourceType(NO_DATA, _IAM),
-    "Parameter": ResourceType(OWN_RULE),
-    # Checkpoints
-    "Bucket": ResourceType(OWN_RULE, protected=True, words=_values("bucket")),
-    "BucketObjectv2": ResourceType("kmsKeyId", _PART, words=_object),
-    "BucketLifecycleConfiguration": ResourceType(NO_DATA, _PART),
-    "BucketOwnershipControls": ResourceType(NO_DATA, _PART),
-    "BucketPolicy": ResourceType(NO_DATA, _PART, protected=True),
-    "BucketPublicAccessBlock": ResourceType(NO_DATA, _PART, protected=True),
-    "BucketServerSideEncryptionConfiguration": ResourceType(NO_DATA, _PART, protected=True),
-    "BucketVersioning": ResourceType(NO_DATA, _PART),
-    # Data
-    "LustreFileSystem": ResourceType(
-        "kmsKeyId",
-        words="{deploymentType} of {storageCapacity:g} GiB, {perUnitStorageThroughput:g} MB/s a TiB".format_map,
-    ),
-    "DataRepositoryAssociation": ResourceType(NO_DATA, _PART, words=_values("dataRepositoryPath")),
-    # Nodes
-    "LaunchTemplate": ResourceType(OWN_RULE, _PART, words=_launch_template),
-    "Group": ResourceType(NO_DATA, words=_group),
-    "LifecycleHook": ResourceType(
-        NO_DATA,
-        _AUTO_SCALING,
-        words="{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
-    ),
-    "Policy": ResourceType(NO_DATA, _AUTO_SCALING, words=_policy),
-    "Schedule": ResourceType(NO_DATA, _AUTO_SCALING, words=_schedule),
-    "CapacityReservation": ResourceType(
-        NO_DATA,
-        words="{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
-    ),
-    # Controller
-    "Function": ResourceType(
-        OWN_RULE,
-        words="{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,
-    ),
-    "FunctionEventInvokeConfig": ResourceType(NO_DATA, _PART),
-    "Permission": ResourceType(NO_DATA, _PART),
-    "EventRule": ResourceType(NO_DATA, _EVENTS, words=_values("eventPattern", "scheduleExpression")),
-    "EventTarget": ResourceType(NO_DATA, _EVENTS),
-    # Events, logs, alarms
-    "Queue": ResourceType(
-        "sqsManagedSseEnabled",
-        bills=(Bill("requests", "sqs-request", "usage"),),
-        words=_values("name"),
-    ),
-    "LogGroup": ResourceType("kmsKeyId", words="{name}, kept {retentionInDays:g} days".format_map),
-    "Dashboard": ResourceType(
-        NO_DATA,
-        bills=(Bill("dashboard", "dashboard", "month"),),
-        words=lambda given: f"{given['dashboardName']}, {len(json.loads(given['dashboardBody'])['widgets'])} widgets",
-    ),
-    "MetricAlarm": ResourceType(
-        NO_DATA, words=lambda given: given.get("alarmDescription", given.get("metricName", ""))
-    ),
-    "Topic": ResourceType(
-        "kmsMasterKeyId",
-        bills=(Bill("e-mails of alarms, beyond the first thousand a month", "", "usage"),),
-    ),
-    "TopicPolicy": ResourceType(NO_DATA, _PART),
-    "TopicSubscription": ResourceType(NO_DATA, _PART, words=_values("protocol", "endpoint")),
-    "Budget": ResourceType(NO_DATA, _BUDGETS, words=_budget),
 }
+FREE = frozenset(kind for kinds in _FREE_BY_PAGE.values() for kind in kinds.split())
+
+# Bills that depend on the arguments are in optimizer/commands/preview/cost.py.
+BILLS: dict[str, tuple[Bill, ...]] = {
+    "NatGateway": (
+        Bill("NAT gateway", "nat-gateway", "hour"),
+        Bill("data through it", "nat-gateway-data", "usage", "and the traffic to the internet"),
+    ),
+    "Eip": (Bill("public IPv4 address", "public-ipv4", "hour"),),
+    "FlowLog": (Bill("log data of the VPC's flows", "vended-log-ingestion", "usage"),),
+    "Key": (Bill("key", "kms-key", "month"), Bill("requests", "kms-request", "usage")),
+    "Queue": (Bill("requests", "sqs-request", "usage"),),
+    "Topic": (Bill("e-mails of alarms, beyond the first thousand a month", "", "usage"),),
+}
+
+_WORDS: dict[str, Callable[[Inputs], str]] = {
+    "Vpc": _values("cidrBlock"),
+    "Subnet": _values("availabilityZone", "cidrBlock"),
+    "Route": _route,
+    "NatGateway": lambda given: "the nodes' way to the internet, billed by the hour and the GB",
+    "VpcEndpoint": _values("vpcEndpointType", "serviceName"),
+    "SecurityGroup": _values("description"),
+    "SecurityGroupEgressRule": _values("description"),
+    "SecurityGroupIngressRule": _values("description"),
+    "PlacementGroup": _values("strategy"),
+    "FlowLog": "{trafficType} traffic, every {maxAggregationInterval:g} s".format_map,
+    "Key": "rotated yearly, {deletionWindowInDays:g} days before deletion".format_map,
+    "Role": lambda given: given.get("description") or given.get("name", ""),
+    "Bucket": _values("bucket"),
+    "BucketObjectv2": _object,
+    "LustreFileSystem": (
+        "{deploymentType} of {storageCapacity:g} GiB, {perUnitStorageThroughput:g} MB/s a TiB".format_map
+    ),
+    "DataRepositoryAssociation": _values("dataRepositoryPath"),
+    "LaunchTemplate": _launch_template,
+    "Group": _group,
+    "LifecycleHook": "{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
+    "Policy": _policy,
+    "Schedule": _schedule,
+    "CapacityReservation": "{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
+    "Function": "{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,
+    "EventRule": _values("eventPattern", "scheduleExpression"),
+    "Queue": _values("name"),
+    "LogGroup": "{name}, kept {retentionInDays:g} days".format_map,
+    "MetricAlarm": lambda given: given.get("alarmDescription", given.get("metricName", "")),
+    "TopicSubscription": _values("protocol", "endpoint"),
+    "Budget": _budget,
+}
+
+
+def describe(kind: str, inputs: Inputs) -> str:
+    """Return the arguments that a reader looks for first, in words."""
+    return _WORDS[kind](inputs) if kind in _WORDS else ""

@@ -137,14 +137,7 @@ def deployer_policy(
             "*",
             condition={"StringEquals": {"aws:RequestedRegion": names.region}},
         ),
-        allow(
-            "Metrics",
-            _actions("cloudwatch", "metrics"),
-            [
-                here("cloudwatch", f"alarm:{own}"),
-                f"arn:{names.partition}:cloudwatch::{names.account_id}:dashboard/{names.dashboard}",
-            ],
-        ),
+        allow("Metrics", _actions("cloudwatch", "metrics"), here("cloudwatch", f"alarm:{own}")),
         allow(
             "Budget",
             _actions("budgets", "budget"),

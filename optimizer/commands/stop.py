@@ -22,7 +22,7 @@ from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 
 AFTERWARDS = (
-    "No node runs. The rest of the stack costs by the hour (endpoints, key, dashboard): `gpufleet down --stack "
+    "No node runs. The rest of the stack costs by the hour (endpoints, key): `gpufleet down --stack "
     "{stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` goes on training."
 )
 

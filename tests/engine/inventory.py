@@ -87,9 +87,7 @@ def _others(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "subscription", [item["SubscriptionArn"] for item in sns.list_subscriptions()["Subscriptions"]]
     yield "event rule", [item["Arn"] for item in client("events").list_rules()["Rules"]]
     yield "log group", [item["arn"] for item in client("logs").describe_log_groups()["logGroups"]]
-    cloudwatch = client("cloudwatch")
-    yield "alarm", [item["AlarmArn"] for item in cloudwatch.describe_alarms()["MetricAlarms"]]
-    yield "dashboard", [item["DashboardName"] for item in cloudwatch.list_dashboards()["DashboardEntries"]]
+    yield "alarm", [item["AlarmArn"] for item in client("cloudwatch").describe_alarms()["MetricAlarms"]]
     yield "function", [item["FunctionArn"] for item in client("lambda").list_functions()["Functions"]]
     yield "schedule", [item["Arn"] for item in client("scheduler").list_schedules()["Schedules"]]
     fsx = client("fsx")

@@ -314,11 +314,8 @@ def _arn(service: str, operation: str, given: dict[str, str]) -> str:
             if "logGroupName" in given:
                 return f"arn:aws:logs:{here}:log-group:{given['logGroupName']}"
         case "monitoring":
-            alarm, board = given.get("AlarmName") or given.get("AlarmNames"), given.get("DashboardName")
-            if alarm:
+            if alarm := given.get("AlarmName") or given.get("AlarmNames"):
                 return f"arn:aws:cloudwatch:{here}:alarm:{alarm}"
-            if board or "DashboardNames" in given:
-                return f"arn:aws:cloudwatch:{everywhere}:dashboard/{board or given['DashboardNames']}"
         case "fsx":
             kind = "association" if "Association" in operation else "file-system"
             return "*" if operation.startswith("Describe") else f"arn:aws:fsx:{here}:{kind}/*"

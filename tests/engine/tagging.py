@@ -12,7 +12,7 @@ from tests.engine.inventory import Client, Inventory, inventory, left_behind
 Reader = Callable[[str], dict[str, str]]
 """Tags of a resource, by its id as the inventory has it."""
 
-UNTAGGABLE = ("dashboard", "key alias", "subscription")
+UNTAGGABLE = ("key alias", "subscription")
 MADE_BY_AWS = ("instance", "network interface", "security group rule", "volume")
 """Kinds of which AWS makes some itself: an endpoint's and a gateway's interfaces, a new group's first rule; and nodes,
 whose tags are in the launch template (``facts.check_template``)."""

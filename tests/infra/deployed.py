@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,3 +144,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 def variant(name: str) -> list[Resource]:
     """Resources of one of ``VARIANTS``."""
     return deploy(*VARIANTS[name]).resources
+
+
+_POLICY_KINDS = {"RolePolicy": "role", "Key": "key", "VpcEndpoint": "endpoint"}
+
+
+def statements(resources: Sequence[Resource]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every policy statement with the kind of its policy: role, trust, key, endpoint or resource."""
+    for resource in resources:
+        own = _POLICY_KINDS.get(resource.kind, "resource")
+        for kind, text in ((own, resource.inputs.get("policy")), ("trust", resource.inputs.get("assumeRolePolicy"))):
+            yield from ((kind, statement) for statement in (json.loads(text)["Statement"] if text else ()))
+
+
+def as_list(value: Any) -> list[Any]:
+    """A policy's element (one value or a list) as a list."""
+    return value if isinstance(value, list) else [value]

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails import Declared, as_list
 from tests.engine import provider_binary
 from tests.engine.conftest import unavailable
 from tests.engine.plugin.terraform import TerraformProvider
-from tests.infra.deployed import VARIANTS, variant
+from tests.infra.deployed import VARIANTS, as_list, statements, variant
 from tests.infra.terraform import terraform
 
 # Together they declare every type of resource there is.
@@ -97,7 +96,7 @@ def test_every_action_of_a_role_exists_on_its_resources() -> None:
     asked = {
         (statement["Sid"], action, tuple(arn.replace("arn:aws:kms:::gpufleet-dev-key", key) for arn in resources))
         for name in VARIANTS
-        for _, kind, statement in Declared(resources=variant(name)).statements()
+        for kind, statement in statements(variant(name))
         if kind == "role" and statement["Effect"] == "Allow"
         for resources in [as_list(statement["Resource"])]
         for action in as_list(statement["Action"])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from infra.naming import Names
-from infra.offline.guardrails import as_list
 from infra.policies.deployer import MANAGED_POLICY_LIMIT, WITHOUT_A_CALL, deployer_documents, deployer_policy
 from optimizer.preflight.model import preflight_policy
 from tests.engine.recording import Question
+from tests.infra.deployed import as_list
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 CALLS = Path(__file__).with_name("deployer_calls.json")

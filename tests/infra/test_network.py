@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from infra.offline.guardrails import as_list
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
     LONE_NODE,
     Deployed,
+    as_list,
     capacity_block,
     deploy,
     on_demand,

@@ -88,7 +88,7 @@ def read_metrics(alarm: dict[str, Any]) -> list[tuple[str, str, str, int]]:
     return [(metric["namespace"], metric["metricName"], metric["stat"], metric["period"]) for metric in metrics]
 
 
-def test_dashboard_alarm_budget_and_outputs_have_the_numbers_of_the_stacks_own_policy() -> None:
+def test_alarm_budget_and_outputs_have_the_numbers_of_the_stacks_own_policy() -> None:
     outlook = {
         "policy": "adaptive",
         "hours": {"expected": 6.5, "p50": 6.0, "p95": 9.0},
@@ -103,8 +103,6 @@ def test_dashboard_alarm_budget_and_outputs_have_the_numbers_of_the_stacks_own_p
     }
     for policy, hours, usd, p95 in (("adaptive", "6.5", "52.00", 97.0), ("fallback", "4.5", "100.00", 120.0)):
         made = deploy(changes, {**ALARM, "gpufleet:spotPolicy": policy})
-        board = made.one("Dashboard")["dashboardBody"]
-        assert f"{hours} h (95th" in board and f'"expected {usd}"' in board
         slow = made.one("MetricAlarm", "-slow")["alarmDescription"]
         assert f"h ({hours} planned)" in slow and f"USD ({usd} planned)" in slow
         assert float(made.one("Budget")["limitAmount"]) == p95

@@ -11,11 +11,23 @@ import pytest
 
 from bootstrap.contract.report import instance_of
 from infra.naming import Names
-from infra.offline.guardrails import as_list
 from infra.policies import roles
 from infra.policies.roles import node_policy
+from infra.secret_text import secrets_in
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import CONTAINER, EXISTING_VPC, FULL, WORKERS, deploy, workers
+from tests.infra.deployed import (
+    CONTAINER,
+    EXISTING_VPC,
+    FULL,
+    VARIANTS,
+    WORKERS,
+    Deployed,
+    as_list,
+    deploy,
+    statements,
+    variant,
+    workers,
+)  # fmt: skip
 
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 BUCKET = "arn:aws:s3:::gpufleet-dev-123456789012-us-east-1"
@@ -27,6 +39,59 @@ def node_statements(**options: Any) -> dict[str, dict[str, Any]]:
 
 def node_actions(**options: Any) -> set[str]:
     return {action for statement in node_statements(**options).values() for action in as_list(statement["Action"])}
+
+
+# Services whose role needs no condition: they name no source, and act only for the account that passed them the role.
+# No role can be passed across accounts: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+TRUSTED_WITHOUT_SOURCE = {"ec2.amazonaws.com", "lambda.amazonaws.com"}
+SOURCES = {"aws:SourceArn", "aws:SourceAccount", "kms:EncryptionContext:aws:logs:arn"}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_statements_name_actions_resources_and_principals_but_for_those_of_the_page(
+    name: str, repository: Path
+) -> None:
+    page = (repository / "docs/security.md").read_text().partition("## Every wildcard")[2].partition("## Network")[0]
+    for kind, statement in statements(variant(name)):
+        sid, is_argued = statement.get("Sid", ""), f"`{statement.get('Sid')}`" in page
+        # Their permissions would grow with AWS.
+        assert not {"NotAction", "NotResource", "NotPrincipal"} & statement.keys(), sid
+        if statement["Effect"] != "Allow":
+            continue
+        if kind == "role":
+            assert not [action for action in as_list(statement["Action"]) if "*" in action], sid
+            # "gpufleet-dev*" would also name other stacks.
+            own = re.compile(r"gpufleet[-/]dev(?![a-z0-9*])")
+            assert is_argued or all(own.search(arn) for arn in as_list(statement["Resource"])), sid
+            continue
+        principal = (
+            {"AWS": statement["Principal"]} if isinstance(statement["Principal"], str) else statement["Principal"]
+        )
+        conditions = {key for operator in statement.get("Condition", {}).values() for key in operator}
+        if "*" in as_list(principal.get("AWS")):
+            assert kind == "endpoint" and (is_argued or "aws:PrincipalAccount" in conditions), sid
+        if services := set(as_list(principal.get("Service", []))):
+            assert (kind == "trust" and services <= TRUSTED_WITHOUT_SOURCE) or conditions & SOURCES, sid
+        assert kind != "key" or sid == "AccountAdministersKey" or "kms:*" not in as_list(statement["Action"])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_node_is_public_or_readable(name: str) -> None:
+    """checkov looks at encryption and at the bucket's blocks of public access."""
+    stack = Deployed(variant(name))
+    for kind in ("KeyPair", "FunctionUrl", "RolePolicyAttachment"):
+        assert not stack.all(kind)
+    for template in stack.all("LaunchTemplate"):
+        options = template.inputs["metadataOptions"]
+        assert (options["httpTokens"], options["httpPutResponseHopLimit"]) == ("required", 1)
+        assert all(
+            disk["ebs"]["encrypted"] == "true" and disk["ebs"]["kmsKeyId"]
+            for disk in template.inputs["blockDeviceMappings"]
+        )
+        assert secrets_in(base64.b64decode(template.inputs["userData"]).decode()) == []
+    assert not [subnet.name for subnet in stack.all("Subnet") if subnet.inputs["mapPublicIpOnLaunch"]]
+    addresses = {rule.inputs.get("cidrIpv4") for rule in stack.all("SecurityGroupIngressRule")}
+    assert addresses <= {None, "10.42.0.0/16"}, "the stack's own VPC alone"
 
 
 def test_a_node_reaches_its_stack_alone() -> None:

@@ -11,7 +11,6 @@ import click
 from pulumi import RunError
 
 from infra.offline import preview
-from infra.offline.guardrails import violations
 from infra.offline.preview import PLACEHOLDERS, Resource
 from optimizer.audit import check_plan
 from optimizer.catalog import load
@@ -75,11 +74,10 @@ def command(
             raise InvalidInputError(str(error)) from error
         lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
         sums = totals(lines)
-        broken = [str(rule) for rule in violations(resources)]
-    decisive = [*(f"Breaks a rule of infra/offline/guardrails: {rule}." for rule in broken), *_warnings(chosen)]
+    decisive = _warnings(chosen)
     notes = [*decisive, *NOTES, f"Offline, so {PLACEHOLDERS}."]
     if output_format == "json":
-        write_json({**_document(chosen, stack, resources, lines, sums), "violations": broken, "notes": notes})
+        write_json({**_document(chosen, stack, resources, lines, sums), "notes": notes})
         return
     if output_format == "csv":
         write_csv(_rows(resources, lines), RESOURCE_COLUMNS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -10,19 +9,18 @@ from typing import Any, Literal, cast
 
 from bootstrap.contract.words import counted
 from infra.offline.preview import Resource
-from infra.offline.resource_types import TYPES, Bill
+from infra.offline.resource_types import BILLS, FREE, Bill
 from optimizer.catalog import Catalog, UnitItem
 from optimizer.catalog.model import UNIT_PER, UnitPrice
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
 from optimizer.contract.units import HOURS_PER_MONTH
-from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S
+from optimizer.economics.running_costs import GP3_INCLUDED_IOPS, GP3_INCLUDED_MIB_PER_S, METRICS
 
 # always: from creation to destroy, with or without nodes. nodes: while they run. usage: a unit price only, as nobody
 # knows the quantity before. unpriced: AWS bills it, and no price is known.
 Basis = Literal["always", "nodes", "usage", "unpriced"]
 
-OWN_METRICS = "gpufleet/"
 MINUTES_PER_MONTH = HOURS_PER_MONTH * 60
 
 
@@ -101,13 +99,12 @@ class _Biller:
 
     def lines(self, resource: Resource) -> Iterator[CostLine]:
         """Yield the lines of one resource: a component has none, an unknown type is unpriced."""
-        row = TYPES.get(resource.kind)
-        if not resource.parent or (row and row.free):
+        if not resource.parent or resource.kind in FREE:
             return
         if resource.kind in _BY_ARGUMENTS:
             yield from _BY_ARGUMENTS[resource.kind](self, resource)
-        elif row and row.bills:
-            yield from (self._bill(resource, bill) for bill in row.bills)
+        elif resource.kind in BILLS:
+            yield from (self._bill(resource, bill) for bill in BILLS[resource.kind])
         else:
             yield self._line(resource, resource.kind, "unpriced", None, "")
 
@@ -288,19 +285,8 @@ class _Biller:
         note = f"at most: as if each run took its {seconds:g} s"
         yield self._unit_line(function, "runs, one a minute", "lambda-request", runs)
         yield self._unit_line(function, "time of its runs", "lambda-compute", runs * seconds * gib, note=note)
-        yield self._unit_line(function, "own metrics", "custom-metric", len(self._own_metrics()))
+        yield self._unit_line(function, "own metrics", "custom-metric", METRICS)
         yield self._unit_line(function, "metrics published, once a minute", "metric-request", runs)
-
-    def _own_metrics(self) -> set[str]:
-        """Return the metrics of gpufleet's namespace in dashboard and alarms: AWS bills them as custom metrics."""
-        metrics: set[str] = set()
-        for resource in self._resources:
-            inputs = dict(resource.inputs)
-            if resource.kind == "Dashboard":
-                inputs = json.loads(inputs["dashboardBody"])
-            if resource.kind in ("Dashboard", "MetricAlarm", "Policy"):
-                metrics |= set(_metrics_in(inputs))
-        return metrics
 
     def _of_kind(self, kind: str) -> Iterator[Resource]:
         return (resource for resource in self._resources if resource.kind == kind)
@@ -317,17 +303,3 @@ _BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
     "MetricAlarm": _Biller._alarm,
     "VpcEndpoint": _Biller._endpoint,
 }
-
-
-def _metrics_in(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        name = node.get("metricName")
-        if isinstance(name, str) and str(node.get("namespace", "")).startswith(OWN_METRICS):
-            yield name
-        for value in node.values():
-            yield from _metrics_in(value)
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        if len(node) >= 2 and isinstance(node[0], str) and node[0].startswith(OWN_METRICS):
-            yield str(node[1])
-        for value in node:
-            yield from _metrics_in(value)

@@ -271,7 +271,7 @@ def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     )
     assert set(attributes["Attributes"].values()) == {"0"}
     assert stack.metrics()["Interruptions"] == 1
-    # The dashboard and the alarms sum over time.
+    # The alarms sum over time.
     assert stack.tick().interruptions == 1
     assert stack.metrics()["Interruptions"] == 0
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bootstrap.contract.state import ControllerState
+from bootstrap.controller.carry_out import publish_metrics
 from infra.offline.preview import Resource, resources
-from infra.offline.resource_types import TYPES
+from infra.offline.resource_types import FREE
 from optimizer.catalog import Catalog, load
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.contract.plan import FleetPlan
-from optimizer.economics.running_costs import controller_usd_per_hour
+from optimizer.economics.running_costs import METRICS, controller_usd_per_hour
 from tests.infra.deployed import ALARM, LINKED, LUSTRE, WORKERS, capacity_block, on_demand, reserved, topped_up, workers
 from tests.plans import sample_plan
 
@@ -66,7 +72,7 @@ def test_every_resource_is_free_or_has_a_price(catalog: Catalog, variant: str) -
     silent = {
         resource.kind
         for resource in stack_resources
-        if resource.parent and not TYPES[resource.kind].free and (resource.type, resource.name) not in billed
+        if resource.parent and resource.kind not in FREE and (resource.type, resource.name) not in billed
     }
     # A gateway endpoint is free, the flow log's data is the flow log's.
     assert silent <= {"VpcEndpoint", "LogGroup"}
@@ -102,13 +108,20 @@ def test_a_capacity_block_is_paid_before(catalog: Catalog) -> None:
     assert line.usd_per_hour == 16 and "when the block was bought" in line.note
 
 
-def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -> None:
-    _, stack_resources, lines = bill(catalog, *VARIANTS["alarms and nat"])
-    (dashboard,) = [resource for resource in stack_resources if resource.kind == "Dashboard"]
-    line = by_item(lines)["own metrics"]
-    assert line.quantity is not None and line.quantity >= 8
-    assert "SpentUsd" in dashboard.inputs["dashboardBody"]
-    assert line.usd_per_hour == pytest.approx(line.quantity * 0.3 / 730)
+def test_the_metrics_of_nodes_and_controller_are_billed(catalog: Catalog, repository: Path) -> None:
+    data: list[dict[str, Any]] = []
+    cloudwatch = SimpleNamespace(put_metric_data=lambda **given: data.extend(given["MetricData"]))
+    now = datetime(2026, 11, 28, tzinfo=UTC)
+    state = ControllerState(
+        run_id="r", job="j", phase="waiting", reason="", since=now, run_started_at=now, updated_at=now
+    )
+    clients: Any = SimpleNamespace(cloudwatch=cloudwatch)
+    settings: Any = SimpleNamespace(metric_namespace="gpufleet/dev")
+    publish_metrics(clients, settings, state, None)
+    renamed = re.findall('"rename": "([A-Za-z]+)"', (repository / "bootstrap/cloudwatch-agent.json").read_text())
+    assert len({item["MetricName"] for item in data}.union(renamed, ["TokensPerSecond"])) == METRICS
+    _, _, lines = bill(catalog, *VARIANTS["alarms and nat"])
+    assert by_item(lines)["own metrics"].usd_per_hour == pytest.approx(METRICS * 0.3 / 730)
     # An alarm on an expression is billed for each metric in it.
     assert {line.name: line.quantity for line in lines if line.item == "metric alarm"}[
         "gpufleet-dev-missing-nodes"
@@ -118,8 +131,8 @@ def test_own_metrics_are_those_the_dashboard_and_alarms_name(catalog: Catalog) -
 def test_the_optimizer_prices_the_controller_that_the_program_declares(catalog: Catalog) -> None:
     """The optimizer may not look into infra: a longer time limit or another metric there must show here."""
     _, _, lines = bill(catalog, {}, {})
-    own = [line for line in lines if line.type.rpartition(":")[2] in ("Function", "Dashboard")]
-    declared = sum(line.usd_per_hour or 0 for line in own)
+    own = [line for line in lines if line.type.endswith(":Function")]
+    declared = sum(line.usd_per_hour or 0 for line in own) + catalog.unit_price("dashboard", "us-east-1").usd / 730
     assert controller_usd_per_hour(catalog, "us-east-1") == pytest.approx(declared, rel=1e-9)
 
 
