@@ -84,6 +84,7 @@ GONE = {
     "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
     "estimate --gradient-compression": "code of your own may register DDP's hooks; no estimate counts them",
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
+    "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "the region's costs without the tag are always read",
     "costs --no-untagged": "the region's costs without the tag are always read",

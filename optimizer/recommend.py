@@ -37,7 +37,6 @@ from optimizer.performance.frameworks import fp8_note, slow_attention_note
 from optimizer.performance.setups import positions_note
 from optimizer.performance.types import arithmetic
 from optimizer.search.advice import (
-    describe_batch,
     describe_capacity,
     describe_commitments,
     describe_compiler,
@@ -45,17 +44,15 @@ from optimizer.search.advice import (
     describe_network,
 )
 from optimizer.search.alternates import with_alternates
-from optimizer.search.alternatives import list_alternatives
 from optimizer.search.candidates import (
     CandidateTable,
     find_candidates,
     list_cheapest,
-    list_rejections,
 )
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.nearest import NearestPlan, describe_wider, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
-from optimizer.search.problem import Problem, Rooms
+from optimizer.search.problem import Problem
 from optimizer.search.ranking import list_chosen, rank
 from optimizer.search.rejections import Rejection
 
@@ -77,7 +74,7 @@ class Recommendation:
         configurations: legal configurations of priced types.
         faster, cheaper: the plans at current prices that beat plan 1 in hours and in dollars, where some do.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
-        levers: what compiled code, another batch or a commitment would save on plan 1.
+        levers: what compiled code or a commitment would save on plan 1.
         wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
@@ -91,7 +88,6 @@ class Recommendation:
     candidates: Mapping[str, Sequence[Any]]
     searched_plans: int
     configurations: int
-    alternatives: tuple[dict[str, Any], ...]
     levers: tuple[str, ...]
     notes: tuple[str, ...]
     wider: str
@@ -110,7 +106,6 @@ class Recommendation:
             "candidates": self.candidates,
             "searched_plans": self.searched_plans,
             "searched": {"configurations": self.configurations},
-            "alternatives": list(self.alternatives),
             "levers": list(self.levers),
             "notes": [*self.notes, *([self.wider] if self.wider else [])],
             "elapsed_s": round(self.elapsed_s, 4),
@@ -133,8 +128,6 @@ def recommend(
     request: FleetRequest | Mapping[str, Any] | str | Path,
     catalog: Catalog | None = None,
     calibration: Calibration | None = None,
-    *,
-    rooms: Rooms | None = None,
 ) -> Recommendation:
     """Find the best fleets for a request.
 
@@ -142,7 +135,6 @@ def recommend(
         request: also a mapping with the keys of docs/request.md, or the path of a YAML file with them.
         catalog: by default the newer of the shipped one and the user's.
         calibration: by default the shipped one.
-        rooms: what the account's quotas leave free; plans above them become rejections.
 
     Raises:
         InvalidInputError: the request is wrong.
@@ -155,10 +147,11 @@ def recommend(
         request = request_from_dict(request)
     catalog = catalog or load()
     calibration = calibration or calibrations.load()
-    problem = Problem.resolve(request, catalog, calibration, rooms=rooms)
+    problem = Problem.resolve(request, catalog, calibration)
     results = find_candidates(problem)
     tables = [result for result in results if isinstance(result, CandidateTable)]
-    rejected = [rejection for result in results for rejection in list_rejections(problem, result)]
+    rejections = (result if isinstance(result, Rejection) else result.reject(request.constraints) for result in results)
+    rejected = [entry for entry in rejections if entry]
     cheapest = list_cheapest(tables, request.constraints)
     ranking = rank(tables, request)
     chosen = list_chosen(ranking, request)
@@ -170,7 +163,7 @@ def recommend(
         outlook = price_policies(plans[candidate])
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})
     first = plans[chosen[0]] if chosen else None
-    savings = [*describe_batch(problem, tables, first), *describe_compiler(problem, first)] if first else []
+    savings = describe_compiler(problem, first) if first else []
     offer = catalog.offer(first.instance_type, first.region) if first else None
     return Recommendation(
         problem=problem,
@@ -184,7 +177,6 @@ def recommend(
         candidates=cheapest,
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
-        alternatives=tuple(list_alternatives(problem, first, chosen[0].purchase)) if first else (),
         levers=(*savings, *describe_commitments(first, offer, only_long=False)) if first else (),
         notes=(
             *_workload_notes(problem),
@@ -313,7 +305,9 @@ def _describe_unused(
     if (feasible := on_owned.feasible(limits)).any():
         usd = float(on_owned.cost.expected[feasible].min())
         return f"other plans are better; the cheapest on it costs {usd:,.2f} USD expected"
-    return (on_owned.excluded_by_quota(limits) or [on_owned.reject(limits)])[0].reason
+    rejection = on_owned.reject(limits)
+    assert rejection is not None  # none is feasible
+    return rejection.reason
 
 
 class _CallableModule(ModuleType):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from bootstrap.contract.trainer import loader_workers
@@ -10,8 +9,7 @@ from optimizer.contract.hardware import Offer, break_even_hours
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
-from optimizer.search.candidates import Candidate, CandidateTable, find_tables
-from optimizer.search.nearest import NODE_GPUS, divisible_batch
+from optimizer.search.candidates import find_tables
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
@@ -113,29 +111,8 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     candidate = rank_first(find_tables(compiled), compiled.request)
     if candidate is None:
         return []
-    return _describe_saving("--compile", f"{candidate.fleet},", candidate, plan)
-
-
-def describe_batch(problem: Problem, tables: Sequence[CandidateTable], plan: FleetPlan) -> list[str]:
-    """Say what a near batch saves that more numbers of GPUs divide; ``tables`` are as above."""
-    one_node_divides = plan.node_count == 1 and problem.amount.global_batch % NODE_GPUS == 0
-    if problem.request.objective != "cost" or one_node_divides:
-        return []
-    if (near := divisible_batch(problem)) is None:
-        return []
-    moved = find_tables(problem.revise(global_batch=near))
-    candidate = rank_first([*tables, *moved], problem.request)
-    # Ranked with the plan's own batch, so that ties are settled as between plans of one answer.
-    if candidate is None or candidate.table not in moved:
-        return []
-    change = f"--global-batch {near} instead of {problem.amount.global_batch}"
-    return _describe_saving(change, f"the ranks of {candidate.fleet} divide it;", candidate, plan)
-
-
-def _describe_saving(change: str, why: str, candidate: Candidate, plan: FleetPlan) -> list[str]:
-    """Say what a candidate found after a change saves against the plan, where it saves enough."""
-    table, row = candidate
-    usd, purchase = float(table.cost.expected[row]), candidate.purchase
+    (table, row), purchase = candidate, candidate.purchase
+    usd = float(table.cost.expected[row])
     if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
         return []
     saved = plan.cost_usd.expected - usd
@@ -145,9 +122,5 @@ def _describe_saving(change: str, why: str, candidate: Candidate, plan: FleetPla
     if bought == own and candidate.fleet == f"{plan.node_count} x {plan.instance_type}":
         where = f"{takes} on the same nodes"
     else:
-        where = f"{why} {purchase.in_short} in {purchase.offer.region}, {takes} expected"
-    return [f"{change} would save {_saved_text(saved)} USD: {where}"]
-
-
-def _saved_text(usd: float) -> str:
-    return f"{usd:,.{0 if usd >= 10 else 2}f}"
+        where = f"{candidate.fleet}, {purchase.in_short} in {purchase.offer.region}, {takes} expected"
+    return [f"--compile would save {saved:,.{0 if saved >= 10 else 2}f} USD: {where}"]

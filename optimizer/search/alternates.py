@@ -26,7 +26,7 @@ from optimizer.search.plan_builder import (
     node_price,
 )
 from optimizer.search.problem import Problem
-from optimizer.search.purchases import PricedPurchase, bound_by_quota, list_purchases
+from optimizer.search.purchases import PricedPurchase, list_purchases
 
 # Alternates of a plan at most; the plan is read by people, too.
 MAX_ALTERNATES = 6
@@ -87,7 +87,7 @@ def _list_moves(problem: Problem, candidate: Candidate, plan: FleetPlan) -> Iter
         if offer is None or not offer.zone_ids:
             continue
         purchases = [
-            replace(bound_by_quota(purchase, problem.rooms), fallback=falls_back and purchase.option == "spot")
+            replace(purchase, fallback=falls_back and purchase.option == "spot")
             for purchase in list_purchases(offer, limits, every_zone=True)
             if purchase.option in ("on-demand", "spot") and not purchase.base and purchase.stale <= old
             if offer.on_demand or not falls_back

@@ -6,7 +6,7 @@ A fleet's cost rises with its hours, so the fastest configuration is best at eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -43,28 +43,26 @@ class CandidateTable:
     checkpoints: CheckpointTimes
 
     def feasible(self, limits: Constraints) -> Bools:
-        """Mask of the candidates that keep the limits and the quotas and end before their capacity does."""
-        return none_broken(self.excluded_by(limits))
+        """Mask of the candidates that keep the limits and end before their capacity does."""
+        return np.asarray(~np.any([*self.excluded_by(limits).values()], axis=0))
 
     def excluded_by(self, limits: Constraints) -> dict[Binding, Bools]:
-        """Masks of the candidates that break each limit."""
-        most = np.array([purchase.most_nodes for purchase in self.purchases])[self.purchase]
-        return {**self._broken_limits(limits), "quota": self.nodes > most}
+        """Masks of the candidates that break each limit at the 95th percentile; the budget pays the drain too."""
+        budget = math.inf if limits.budget_usd is None else limits.budget_usd
+        deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
+        hours = self.outcome.hours_p95
+        endless = ~np.isfinite(hours)
+        return {
+            "interruptions": endless,
+            "deadline": (hours > deadline) & ~endless,
+            "budget": ~(self.cost.p95 + self.cost.reserve <= budget) & ~endless,
+            "capacity-block": hours > self._available_hours,
+        }
 
-    def excluded_by_quota(self, limits: Constraints) -> list[Rejection]:
-        """Reject each purchase option whose cheapest candidate only a quota keeps out."""
-        allowed, cost = none_broken(self._broken_limits(limits)), self.cost.expected
-        within = self.feasible(limits)
-        rejected: list[Rejection] = []
-        for option in dict.fromkeys(self.options[allowed].tolist()):
-            rows = np.flatnonzero(allowed & (self.options == option))
-            row = int(rows[cost[rows].argmin()])
-            if not within[row]:
-                rejected.append(reject_quota(self.purchases[int(self.purchase[row])], int(self.nodes[row])))
-        return rejected
-
-    def reject(self, limits: Constraints) -> Rejection:
-        """Reject the type, whose candidates all break a limit at the 95th percentile."""
+    def reject(self, limits: Constraints) -> Rejection | None:
+        """Say which limit all candidates break at the 95th percentile; None where one keeps them."""
+        if self.feasible(limits).any():
+            return None
         name, available_hours = self.fastest.instance.name, self._available_hours
         hours, usd = self.outcome.hours_p95, self.cost.p95 + self.cost.reserve
         if not np.isfinite(hours).any():
@@ -123,10 +121,6 @@ class CandidateTable:
         """Purchase option of each candidate."""
         return np.array([purchase.option for purchase in self.purchases])[self.purchase]
 
-    def _broken_limits(self, limits: Constraints) -> dict[Binding, Bools]:
-        late = self.outcome.hours_p95 > self._available_hours
-        return {**broken_limits(self.outcome, self.cost, limits), "capacity-block": late}
-
     @property
     def stale(self) -> Bools:
         """Mask of the candidates at a spot price that is older than its limit."""
@@ -166,42 +160,6 @@ class Candidate(NamedTuple):
         return f"{self.nodes} x {self.table.fastest.instance.name}"
 
 
-def reject_quota(purchase: PricedPurchase, nodes: int) -> Rejection:
-    """Reject a purchase of so many nodes, which a quota of the account leaves no room for."""
-    instance, region, room = purchase.offer.instance, purchase.offer.region, purchase.room
-    fleet = f"{nodes} x {instance.name} {purchase.in_short} in {region}"
-    if room is None:
-        reason = f"{fleet}: the quotas of {region} could not be read"
-        return Rejection(instance.name, reason, "quota", nodes * instance.vcpus, None)
-    on_demand_base = purchase.option == "spot" and purchase.most_nodes == 0 and purchase.base
-    owned = purchase.reservation.count if purchase.reservation and purchase.topped_up else 0
-    bought = purchase.base if on_demand_base else nodes - purchase.base - owned
-    needed = bought * instance.vcpus
-    reason = (
-        f"{fleet} needs {needed:,} vCPUs of quota {room.name} ({room.code}), which is {room.value:,.0f}, "
-        f"{room.used:,.0f} in use; next: {room.increase(room.used + needed)}"
-    )
-    return Rejection(instance.name, reason, "quota", needed, room.free)
-
-
-def none_broken(masks: Mapping[Binding, Bools]) -> Bools:
-    """Mask of what no mask of a limit has."""
-    return np.asarray(~np.any([*masks.values()], axis=0))
-
-
-def broken_limits(outcome: Outcome, cost: FleetCost, limits: Constraints) -> dict[Binding, Bools]:
-    """Masks of the fleets that break each limit at the 95th percentile; the budget pays the drain too."""
-    budget = math.inf if limits.budget_usd is None else limits.budget_usd
-    deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
-    hours = outcome.hours_p95
-    endless = ~np.isfinite(hours)
-    return {
-        "interruptions": endless,
-        "deadline": (hours > deadline) & ~endless,
-        "budget": ~(cost.p95 + cost.reserve <= budget) & ~endless,
-    }
-
-
 def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     """Find all candidates of each of the problem's types, feasible or not."""
     instances = {instance.name: instance for instance in problem.instance_types}
@@ -213,15 +171,6 @@ def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
     tables = chain.from_iterable(build_tables(problem, batch) for batch in batches)
     results = (fastest.get(name, found) for name, found in purchases.items())
     return [found if isinstance(found, Rejection) else next(tables) for found in results]
-
-
-def list_rejections(problem: Problem, result: CandidateTable | Rejection) -> list[Rejection]:
-    """Say why a type has no plan, and which of its purchases only a quota keeps out."""
-    if isinstance(result, Rejection):
-        return [result]
-    limits = problem.request.constraints
-    excluded = [] if problem.rooms is None else result.excluded_by_quota(limits)
-    return excluded or ([] if result.feasible(limits).any() else [result.reject(limits)])
 
 
 def find_tables(problem: Problem) -> list[CandidateTable]:
@@ -347,7 +296,7 @@ def list_cheapest(tables: Iterable[CandidateTable], limits: Constraints) -> dict
 
 def _cheapest_rows(table: CandidateTable, limits: Constraints) -> Iterable[tuple[Any, ...]]:
     masks = table.excluded_by(limits)
-    excluded = ~none_broken(masks)
+    excluded = ~table.feasible(limits)
     nodes, options = table.nodes, table.options
     order = np.lexsort((table.cost.expected, excluded, options, nodes))
     begins = (np.diff(nodes[order], prepend=0) > 0) | (options[order] != np.roll(options[order], 1))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
@@ -29,32 +29,8 @@ from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuotaRoom:
-    """A quota of an account in a region, and what is in use under it, vCPUs.
-
-    Attributes:
-        increase: command that asks AWS for a value.
-    """
-
-    region: str
-    name: str
-    code: str
-    value: float
-    used: float
-    increase: Callable[[float], str]
-
-    @property
-    def free(self) -> float:
-        """vCPUs that further instances may have."""
-        return max(0.0, self.value - self.used)
-
-
 # Quantisation of checkpoints that were trained and released so (DeepSeek-V3, gpt-oss): there is no other to begin from.
 RELEASED_QUANTISED = ("fp8", "mxfp4")
-# By region, market and instance type; None where AWS names no quota. A region that is missing was not read.
-Rooms = Mapping[tuple[str, Literal["on-demand", "spot"], str], QuotaRoom | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +127,7 @@ def _check_module(work: Workload, model: ModelSpec) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A request, resolved; regions and instance types are the catalog's that the constraints allow.
-
-    Attributes:
-        rooms: what the account's quotas leave free; None where they were not asked.
-    """
+    """A request, resolved; regions and instance types are the catalog's that the constraints allow."""
 
     request: FleetRequest
     model: ModelSpec
@@ -165,7 +137,6 @@ class Problem:
     calibration: Calibration
     regions: tuple[str, ...]
     instance_types: tuple[InstanceType, ...]
-    rooms: Rooms | None = None
 
     @classmethod
     def resolve(
@@ -174,7 +145,6 @@ class Problem:
         catalog: Catalog,
         calibration: Calibration,
         *,
-        rooms: Rooms | None = None,
         model: ModelSpec | None = None,
     ) -> Self:
         """Resolve a request; InvalidInputError for an unknown name or a workload that the model cannot have.
@@ -211,7 +181,6 @@ class Problem:
             calibration=calibration,
             regions=tuple(regions),
             instance_types=tuple(catalog.instance_type(name) for name in types),
-            rooms=rooms,
         )
 
     def revise(self, **changes: Any) -> Self:
@@ -224,7 +193,7 @@ class Problem:
                 "constraints": self.request.constraints.model_copy(update=limits),
             }
         )
-        return type(self).resolve(request, self.catalog, self.calibration, rooms=self.rooms, model=self.model)
+        return type(self).resolve(request, self.catalog, self.calibration, model=self.model)
 
     @cached_property
     def undriven(self) -> dict[str, str]:

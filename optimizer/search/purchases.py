@@ -14,7 +14,7 @@ from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
 from optimizer.economics.staging import disk_gib
-from optimizer.search.problem import Problem, QuotaRoom, Rooms
+from optimizer.search.problem import Problem
 from optimizer.search.rejections import Rejection
 
 
@@ -29,7 +29,6 @@ class PricedPurchase:
         hazard: of a spot node.
         fallback: on-demand nodes replace spot nodes that do not come.
         hours: hours the nodes are available, drain included; finite for a Capacity Block.
-        most_nodes, room: nodes that the account's quotas allow, and the quota that bounds them.
     """
 
     option: PurchaseOption
@@ -41,8 +40,6 @@ class PricedPurchase:
     reservation: ExistingReservation | None = None
     fallback: bool = False
     hours: float = math.inf
-    most_nodes: float = math.inf
-    room: QuotaRoom | None = None
 
     @cached_property
     def stale(self) -> bool:
@@ -128,7 +125,7 @@ def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurch
     offers += [Offer(instance=instance, region=region) for region in unoffered]
     found = [purchase for offer in offers for purchase in list_purchases(offer, limits)]
     if found:
-        return [bound_by_quota(purchase, problem.rooms) for purchase in found]
+        return found
     if not offered:
         wanted = ", ".join(limits.regions) or "any region"
         return Rejection(instance.name, f"not offered in {wanted}", "region", wanted, None)
@@ -146,27 +143,3 @@ def _reject_disk(problem: Problem, instance: InstanceType) -> Rejection | None:
     disk = "NVMe" if instance.nvme_gb else "root volume"
     reason = f"each node copies {size:,.0f} GiB of data, and its {disk} has room for {space:,.0f} GiB"
     return Rejection(instance.name, reason, "data", size, space)
-
-
-def bound_by_quota(purchase: PricedPurchase, rooms: Rooms | None) -> PricedPurchase:
-    """Return the purchase with the most nodes that the quotas leave room for."""
-    if rooms is None:
-        return purchase
-    owned = 0
-    if purchase.reservation and purchase.reservation.capacity_reservation_id:
-        if not purchase.topped_up:
-            return purchase  # its instances are in use already
-        owned = purchase.reservation.count
-    name, vcpus, region = purchase.offer.instance.name, purchase.offer.instance.vcpus, purchase.offer.region
-    if (region, "on-demand", name) not in rooms:
-        return replace(purchase, most_nodes=0.0)
-    on_demand, spot = rooms[region, "on-demand", name], rooms[region, "spot", name]
-
-    def nodes(room: QuotaRoom | None) -> float:
-        return room.free // vcpus if room else math.inf
-
-    if purchase.option != "spot":
-        return replace(purchase, most_nodes=owned + nodes(on_demand), room=on_demand)
-    if purchase.base > nodes(on_demand):
-        return replace(purchase, most_nodes=0.0, room=on_demand)
-    return replace(purchase, most_nodes=purchase.base + nodes(spot), room=spot)

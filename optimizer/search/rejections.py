@@ -18,7 +18,6 @@ Binding = Literal[
     "deadline",
     "interruptions",
     "capacity-block",
-    "quota",
 ]
 
 

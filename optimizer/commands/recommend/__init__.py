@@ -127,17 +127,10 @@ Example:
     "--all",
     "explain",
     is_flag=True,
-    help="Also list every plan with its layout, sources, and why other layouts and types lose.",
+    help="Also list every plan with its layout, sources, and why other types lose.",
 )
 @click.option("--save", type=OutputFile(), help="Also write the JSON answer to this file.")
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
-@click.option(
-    "--respect-quotas",
-    cls=FurtherOption,
-    is_flag=True,
-    help="First read the account's quotas and what runs in the regions in play, and leave out what exceeds them; needs "
-    "credentials.",
-)
 @click.option(
     "--compare-clouds",
     cls=FurtherOption,
@@ -155,7 +148,6 @@ def command(
     explain: bool,
     save: Path | None,
     refresh: bool,
-    respect_quotas: bool,
     **flags: Any,
 ) -> None:
     """Find the cheapest or fastest fleet that trains a model within a budget and a deadline.
@@ -182,12 +174,6 @@ def command(
         refreshed = refresh_spot_prices(answer)
         with patience("searching the plans at today's prices"):
             answer = recommend(request, refreshed, chosen)
-    if respect_quotas:
-        from optimizer.commands.recommend.quotas import read_rooms
-
-        rooms = read_rooms(answer)
-        with patience("searching the plans within the quotas"):
-            answer = recommend(request, answer.problem.catalog, chosen, rooms=rooms)
     others = None
     if compare_clouds:
         from optimizer.commands.other_clouds import compared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.commands.output import format_number, say, write_table, write_text
 from optimizer.contract.hardware import DERIVED_SPOT
-from optimizer.contract.plan import Alternate, FleetPlan, NodeItem, Parallelism
+from optimizer.contract.plan import Alternate, FleetPlan, NodeItem
 from optimizer.contract.units import usd_text
 from optimizer.recommend import Recommendation
 from optimizer.search.nearest import NearestPlan
@@ -47,16 +47,6 @@ TABLE_KEY = (
     "GPU and its limit. ~: at an old spot price of the plan's own zone; its p95 has the spread of that age."
 )
 _RECOMPUTED = {"none": "", "selective": " sel", "full": " full"}
-ALTERNATIVE_COLUMNS = {
-    "parallelism": "parallelism",
-    "sharding": "sharding",
-    "micro_batch": "micro",
-    "checkpointing": "checkpointing",
-    "peak_gib": "GiB",
-    "step_time_s": "step s",
-    "cost_usd_expected": "USD",
-    "why": "why it loses",
-}
 ALTERNATE_COLUMNS = {
     "zone_id": "zone",
     "instance_type": "type",
@@ -242,7 +232,7 @@ def _describe_needs(plan: FleetPlan) -> str:
 
 
 def _print_explanation(answer: Recommendation) -> None:
-    """Print every plan, the evidence of the first, where it goes next, what it was chosen over, and all rejections."""
+    """Print every plan, the evidence of the first, where it goes next, and all rejections."""
     if answer.plans:
         plan = answer.plans[0]
         click.echo()
@@ -271,14 +261,6 @@ def _print_explanation(answer: Recommendation) -> None:
             click.echo()
             title = "Plan 1 goes next to, where its own place has no capacity"
             write_table([_alternate(alternate) for alternate in plan.alternates], ALTERNATE_COLUMNS, title=title)
-    if answer.alternatives:
-        click.echo()
-        write_table(
-            [_alternative(entry) for entry in answer.alternatives],
-            ALTERNATIVE_COLUMNS,
-            title="Plan 1 was chosen over, on the same nodes",
-            spare=("checkpointing", "peak_gib", "micro_batch"),
-        )
     _print_rejections(answer.rejected, "Rejected types and the constraint that binds")
     write_text(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
@@ -316,19 +298,6 @@ def _alternate(alternate: Alternate) -> dict[str, Any]:
         **{name: getattr(alternate, name) for name in ("zone_id", "instance_type", "purchase")},
         "price": alternate.price.usd,
         **{f"{key}_{name}": getattr(spread, name) for key, spread in spreads.items() for name in ("expected", "p95")},
-    }
-
-
-def _alternative(entry: Mapping[str, Any]) -> dict[str, Any]:
-    split = entry["parallelism"]
-    if split is None:
-        return dict(entry)
-    return {
-        **entry,
-        "parallelism": Parallelism.model_validate(split).in_short,
-        "sharding": split["sharding"],
-        "micro_batch": split["micro_batch"],
-        "checkpointing": split["activation_checkpointing"],
     }
 
 

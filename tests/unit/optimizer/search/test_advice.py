@@ -49,35 +49,6 @@ def test_a_small_saving_has_its_cents_and_an_old_spot_price_its_mark() -> None:
     assert eager.plans[0].cost_usd.expected - float(note[2]) == pytest.approx(float(note[1]), abs=0.011)
 
 
-def test_a_batch_that_other_numbers_of_nodes_divide_saves_what_the_note_says() -> None:
-    work = {"tokens": "1B", "seq_len": 4096}
-    where: dict[str, Any] = {"instance_types": ["g6.12xlarge"], "purchase_options": ["on-demand"]}
-    default = answer("llama-3.1-70b", work, **where)
-    first = default.plans[0]
-    note = only(
-        default.notes, r"--global-batch ([0-9]+) instead of ([0-9]+) would save ([0-9,]+) USD: .* ([0-9]+) x g6"
-    )
-    near = answer("llama-3.1-70b", work | {"global_batch": int(note[1])}, **where)
-    assert first.job.global_batch == int(note[2])
-    assert near.plans[0].node_count == int(note[4]) < first.node_count
-    saved = first.cost_usd.expected - near.plans[0].cost_usd.expected
-    assert saved == pytest.approx(float(note[3].replace(",", "")), abs=1)
-    assert not any("--global-batch" in note for note in near.notes)
-
-
-def test_a_batch_that_the_gpus_of_a_node_divide_saves_what_the_note_says() -> None:
-    """A batch of 7 is too small for 8 data ranks: the plan had to split the model, and no note said why."""
-    where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"], "max_nodes": 1}
-    seven = answer(work={"global_batch": 7}, **where)
-    note = only(
-        seven.notes, r"--global-batch 8 instead of 7 would save ([0-9,.]+) USD: .* and ([0-9.]+) USD on the same"
-    )
-    eight = answer(work={"global_batch": 8}, **where)
-    assert eight.plans[0].parallelism.data == 8 > seven.plans[0].parallelism.data
-    assert eight.plans[0].cost_usd.expected == pytest.approx(float(note[2]), abs=0.011)
-    assert not any("--global-batch" in note for note in eight.notes)
-
-
 def test_a_batch_that_no_fleet_can_train_has_a_near_one() -> None:
     """A model that is not split: its data ranks must divide the batch."""
     where: dict[str, Any] = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"]}

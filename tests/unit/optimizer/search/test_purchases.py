@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,10 +13,9 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
-from optimizer.search.candidates import Candidate, CandidateTable, find_candidates, reject_quota
+from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
 from optimizer.search.plan_builder import PlanBuilder, can_stand_in
-from optimizer.search.problem import Problem, QuotaRoom, Rooms
-from optimizer.search.purchases import bound_by_quota, list_purchases
+from optimizer.search.problem import Problem
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
 P4D: dict[str, Any] = {"instance_types": ["p4d"], "regions": ["us-east-1"]}
@@ -59,20 +57,6 @@ def test_owned_nodes_are_topped_up_on_demand_where_they_alone_are_too_slow() -> 
     saved = (plan.hours.expected - RESTART_HOURS) * 3600 / meeting.checkpoint_interval_s * meeting.checkpoint_usd
     running = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute - saved) / plan.hours.expected
     assert plan.reserve_usd == pytest.approx((hourly + running) * plan.reserve_s / 3600, rel=1e-4, abs=0.005)
-
-
-@pytest.mark.parametrize(("free_vcpus", "most"), [(96 * 3, 5.0), (95, 2.0)])
-def test_a_quota_bounds_the_rented_nodes_of_a_top_up_alone(free_vcpus: int, most: float) -> None:
-    offer = catalog().offer("p4d.24xlarge", "us-east-1")
-    assert offer
-    limits = request("gpt2-xl", existing_reservations=[owned(2)]).constraints
-    room = QuotaRoom(region="us-east-1", name="P", code="L-1", value=free_vcpus, used=0, increase=lambda value: "ask")
-    key = ("us-east-1", "p4d.24xlarge")
-    rooms: Rooms = {(key[0], "on-demand", key[1]): room, (key[0], "spot", key[1]): None}
-    found = [bound_by_quota(one, rooms) for one in list_purchases(offer, limits) if one.reservation]
-    assert [(one.topped_up, one.most_nodes) for one in found] == [(False, math.inf), (True, most)]
-    reason = reject_quota(found[1], 6).reason
-    assert reason.startswith(f"6 x p4d.24xlarge reserved and on-demand in us-east-1 needs {96 * 4:,} vCPUs")
 
 
 @pytest.mark.parametrize(
