@@ -17,11 +17,13 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import NoticeFiles
 from bootstrap.training.rank_lines import RankLines
 from bootstrap.training.standby import Standby
@@ -46,9 +48,18 @@ class FleetAgent(LocalElasticAgent):
             self._remaining_restarts = 0
         return result
 
+    def _start_workers(self, worker_group: WorkerGroup) -> Any:
+        started = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        # Where a worker has failed, the context closes itself and names neither a signal nor a limit:
+        # https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/multiprocessing/api.py#L974
+        close = context.close
+        context.close = lambda *signals: close(*signals) if signals else close(timeout=STOP_S)
+        return started
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._pcontext is not None:
-            self._pcontext.close(timeout=STOP_S)
+            self._pcontext.close()
         super()._stop_workers(worker_group)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -91,10 +102,17 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
-    standby = Standby.from_environment(sys.argv[1:])
+    try:
+        standby = Standby.from_environment(sys.argv[1:])
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        sys.exit(EXIT_AT_FAULT)
     handlers.SubprocessHandler = worker_handler(standby, has_ranks="bootstrap.launchers" not in sys.argv)
     try:
         run.main()
+    except SignalException as error:
+        logger.warning("%s", error)  # the agent ends torchrun so, once the state is saved
+        sys.exit(1)
     except ChildFailedError as error:
         if all(failure.exitcode != EXIT_AT_FAULT for failure in error.failures.values()):
             raise

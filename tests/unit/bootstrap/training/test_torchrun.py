@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock, call
 
 import pytest
 
@@ -73,13 +72,41 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
         assert row["parent"] == os.getpid() and row["session"]
 
 
-def test_workers_that_react_to_no_signal_are_not_waited_for() -> None:
-    """A worker whose peer is dead hangs in NCCL."""
-    agent, closed = object.__new__(torchrun.FleetAgent), Mock()
-    agent._worker_watchdog = agent._health_check_server = None
-    agent._pcontext = closed
-    agent._stop_workers(Mock())
-    assert closed.close.call_args_list[0] == call(timeout=torchrun.STOP_S)
+DEAF = """
+import os, signal, sys, time
+from pathlib import Path
+
+if os.environ["RANK"] == "0" and not int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(sys.argv[1]).touch()
+    time.sleep(600)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+sys.exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
+"""
+
+
+def test_workers_that_react_to_no_signal_are_not_waited_for(tmp_path: Path) -> None:
+    """A worker whose peer is dead hangs in NCCL; torchrun itself closes a failed round, with the limit that is seen."""
+    (tmp_path / "work.py").write_text(DEAF)
+    program = (
+        "from torch.distributed.elastic.multiprocessing.api import SubprocessContext as Context\n"
+        "from bootstrap.training import torchrun\n"
+        "close = Context._close\n"
+        "def seen(self, death_sig, timeout=30):\n"
+        "    print('limit', timeout, flush=True)\n"
+        "    close(self, death_sig, timeout)\n"
+        "Context._close = seen\n"
+        "torchrun.STOP_S = 0.5\n"
+        "torchrun.main()\n"
+    )
+    arguments = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(tmp_path / "work.py")]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments, str(tmp_path / "deaf")],
+        env={**os.environ, "PYTHONPATH": str(Path(torchrun.__file__).parents[2])},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout.splitlines()[0] == "limit 0.5"
 
 
 SPEAKER = """
