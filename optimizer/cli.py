@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import itertools
 import os
 import sys
 from io import TextIOWrapper
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from optimizer.contract.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.spelling import near_names
 
 # Each command with its line in ``gpufleet --help``, in the order of a user's work.
@@ -160,14 +161,17 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """From a model, a budget and a deadline to a GPU fleet on AWS.
 
-    Exit status: 0 done, 1 failure, 2 wrong use or input, 3 nothing feasible, 4 data missing or too stale.
+    Exit status: 0 done, 1 failure, 2 wrong input, 3 nothing feasible, 4 data missing or stale. With --format json
+    stderr ends with the error, as JSON.
     """
 
 
 def main() -> None:
     """Run the command line; an error meant for the user ends with its message and exit status, never a traceback."""
+    as_json = _asks_for_json(sys.argv[1:])
     if sys.stdout is None:  # started with standard output closed (`>&-`)
-        _fail("standard output is closed\n  next: send it to a file, or to /dev/null", 1)
+        closed = GpufleetError("standard output is closed", next_step="send it to a file, or to /dev/null")
+        _fail(closed, closed.exit_code, as_json=as_json)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it lacks
             stream.reconfigure(errors="replace")
@@ -179,20 +183,37 @@ def main() -> None:
     # OpenBLAS's threads spin beside the imports:
     # https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    error: Exception
     try:
-        cli()
-    except GpufleetError as error:
-        _fail(error, error.exit_code)
+        # Otherwise click prints its own errors, and ends the program.
+        status = cli(standalone_mode=not as_json)
+        sys.exit(status if isinstance(status, int) else 0)
+    except (GpufleetError, click.ClickException) as failed:
+        error, exit_code = failed, failed.exit_code
+    except click.Abort:
+        error, exit_code = GpufleetError("interrupted"), 1
     except RecursionError:
-        _fail("the input is nested too deeply\n  next: look at what wrote it", 2)
-    except UnicodeError as error:
-        _fail(f"text that cannot be read or written: {error}\n  next: use UTF-8", 2)
-    except OSError as error:
-        _fail(error, 1)
+        error, exit_code = InvalidInputError("the input is nested too deeply", next_step="look at what wrote it"), 2
+    except UnicodeError as failed:
+        text = f"text that cannot be read or written: {failed}"
+        error, exit_code = InvalidInputError(text, next_step="use UTF-8"), 2
+    except OSError as failed:
+        error, exit_code = failed, 1
+    except SystemExit as ended:
+        if not (as_json and isinstance(ended.code, int) and ended.code):
+            raise
+        error, exit_code = GpufleetError("the answer on standard output has the reason"), ended.code
+    _fail(error, exit_code, as_json=as_json)
 
 
-def _fail(message: object, exit_code: int) -> NoReturn:
-    from optimizer.commands.output import say  # here: only a failure waits for it
+def _asks_for_json(words: list[str]) -> bool:
+    """Return whether the answer is to be JSON, before click reads the words: one of them may be the error."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
 
-    say(f"error: {message}", err=True)
+
+def _fail(error: Exception, exit_code: int, *, as_json: bool) -> NoReturn:
+    from optimizer.commands.output import write_error  # here: only a failure waits for it
+
+    write_error(error, exit_code, as_json=as_json)
     sys.exit(exit_code)

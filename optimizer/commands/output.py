@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from optimizer.catalog import Catalog
 from optimizer.catalog.ttl import stale_lines
+from optimizer.contract.errors import GpufleetError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +67,23 @@ def say(text: object, *, err: bool = False, indent: str = "  ") -> None:
         return
     for line in str(text).split("\n"):
         write_text(line, indent=" " * (len(line) - len(line.lstrip(" "))) + indent, err=err)
+
+
+def write_error(error: Exception, exit_code: int, *, as_json: bool) -> None:
+    """Print an error on standard error: as text, or as one line of JSON."""
+    if not as_json:
+        say(f"error: {error}", err=True)
+        return
+    document = {"code": exit_code, "kind": type(error).__name__, "message": str(error)}
+    document |= dict.fromkeys(("value", "limit", "next"))
+    if isinstance(error, GpufleetError):
+        document["message"] = ": ".join(filter(None, (error.got, error.why)))
+        document |= {"value": error.got, "limit": error.limit or None, "next": error.next_step or None}
+    elif isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        document["message"] = error.format_message()
+        document["next"] = f"{context.command_path} --help" if context else None
+    click.echo(json.dumps({"error": document}), err=True)
 
 
 def write_json(data: Any) -> None:

@@ -36,6 +36,6 @@ def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
 
 
 def test_ascii_output_replaces_what_it_lacks() -> None:
-    printing = "import sys\nfrom optimizer import cli\ncli.cli = lambda: print('mod\\u00e8le')\ncli.main()"
+    printing = "import sys\nfrom optimizer import cli\ncli.cli = lambda **_: print('mod\\u00e8le')\ncli.main()"
     done = run(code=printing, stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "mod?le\n", "")

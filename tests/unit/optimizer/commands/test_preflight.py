@@ -93,7 +93,7 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
     aws.answers["DescribeBudgets"] = DENIED
     write_stack(tmp_path, amiName=IMAGE, sessionLogGroup="/sessions", trainCommand="train.py")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert (code, err) == (1, "1 error, 1 warning, 1 unknown, 25 ok\n")
+    assert code == 1 and err.startswith('1 error, 1 warning, 1 unknown, 25 ok\n{"error": {"code": 1, ')
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
@@ -242,7 +242,7 @@ def test_wrong_usage_is_status_2_without_a_call(
 def test_no_credentials_are_one_clear_error(gpufleet: Gpufleet, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    code, out, err = gpufleet("preflight", plan, "--format", "json")
+    code, out, err = gpufleet("preflight", plan, "--format", "csv")
     assert (code, out) == (1, "")
     assert err.startswith("error: nothing was checked: no AWS credentials were found") and err.count("error:") == 1
 

@@ -376,7 +376,7 @@ def test_exit_3_names_the_plan_of_other_code() -> None:
     flags = ("--model", "gpt3-175b", "--samples", "1000", "--seq-len", "2048", "--instance-type", "p4d")
     done = gpufleet("recommend", *flags, "--max-nodes", "12", "--format", "json")
     assert done.returncode == 3
-    assert "next: the reference trainer carries out no plan within the limits" in done.stderr
+    assert '"next": "the reference trainer carries out no plan within the limits' in done.stderr
     assert "--parallelism data,tensor,pipeline plans it" in json.loads(done.stdout)["notes"][-1]
     widened = answer(*flags, "--max-nodes", "12", "--parallelism", "data,tensor,pipeline")["plans"][0]
     assert f"{widened['cost_usd']['expected']:,.2f} USD" in done.stderr
@@ -516,7 +516,7 @@ def test_exit_3_ends_with_a_command_that_has_a_plan() -> None:
     assert done.returncode == 3
     nearest = json.loads(done.stdout)["nearest"]
     assert nearest[0]["plan"]["job"]["budget_usd"] == nearest[0]["changes"]["budget_usd"] > 5
-    words = shlex.split(done.stderr.split("next: ")[1].split(" has a plan")[0])
+    words = shlex.split(json.loads(done.stderr.splitlines()[-1])["error"]["next"].removesuffix(" has a plan"))
     assert words[0] == "gpufleet" and words[-len(nearest[0]["flags"]) :] == nearest[0]["flags"]
     again = gpufleet(*words[1:])
     assert again.returncode == 0
