@@ -20,6 +20,8 @@ WRITTEN_GELU_TENSORS = 3.0
 REPEATED_CASTS = (3.0, 5.0)
 # Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
+# Megatron's own fused loss, of NeMo's fine-tuning too (golden_values of Megatron-LM's tests, 2026; frameworks.toml).
+MEGATRON_FUSED_LOSS_BYTES = 10.0
 # Widened and normalised queries and keys that a norm over heads keeps beside its output: 6.0 bytes in all with it
 # (Qwen 3 against Llama, docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
 HEAD_NORM_BYTES = 4.0
@@ -61,11 +63,15 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     eager = x.code.written_out * (1.0 - compiled)
     by_hand = model.gated_mlp * eager
     autocast = np.where(x.residual > element, 1.0, 0.0)
-    yield "dispatch of experts", _dispatched_bytes(x) * (1.0 + 1.0 / x.split)
     written_norms = eager * (not x.has_fused_norms) if model.gated_mlp or x.is_t5 else 0.0
     # Fused fp8 keeps the inputs of products in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
     product_input = 1.0 if x.has_fused_fp8 else element
-    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + product_input)
+    dispatched = _dispatched_bytes(x)
+    # NVIDIA's recipes permute rows in one kernel, which keeps none, and weight them before the last product.
+    yield "dispatch of experts", dispatched * (product_input / element if x.code.nvidia_recipe else 1.0 + 1.0 / x.split)
+    redone = x.recipe.recomputed
+    norm_output = 0.0 if "layernorm" in redone else product_input
+    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + norm_output)
     yield "norms", h * norms / x.split
     yield "casts", h * element * autocast * eager * layer.input_casts / x.split
     if model.gated_mlp:
@@ -80,7 +86,9 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         yield "latents", 2.0 * element * model.latent_attention.latent_width
     heads = (layer.query + layer.kv) / x.tensor
     # Attention keeps its output in 16 bits beside the 8 of the projection's input.
-    yield "attention projections", 2.0 * element * heads + x.has_fused_fp8 * layer.query / x.tensor
+    attention_inputs = heads + layer.kv / x.tensor if "mla_up_proj" not in redone else 0.0
+    output = (element + x.has_fused_fp8) * layer.query / x.tensor
+    yield "attention projections", element * attention_inputs + output
     if not x.is_t5:
         yield "rotary positions", x.residual * by_hand * autocast * heads
     if not x.code.fused_kernels:  # attention's output once more
@@ -107,10 +115,12 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     gelu = WRITTEN_GELU_TENSORS * x.residual * eager * by_operators
     matrices = model.matrices_per_ffn - 1.0 + (model.gated_mlp and not x.code.fused_gate) * (1.0 - compiled)
     masks = x.is_t5 * x.has_dropout  # a byte
-    yield "feed-forward", (element * matrices + product_input + gelu + masks) * layer.inner / x.tensor
+    # MLPerf's adapters keep the gate's inputs in 8 bits (FP8_ACTIVATION, Megatron's activation_func_fp8_input_store).
+    gate_input = 1.0 if x.has_fused_fp8 and x.code.nvidia_recipe and x.recipe.tuning.adapts else element
+    yield "feed-forward", (gate_input * matrices + product_input + gelu + masks) * layer.inner / x.tensor
     if model.experts:
         expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
-        of_expert = _expert_element(x) * matrices + expert_input
+        of_expert = _expert_element(x) * matrices + ("moe_act" not in redone) * expert_input
         yield "experts", of_expert * layer.routed * _capacity(x) / x.tensor
     if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
@@ -123,7 +133,7 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
 
 
 def _capacity(x: Case) -> Number:
-    return np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
+    return 1.0 if x.code.nvidia_recipe else np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
 
 
 def _expert_element(x: Case) -> Number:
@@ -131,10 +141,10 @@ def _expert_element(x: Case) -> Number:
 
 
 def _dispatched_bytes(x: Case) -> Number:
-    """Bytes a token of the rows that experts get: each tensor rank keeps them whole."""
+    """Bytes a token of the rows that experts get: whole on each tensor rank that shares an expert."""
     mixtures = x.model.mixture_layers / max(x.model.layers, 1)
     used = max(1, x.model.experts_per_token)
-    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x)
+    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x) * x.expert_slices / x.tensor
 
 
 def activation_bytes(x: Case) -> Activations:
@@ -164,7 +174,8 @@ def activation_bytes(x: Case) -> Activations:
     backward = backward + np.where(splits, element * model.hidden_size, 0.0)
     backward = backward + np.where(x.context > 1, 8.0 * element * layer.kv / x.tensor, 0.0)
     backward = backward + np.where(x.expert > 1, 2.0 * dispatched / x.split, 0.0)
-    saved = x.tokens * per_token * x.stage_layers * x.live_share + samples
+    here = x.live_share * (1.0 - x.recipe.offloaded_layers / model.layers)
+    saved = x.tokens * per_token * x.stage_layers * here + samples
     return Activations(saved, x.tokens * backward + working_of_samples, x.tokens * everything)
 
 
@@ -213,6 +224,8 @@ def logits_bytes(x: Case) -> Number:
         # bits; the others give CrossEntropyLoss 16-bit logits: 10.0 and 12.0 bytes a logit alive at the peak (BERT,
         # GPT-2: traced as in docs/models.md, torch 2.11, transformers 5.23, 2026-11-23).
         loss_bytes -= 2.0 * (x.model.architecture in ("encoder", "seq2seq", "speech"))
+    if x.recipe.fused_loss or (x.code.nvidia_recipe and x.recipe.tuning.adapts):
+        loss_bytes = MEGATRON_FUSED_LOSS_BYTES
     # FSDP does not compile the loss. Plain PyTorch gathers all tensor ranks' logits.
     fused = x.recipe.compiled & np.logical_not(x.is_narrow)
     each = np.where(fused, min(loss_bytes, COMPILED_LOSS_BYTES), loss_bytes)

@@ -498,6 +498,8 @@ def _mean_layer(model: ModelSpec, recipe: Recipe) -> MeanLayer:
 
 def _state_bytes(model: ModelSpec, recipe: Recipe, code: Framework) -> StateBytes:
     optimizer, update = OPTIMIZERS[recipe.optimizer]
+    if code.nvidia_recipe and model.latent_attention:
+        optimizer /= 2.0
     narrow = ELEMENT_BYTES[recipe.precision] == 2.0
     fused_fp8 = recipe.precision == "fp8" and code.fused_kernels
     gathered = 1.0 if fused_fp8 and code.fp8_weights else ELEMENT_BYTES[recipe.precision]

@@ -67,6 +67,7 @@ class Framework(BaseModel):
     masks_compiled: bool
     compiles_layers: bool
     grouped_experts: bool
+    nvidia_recipe: bool
     flash_kernel: FlashKernel
     pads_vocabulary: bool
     overlaps_data: bool

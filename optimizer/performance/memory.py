@@ -13,6 +13,7 @@ import numpy as np
 from optimizer.contract.units import GIB
 from optimizer.performance.activations import activation_bytes, logits_bytes, micro_batches_in_flight
 from optimizer.performance.case import Case
+from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.fsdp import Moment, backward_bytes, loss_bytes
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Number
 
@@ -21,6 +22,10 @@ GATHERED_LAYERS = 2.0
 # cuBLAS (CUBLAS_WORKSPACE_CONFIG): 0.1 GiB beyond the equations in the smallest runs and those of 100 GiB (GPT-2 to
 # Llama 7B, H200, torch 2.11, 2026-11-21).
 WORKSPACE_BYTES = 0.1 * GIB
+# Transformer Engine's cuBLAS workspace on Hopper and later, for its products and for each of 4 streams of grouped ones
+# (get_cublas_workspace_size_bytes and get_num_compute_streams of transformer_engine/pytorch/cpp_extensions/gemm.py).
+FUSED_WORKSPACE_BYTES = 2.0**25
+GROUPED_STREAMS = 4.0
 
 # Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21). NCCL: 0.69 GB on 4 A100s
 # (https://github.com/NVIDIA/nccl/issues/964), for each group of ranks
@@ -29,6 +34,9 @@ WORKSPACE_BYTES = 0.1 * GIB
 CONTEXT_BYTES = 0.75 * GIB
 NCCL_BYTES = 0.69e9
 ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
+# Larger NVLink domains (GB200 NVL72) exchange by kernels with buffers of their own, not by NCCL's channels to each peer
+# (hybridep in the recipes of Megatron-Bridge at v0.4.1).
+MEASURED_PEERS = 8.0
 # Reserved over allocated: 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv),
 # with the expandable segments that bootstrap/agent sets (PYTORCH_CUDA_ALLOC_CONF,
 # https://pytorch.org/docs/stable/notes/cuda.html).
@@ -154,11 +162,14 @@ def memory(x: Case) -> PeakMemory:
     widened: Number = 0.0
     if x.recipe.tuning.four_bit:  # the largest 4-bit weight
         widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.layer.query) / x.tensor
+    streams = GROUPED_STREAMS if x.groups_experts and x.model.experts else 0.0
+    fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
     return PeakMemory(
         weights=np.where(zero3 | gathers_all, sharded, held) * state.weight,
-        state=np.where(zero1, sharded, held) * (state.optimizer + state.master),
+        state=np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
+        * (state.optimizer + state.master),
         buckets=buckets,
-        workspace=WORKSPACE_BYTES + widened,
+        workspace=WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES,
         early=early,
         saved=saved,
         working=kept.working,
@@ -175,7 +186,7 @@ def memory(x: Case) -> PeakMemory:
 
 def _nccl_bytes(x: Case) -> Number:
     groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
-    peers = np.minimum(x.expert, x.rates.gpus_per_node) - 1.0
+    peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0
     return groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER
 
 

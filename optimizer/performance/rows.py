@@ -259,6 +259,16 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         target_len=row.count("target_len", default=0, least=0) or None,
         experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
     )
+    # A source's remarks name what no column does.
+    remarks = row.text("uncertain")
+    modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
+    recipe = replace(
+        recipe,
+        recomputed=tuple(modules[1].split("+")) if modules else (),
+        offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
+        optimizer_instances=2 if "part of the data ranks" in remarks else 1,
+        fused_loss="fused cross-entropy" in remarks,
+    )
     micro_batch = row.count("micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
     # Runs that split the model make up a usual step, and keep the bubble small.

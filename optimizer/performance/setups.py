@@ -35,6 +35,9 @@ from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
 USUAL_GPUS_PER_NODE = 8
+# GiB that nvidia-smi shows of the GPU of an NVL72, the one Blackwell with more than 8 GPUs in a domain: 189,471 MiB of
+# a GB200 and 284,208 of a GB300.
+NVL72_GIB = {"B200": 185.03, "B300": 277.55}
 # Images of ImageNet's size (500 x 375, 110 kB) that the trainer's loader prepares a second on one vCPU. Measured on a
 # whole EPYC core: 390 (tests/benchmarks/results/images_202611.md); two vCPUs share a core. Users report 190 with Pillow
 # and 250 with Pillow-SIMD for each of ten workers (https://github.com/huggingface/pytorch-image-models/issues/1491).
@@ -166,6 +169,7 @@ def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | Non
     """Build a node of ``gpu``s with their fastest link and, by default, the vendor's network."""
     return Hardware(
         gpu=gpu,
+        gpu_memory_gib=NVL72_GIB.get(gpu.name) if gpus_per_node > USUAL_GPUS_PER_NODE else None,
         gpus_per_node=gpus_per_node,
         interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
         network_gbit_per_s=network_gbit_per_s or default_network_gbit_per_s(gpu, gpus_per_node),

@@ -48,6 +48,10 @@ class Recipe:
         precision: arithmetic of the products.
         pure: parameters, gradients and moments are in ``precision`` too.
         target_len: tokens of a decoder beside an encoder; 0 for the model's usual ones.
+        recomputed: modules that Megatron's selective recomputation repeats: moe_act, layernorm, mla_up_proj.
+        offloaded_layers: layers whose activations wait in the host's memory.
+        optimizer_instances: groups of data ranks that each hold the whole optimizer state, in shards.
+        fused_loss: Megatron's cross_entropy_loss_fusion.
         samples_per_vcpu_s: samples a second that one loader process prepares; 0 for data that is there at no cost.
     """
 
@@ -62,6 +66,10 @@ class Recipe:
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS
     target_len: int = 0
+    recomputed: tuple[str, ...] = ()
+    offloaded_layers: int = 0
+    optimizer_instances: int = 1
+    fused_loss: bool = False
     samples_per_vcpu_s: float = 0.0
 
 

@@ -113,6 +113,18 @@ def test_megatron_with_flash_attention_is_megatron_core() -> None:
     assert (zero3.recipe.framework, zero3.grid.sharding) == ("megatron-deepspeed", ZERO3)
 
 
+def test_remarks_of_a_source_name_what_takes_less_memory() -> None:
+    row = {"model": "deepseek-v3", "gpu": "b200-179gb", "gpus": 256, "pipeline_parallel": 16, "expert_parallel": 8}
+    row |= {"framework": "nemo", "seq_len": 4096}
+    remarks = ("", "recomputes moe_act", "recomputes moe_act+mla_up_proj", "offloads activations of 61 layers")
+    peaks = [
+        result["predicted_peak_memory_gib"]
+        for result in estimate_rows([row | {"uncertain": text} for text in remarks], gpu_table(), CALIBRATION)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == len(peaks)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
