@@ -53,7 +53,7 @@ def compact_json(value: Any) -> bytes:
 
 def checked_body(data: bytes) -> dict[str, Any]:
     """Return what the SHA-256 of a step's manifest vouches for; ManifestError for other bytes."""
-    with _torn():
+    with torn():
         document = json.loads(data)
         body = document["checkpoint"]
         if hashlib.sha256(compact_json(body)).hexdigest() != document["sha256"]:
@@ -68,7 +68,7 @@ def read_contents(prefix: str, data: bytes) -> Contents | None:
     """
     if not STEP_PREFIX.match(prefix) and not ENGINE_PREFIX.match(prefix):
         return None
-    with _torn():
+    with torn():
         if STEP_PREFIX.match(prefix):
             body = checked_body(data)
             files = _rank_files(body["index"])
@@ -79,7 +79,8 @@ def read_contents(prefix: str, data: bytes) -> Contents | None:
 
 
 @contextmanager
-def _torn() -> Iterator[None]:
+def torn() -> Iterator[None]:
+    """Raise ManifestError for what a reader of JSON raises."""
     try:
         yield
     except ManifestError:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bootstrap.contract.checkpoint import (
     MANIFEST_NAME,
@@ -24,6 +24,7 @@ from bootstrap.contract.checkpoint import (
     checked_body,
     compact_json,
     rank_file_name,
+    torn,
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
@@ -37,16 +38,27 @@ FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """Contents of a checkpoint; ``step`` and ``samples`` are completed, ``facts`` as of ``StoredCheckpoints``."""
+class AnyManifest:
+    """Contents of a checkpoint after ``step`` completed steps of ``global_batch`` samples."""
 
     step: int
-    samples: int
     world_size: int
     global_batch: int
+    created_unix_s: float
+
+    @property
+    def run_facts(self) -> Mapping[str, Any]:
+        """Facts of the run that saved."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(AnyManifest):
+    """Contents of a checkpoint of SpotTolerantRun; ``facts`` as of ``StoredCheckpoints``."""
+
+    samples: int
     dataset_size: int
     seed: int
-    created_unix_s: float
     torch_version: str
     index: Index
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -59,36 +71,25 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read ``to_bytes``; InvalidCheckpoint for changed bytes, CheckpointError for another format."""
-        try:
+        """Read ``to_bytes``; ManifestError for changed bytes, CheckpointError for another format."""
+        with torn():
             body = checked_body(data)
-            if (version := body.pop("format")) != FORMAT:
-                raise CheckpointError(
-                    f"its manifest has format {version}, and this version reads {FORMAT}: go on with the version of "
-                    "gpufleet that wrote it, or use a new store"
-                )
+            refuse_other_format(body.pop("format"), FORMAT)
             return cls(index=Index.from_json(body.pop("index")), **body)
-        except ManifestError as error:
-            raise InvalidCheckpoint(str(error)) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidCheckpoint(f"its manifest is torn: {error}") from error
-
-
-def prefix_name(step: int, writer_id: str, save_number: int) -> str:
-    """Folder of one save."""
-    return f"step-{step:08d}-{writer_id}.{save_number}"
-
-
-class AnyManifest(Protocol):
-    """Contents of a checkpoint, of either format."""
 
     @property
-    def step(self) -> int:
-        """Completed steps."""
+    def run_facts(self) -> Mapping[str, Any]:
+        """Facts of the run that saved."""
+        return facts_of(self, self.facts)
 
-    @property
-    def created_unix_s(self) -> float:
-        """Time of writing."""
+
+def refuse_other_format(version: object, known: int) -> None:
+    """CheckpointError for a manifest of another version's format."""
+    if version != known:
+        raise CheckpointError(
+            f"its manifest has format {version}, and this version reads {known}: go on with the version of gpufleet "
+            "that wrote it, or use a new store"
+        )
 
 
 M = TypeVar("M", bound=AnyManifest)
@@ -103,25 +104,26 @@ class Committed(Generic[M]):
 
 
 class CommittedFolders(Generic[M]):
-    """Committed checkpoints of one store. ``facts``: of the run, which tell its checkpoints from another run's."""
+    """Committed checkpoints of one store. ``facts``: of the run, which tell its checkpoints from another run's.
 
+    ``kind`` begins the name of each folder; ``parse`` reads a manifest.
+    """
+
+    kind: ClassVar[str]
     pattern: ClassVar[re.Pattern[str]]
+    parse: Callable[[bytes], M]
 
     def __init__(self, store: Store, facts: Mapping[str, Any] | None = None) -> None:
         self.store = store
         self.facts = facts or {}
 
-    def parse(self, data: bytes) -> M:
-        """Manifest of its bytes; InvalidCheckpoint for changed ones, CheckpointError for another format."""
-        raise NotImplementedError
-
-    def facts_in(self, manifest: M) -> Mapping[str, Any]:
-        """Facts of the run that saved."""
-        raise NotImplementedError
+    def prefix_name(self, step: int, writer_id: str, save_number: int) -> str:
+        """Folder of one save."""
+        return f"{self.kind}-{step:08d}-{writer_id}.{save_number}"
 
     def is_valid(self, checkpoint: Committed[M]) -> bool:
         """True where a checkpoint's files are as written."""
-        raise NotImplementedError
+        return True
 
     def scan(self) -> tuple[list[Committed[M]], list[str]]:
         """Committed checkpoints, newest first, and the faults of invalid ones; CheckpointError for a newer format."""
@@ -133,9 +135,9 @@ class CommittedFolders(Generic[M]):
             try:
                 manifest = self.parse(self.store.read(f"{prefix}/{MANIFEST_NAME}"))
                 if manifest.step != self._step_of(prefix):
-                    raise InvalidCheckpoint(f"its manifest has step {manifest.step}, and its name another step")
+                    raise ManifestError(f"its manifest has step {manifest.step}, and its name another step")
                 committed.append(Committed(prefix=prefix, manifest=manifest))
-            except (InvalidCheckpoint, FileNotFoundError) as error:
+            except (ManifestError, FileNotFoundError) as error:
                 broken.append(f"{prefix}: {error}")
                 logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, prefix, error)
             except CheckpointError as error:
@@ -145,7 +147,7 @@ class CommittedFolders(Generic[M]):
 
     def _names_by_prefix(self) -> dict[str, set[str]]:
         names_by_prefix: dict[str, set[str]] = {}
-        for name in self.store.names(self.pattern.pattern.removeprefix("^").partition("-")[0] + "-"):
+        for name in self.store.names(f"{self.kind}-"):
             prefix, slash, _ = name.partition("/")
             if slash and self.pattern.match(prefix):
                 names_by_prefix.setdefault(prefix, set()).add(name)
@@ -156,7 +158,15 @@ class CommittedFolders(Generic[M]):
 
     def differences(self, manifest: M) -> str:
         """Say which facts of the run and a checkpoint differ, of those that both have; empty where none does."""
-        return differences(self.facts, self.facts_in(manifest))
+        return differences(self.facts, manifest.run_facts)
+
+    def refuse_damaged(self, problems: Sequence[str]) -> None:
+        """CheckpointError where there are checkpoints and none is valid."""
+        if problems:
+            raise CheckpointError(
+                f"no valid checkpoint in {self.store.uri}, and these are damaged: {' | '.join(problems)}. Starting "
+                "over would throw away what they hold: restore one, or move them away to start over"
+            )
 
     def commit(self, prefix: str, data: bytes) -> None:
         """Write the manifest: from here on the checkpoint counts."""
@@ -201,15 +211,7 @@ class CommittedFolders(Generic[M]):
 class StoredCheckpoints(CommittedFolders[Manifest]):
     """Checkpoints of ``SpotTolerantRun``; ``facts``: as ``facts_of`` gives them."""
 
-    pattern = STEP_PREFIX
-
-    def parse(self, data: bytes) -> Manifest:
-        """See ``CommittedFolders``."""
-        return Manifest.from_bytes(data)
-
-    def facts_in(self, manifest: Manifest) -> Mapping[str, Any]:
-        """See ``CommittedFolders``."""
-        return facts_of(manifest, manifest.facts)
+    kind, pattern, parse = "step", STEP_PREFIX, staticmethod(Manifest.from_bytes)
 
     def read_extents(self, checkpoint: Committed[Manifest], extents: Sequence[Extent], into: memoryview) -> None:
         """Read neighbouring ``extents`` of one file and verify each; InvalidCheckpoint where one is not as written."""
@@ -226,15 +228,11 @@ class StoredCheckpoints(CommittedFolders[Manifest]):
                 )
             at += extent.bytes
 
-    def verify(self, checkpoint: Committed[Manifest]) -> None:
-        """Read and check every byte; raises as ``read_extents``."""
-        for extent in checkpoint.manifest.index.extents():
-            self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
-
     def is_valid(self, checkpoint: Committed[Manifest]) -> bool:
-        """See ``CommittedFolders``."""
+        """See ``CommittedFolders``; reads every byte."""
         try:
-            self.verify(checkpoint)
+            for extent in checkpoint.manifest.index.extents():
+                self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
         except InvalidCheckpoint as error:
             logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, checkpoint.prefix, error)
             return False

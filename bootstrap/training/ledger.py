@@ -21,17 +21,18 @@ A killed process writes no last event; its work after its last mark (a second or
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import math
 import os
-import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bootstrap.contract.ledger import (
     CATEGORIES,
@@ -61,105 +62,76 @@ SEGMENT_INTERVAL_S = 60.0
 STARTED_VARIABLE = "GPUFLEET_STARTED_AT"
 
 
-class Sink(Protocol):
-    """Destination of the lines."""
+class Sink:
+    """Lines on their way to ``write``, by a thread: a disk that a checkpoint is written to may be slow.
 
-    def append(self, line: str) -> None:
-        """Take one line without its newline."""
-
-    def flush(self) -> None:
-        """Make every line so far durable."""
-
-
-class FileSink:
-    """Lines appended to a file: in the page cache at once, on the disk at ``flush``.
-
-    By a thread, because an append to a disk that a checkpoint is written to may take long; training goes on then.
+    ``write`` gets a text, whose first line feed ends the torn line of a killed writer, and whether all must be durable.
+    ``every_s``: time for which lines are gathered.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._lines: queue.SimpleQueue[tuple[str, threading.Event]] = queue.SimpleQueue()
-        self._problem: OSError | None = None
-        # The last writer may have died within a line; end it.
-        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
-            self._write(b"\n")
+    def __init__(self, write: Callable[[str, bool], None], every_s: float = 0.0) -> None:
+        self._write, self._every_s = write, every_s
+        self._lines: list[str] = []
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._has_lines, self._has_written = threading.Event(), threading.Event()
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def append(self, line: str) -> None:
-        """Append in one write call: two writers' lines do not mix."""
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise problem
-        written = threading.Event()
-        self._lines.put((line, written))
-        written.wait(APPEND_LIMIT_S)
-
-    def flush(self) -> None:
-        """Force every line to the disk."""
-        written = threading.Event()
-        self._lines.put(("", written))
-        written.wait()
-        with self._path.open("ab") as file:
-            os.fsync(file.fileno())
-
-    def _run(self) -> None:
-        while True:
-            line, written = self._lines.get()
-            try:
-                if line:
-                    self._write(line.encode() + b"\n")
-            except OSError as error:
-                self._problem = error
-            written.set()
-
-    def _write(self, data: bytes) -> None:
-        with self._path.open("ab", buffering=0) as file:
-            file.write(data)
-
-
-class SegmentSink:
-    """Lines in immutable objects of a store: one a minute, and one at each ``flush``."""
-
-    def __init__(self, store: Store, writer_id: str) -> None:
-        self._store = store
-        self._writer_id = writer_id
-        self._lines: list[str] = []
-        self._number = 0
-        self._flushed_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def append(self, line: str) -> None:
-        """Take one line."""
+        """Take one line without its newline."""
+        self._has_written.clear()
         with self._lock:
             self._lines.append(line)
-        if time.monotonic() - self._flushed_at > SEGMENT_INTERVAL_S:
-            # Off the training thread: an upload takes tens of milliseconds.
-            self._flushed_at = time.monotonic()
-            threading.Thread(target=self._flush_or_log, name="ledger-segment", daemon=True).start()
+        self._has_lines.set()
+        if not self._every_s:
+            self._has_written.wait(APPEND_LIMIT_S)
 
-    def flush(self) -> None:
-        """Write the lines so far as one object."""
-        with self._lock:
-            lines, self._lines = self._lines, []
-            self._number += 1
-            name = f"{SEGMENT_PREFIX}{self._writer_id}-{self._number:06d}.jsonl"
-        if lines:
-            data = ("\n".join(lines) + "\n").encode()
+    def flush(self, *, is_durable: bool = True) -> None:
+        """Write every line so far; where that fails, they stay for the next time."""
+        with self._writing:
+            with self._lock:
+                lines, self._lines = self._lines, []
             try:
-                self._store.write(name, [data])
-            except TrainingError:
+                if lines or is_durable:
+                    self._write("".join(f"\n{line}" for line in lines), is_durable)
+            except Exception:
                 with self._lock:
                     self._lines = lines + self._lines
                 raise
-        self._flushed_at = time.monotonic()
 
-    def _flush_or_log(self) -> None:
-        try:
-            self.flush()
-        except TrainingError as error:
-            logger.error("ledger: %s; kept for the next segment", error)
+    def _run(self) -> None:
+        while True:
+            self._has_lines.wait()
+            self._has_lines.clear()
+            time.sleep(self._every_s)
+            try:
+                self.flush(is_durable=False)
+            except (OSError, TrainingError) as error:
+                logger.error("ledger: %s; kept for the next line", error)
+            self._has_written.set()
+
+
+def file_sink(path: Path) -> Sink:
+    """Lines appended to a file, each text in one write: two writers' lines do not mix."""
+
+    def write(text: str, is_durable: bool) -> None:
+        with path.open("ab", buffering=0) as file:
+            file.write(text.encode())
+            if is_durable:
+                os.fsync(file.fileno())
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Sink(write)
+
+
+def segment_sink(store: Store, writer_id: str) -> Sink:
+    """Lines in immutable objects of a store: one a minute, and one at each ``flush``."""
+    numbers = itertools.count(1)
+
+    def write(text: str, is_durable: bool) -> None:
+        if text:
+            store.write(f"{SEGMENT_PREFIX}{writer_id}-{next(numbers):06d}.jsonl", [text.encode()])
+
+    return Sink(write, SEGMENT_INTERVAL_S)
 
 
 class Ledger:
@@ -176,11 +148,13 @@ class Ledger:
         self._progress_interval_s = positive_number(PROGRESS_VARIABLE) or PROGRESS_INTERVAL_S
 
     @classmethod
-    def open(cls, store: Store, *, writer_id: str) -> Ledger:
-        """Ledger next to the checkpoints, with the price of ``GPUFLEET_PRICE_USD_PER_HOUR``."""
-        sink: Sink = SegmentSink(store, writer_id)
-        if isinstance(store, LocalStore):
-            sink = FileSink(store.root / LEDGER_FILE)
+    def open(cls, store: Store, rank: int = 0, *, writer_id: str) -> Ledger:
+        """Ledger next to the checkpoints, with the price of ``GPUFLEET_PRICE_USD_PER_HOUR``; rank 0 writes it."""
+        sink: Sink | None = None
+        if rank == 0 and isinstance(store, LocalStore):
+            sink = file_sink(store.root / LEDGER_FILE)
+        elif rank == 0:
+            sink = segment_sink(store, writer_id)
         price = positive_number(PRICE_VARIABLE, "USD per hour of the whole fleet,")
         return cls(sink, writer_id=writer_id, price_usd_per_hour=price)
 
@@ -241,11 +215,7 @@ class Ledger:
         if self._sink is None:
             return
         now = self._wall_at_zero + time.monotonic() if at is None else at
-        line = json.dumps({"event": event, "t": round(now, 4), "writer": self._writer_id, **fields})
-        try:
-            self._sink.append(line)
-        except OSError as error:
-            logger.error("ledger: cannot append: %s", error)
+        self._sink.append(json.dumps({"event": event, "t": round(now, 4), "writer": self._writer_id, **fields}))
 
 
 def boot_id() -> str:

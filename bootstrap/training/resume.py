@@ -12,7 +12,7 @@ import torch
 
 from bootstrap.training.checkpoint import Committed, Manifest, StoredCheckpoints
 from bootstrap.training.data_ranks import DataRanks
-from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
+from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 from bootstrap.training.loading import READ_THREADS, load_tensors
 from bootstrap.training.plain_values import from_bytes
 from bootstrap.training.rank_group import RankGroup
@@ -47,7 +47,6 @@ class Resume:
 
         CheckpointError: every checkpoint is damaged. ConfigurationError: the checkpoint belongs to another run.
         """
-        uri = self.checkpoints.store.uri
         committed, broken = self.ranks.broadcast(self.checkpoints.scan() if self.ranks.rank == 0 else ([], []))
         for checkpoint in committed:
             self.beat(f"loading {checkpoint.prefix}")
@@ -57,12 +56,8 @@ class Resume:
             broken.append(f"{checkpoint.prefix}: {problems}")
             if self.ranks.rank == 0:
                 logger.error("checkpoint %s is not valid, trying an older one: %s", checkpoint.prefix, problems)
-        if broken:
-            raise CheckpointError(
-                f"no valid checkpoint in {uri}, and these are damaged: {' | '.join(broken)}. Starting over would "
-                "throw away what they hold: restore one, or move them away to start over"
-            )
-        logger.info("no checkpoint in %s: starting at step 0", uri)
+        self.checkpoints.refuse_damaged(broken)
+        logger.info("no checkpoint in %s: starting at step 0", self.checkpoints.store.uri)
         return None
 
     def _load(self, checkpoint: Committed[Manifest]) -> tuple[str, Resumed | None]:

@@ -35,7 +35,7 @@ from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.saver import Saver
 from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
-from bootstrap.training.stores import Store, open_store
+from bootstrap.training.stores import Store, as_store
 from bootstrap.training.tracer import Tracer
 from bootstrap.training.watcher import Watcher
 
@@ -121,7 +121,7 @@ class SpotTolerantRun:
         self._hang_timeout_s = hang_timeout_s or positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self._checkpoints = StoredCheckpoints(
-            open_store(store) if store is None or isinstance(store, str) else store,
+            as_store(store),
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
         )
         self._watcher = watcher or Watcher.from_environment()
@@ -144,13 +144,9 @@ class SpotTolerantRun:
         self.set_shares(shares)  # refuses sizes that do not divide before the first step
         self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
         writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
-        self._ledger = (
-            Ledger.open(self._checkpoints.store, writer_id=writer_id)
-            if self._ranks.rank == 0
-            else Ledger(None, writer_id=writer_id)
-        )
+        self._ledger = Ledger.open(self._checkpoints.store, self._ranks.rank, writer_id=writer_id)
         self._share = Share(self._state, self._ranks, self._data, self._checkpoints.store)
-        self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank, local_rank=self._ranks.local_rank)
+        self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank)
         self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(
             checkpoints=self._checkpoints,

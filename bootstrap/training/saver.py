@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bootstrap.contract.checkpoint import rank_file_name
-from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_name
+from bootstrap.training.checkpoint import Manifest, StoredCheckpoints
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError, tells_full_disk
 from bootstrap.training.index import Extent, Index
@@ -154,7 +154,7 @@ class Saver:
         self.ledger.progress(step, force=True)
         started = time.monotonic()
         self._saves += 1
-        save = _Save(step=step, prefix=prefix_name(step, self.writer_id, self._saves))
+        save = _Save(step=step, prefix=self.checkpoints.prefix_name(step, self.writer_id, self._saves))
         values = self.share.begin_copy()
         save.thread = threading.Thread(target=self._write, args=(save, values), name="checkpoint-writer", daemon=True)
         save.thread.start()

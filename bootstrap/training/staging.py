@@ -15,9 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,15 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.staging import CONNECTIONS, PROGRESS, PROGRESS_S, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.ledger import boot_id
-from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store
+from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store, make_client
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+try:
+    from awscrt import checksums
+except ImportError:  # an image with an environment of its own: sizes and ETags are compared
+    checksums = None
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ logger = logging.getLogger(__name__)
 # lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
+# Checksums that S3's clients store by default, with their bytes.
+CRCS = {"CRC64NVME": 8, "CRC32": 4, "CRC32C": 4}
 # Beside the files: one line a complete file, and the torchrun start for which all files are complete.
 JOURNAL = ".staged.jsonl"
 COMPLETE = ".staged"
@@ -105,7 +112,7 @@ def wait_for_linked(uri: str, folder: Path) -> Path:
         CheckpointError: S3 does not answer.
     """
     bucket, prefix, _ = _place(uri)
-    base, objects = _list(uri, _client(), bucket, prefix)
+    base, objects = _list(uri, make_client(attempts=8, connections=THREADS), bucket, prefix)
     if base != prefix:
         raise ConfigurationError(f"{uri} is one object, and a file system is linked to a prefix: name its folder")
     missing, grew = set(objects), time.monotonic()
@@ -147,15 +154,17 @@ def _root_of(folder: Path, prefix: str) -> Path:
 def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str, ...], session: str) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = _client()
+    client = make_client(attempts=8, connections=THREADS)
     base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / COMPLETE).unlink(missing_ok=True)
         done = _complete_files(folder)
+        (folder / COMPLETE).unlink(missing_ok=True)
         for name in done.keys() - objects.keys():
             (folder / name).unlink(missing_ok=True)
         missing = {name: entry for name, entry in objects.items() if done.get(name) != entry}
+        kept = [json.dumps([name, *entry]) for name, entry in done.items() if name not in missing]
+        _replace(folder / JOURNAL, "\n".join([boot_id(), *kept]))
         _check_space(uri, folder, missing)
         sizes_gib = [_bytes(some) / 2**30 for some in (objects, missing)]
         logger.info(
@@ -177,9 +186,7 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
             f"{uri} cannot be copied to {folder}: {error}; set {SCRATCH_VARIABLE} to a disk with room that takes files"
         ) from error
     os.sync()  # what says that all is there is written after it
-    temporary = folder / f"{COMPLETE}.new"
-    temporary.write_text(session, encoding="utf-8")
-    temporary.replace(folder / COMPLETE)
+    _replace(folder / COMPLETE, session)
 
 
 class _DamagedCopyError(CheckpointError):
@@ -207,16 +214,6 @@ def _session() -> str:
     """This start of the node's workers: the same text in all local ranks, another one after torchrun started again."""
     run, count = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
     return f"{run} {count} {os.getppid()}"
-
-
-def _client() -> S3Client:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as error:
-        raise ConfigurationError("data on S3 needs boto3: pip install boto3") from error
-    config = Config(max_pool_connections=THREADS, retries={"mode": "standard", "max_attempts": 8})
-    return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)
 
 
 def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[str, ...] = ()) -> tuple[str, Objects]:
@@ -255,23 +252,17 @@ def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[
 def _complete_files(folder: Path) -> Objects:
     """Journal of complete files that are still there with their size; a torn last line does not count.
 
-    A line {"boot": ID} says that all before it is on disk. What follows the last one holds within that boot only: after
-    a crash of the machine, a file may have its size and not its bytes.
+    Its first line is the boot that wrote it: after a crash of the machine a file may have its size and not its bytes,
+    unless the copy came to its end, which is after ``os.sync``.
     """
+    boot, *lines = _read(folder / JOURNAL).splitlines() or [""]
+    if boot != boot_id() and not (folder / COMPLETE).exists():
+        return {}
     done: Objects = {}
-    later: Objects = {}
-    boot = ""
-    for line in _read(folder / JOURNAL).splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            done, later, boot = done | later, {}, entry["boot"]
-        else:
-            later[entry[0]] = (entry[1], entry[2])
-    if boot == boot_id():
-        done |= later
+    for line in lines:
+        with suppress(ValueError):
+            name, size, etag = json.loads(line)
+            done[name] = (size, etag)
     return {name: entry for name, entry in done.items() if _size(folder / name) == entry[0]}
 
 
@@ -284,6 +275,12 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def _bytes(objects: Objects) -> int:
@@ -342,14 +339,6 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
         (folder / JOURNAL).open("a", encoding="utf-8") as journal,
         concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
     ):
-
-        def seal() -> None:
-            os.sync()
-            # The line break comes first: it ends a line that a killed process left torn.
-            journal.write("\n" + json.dumps({"boot": boot_id()}))
-            journal.flush()
-
-        seal()
         waiting = [pool.submit(fetch, *piece) for piece in pieces]
         try:
             for future in concurrent.futures.as_completed(waiting):
@@ -357,8 +346,7 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
                 if last:
                     journal.write("\n" + json.dumps([name, *missing[name]]))
                     journal.flush()
-                if progress.add(length, files=int(last)):
-                    seal()
+                progress.add(length, files=int(last))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -368,7 +356,7 @@ def _partial(path: Path) -> Path:
 
 
 def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None:
-    """Compare a copy with the checksum of the whole object in S3's answer, or the ETag where that is an MD5.
+    """Compare a copy with the CRC of the whole object in S3's answer, or the ETag where that is an MD5.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (ETag). An object of several parts with a checksum
@@ -378,44 +366,16 @@ def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None
         CheckpointError: the bytes differ.
     """
     wanted = made = ""
-    composite = answer.get("ChecksumType") == "COMPOSITE"
-    for name, digest in _DIGESTS.items():
-        stored = answer.get(f"Checksum{name}")
-        if stored and not composite and "-" not in stored and (computed := digest(data)) is not None:
-            wanted, made = stored, base64.b64encode(computed).decode()
-            break
-    else:
-        etag = answer.get("ETag", "").strip('"')
-        if re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
-            wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()
+    for name, size in CRCS.items():
+        stored = answer.get(f"Checksum{name}", "")
+        if stored and answer.get("ChecksumType") != "COMPOSITE" and "-" not in stored and checksums is not None:
+            crc = getattr(checksums, name.lower())(data)
+            wanted, made = stored, base64.b64encode(crc.to_bytes(size, "big")).decode()
+    etag = answer.get("ETag", "").strip('"')
+    if not wanted and re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
+        wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()
     if wanted != made:
         raise _DamagedCopyError(f"{what}: the copy has checksum {made}, S3 has {wanted}: the bytes were damaged")
-
-
-def _crc64nvme(data: memoryview) -> bytes | None:
-    try:
-        from awscrt.checksums import crc64nvme
-    except ImportError:
-        return None
-    return int(crc64nvme(data)).to_bytes(8, "big")
-
-
-def _crc32c(data: memoryview) -> bytes | None:
-    try:
-        from awscrt.checksums import crc32c
-    except ImportError:
-        return None
-    return int(crc32c(data)).to_bytes(4, "big")
-
-
-# S3's algorithms by the name in its answers; None where the node cannot compute one.
-_DIGESTS: dict[str, Callable[[memoryview], bytes | None]] = {
-    "CRC64NVME": _crc64nvme,
-    "CRC32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
-    "CRC32C": _crc32c,
-    "SHA256": lambda data: hashlib.sha256(data).digest(),
-    "SHA1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
-}
 
 
 class _Progress:
@@ -426,13 +386,13 @@ class _Progress:
         self._files, self._files_done = len(missing), 0
         self._started = self._logged = time.monotonic()
 
-    def add(self, count: int, *, files: int) -> bool:
-        """Count a piece; true where a line was logged."""
+    def add(self, count: int, *, files: int) -> None:
+        """Count a piece."""
         self._done += count
         self._files_done += files
         now = time.monotonic()
         if now - self._logged < PROGRESS_S and self._files_done < self._files:
-            return False
+            return
         self._logged = now
         # Files that are small wait for requests, large ones for bytes: the slower share tells the time left.
         share = min(self._done / max(self._total, 1), self._files_done / self._files) or 1.0
@@ -442,7 +402,6 @@ class _Progress:
             *(self._done / 2**30, self._total / 2**30, self._files_done, self._files, self._done / 2**20 / seconds),
             timedelta(seconds=round(seconds * (1 / share - 1))),
         )
-        return True
 
 
 def main() -> int:

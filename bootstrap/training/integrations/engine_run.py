@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,20 +21,12 @@ from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError, tells_full_disk
 from bootstrap.training.forms import UNTAKEABLE, ModuleForms
 from bootstrap.training.heartbeat import Heartbeat
-from bootstrap.training.integrations.engine_files import (
-    EngineFiles,
-    EngineManifest,
-    Fetched,
-    engine_facts,
-    file_names,
-    now_unix_s,
-    prefix_name,
-)
+from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, Fetched
 from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
-from bootstrap.training.stores import Store, open_store
+from bootstrap.training.stores import Store, as_store
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -55,39 +47,37 @@ class StepDecision:
     stop: bool
 
 
-class EngineOptions(TypedDict, total=False):
-    """Arguments of a callback, all optional.
+class EngineRun:
+    """One process of a run whose loop belongs to ``engine``; a store holds checkpoints of one engine.
 
-    Attributes:
+    Args:
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
         checkpoint_every: steps between checkpoints instead of seconds.
-        keep: newest checkpoints that stay; 3 by default.
+        keep: newest checkpoints that stay.
         watcher: of notices; default: as the environment says.
     """
 
-    store: Store | str | None
-    checkpoint_interval_s: float | None
-    checkpoint_every: int | None
-    keep: int
-    watcher: Watcher | None
-
-
-class EngineRun:
-    """One process of a run whose loop belongs to ``engine``; a store holds checkpoints of one engine."""
-
-    def __init__(self, engine: str, **options: Unpack[EngineOptions]) -> None:
-        keep, checkpoint_every, store = options.get("keep", 3), options.get("checkpoint_every"), options.get("store")
+    def __init__(
+        self,
+        engine: str,
+        *,
+        store: Store | str | None = None,
+        checkpoint_interval_s: float | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        watcher: Watcher | None = None,
+    ) -> None:
         if keep < 1 or (checkpoint_every is not None and checkpoint_every < 1):
             raise ConfigurationError(f"keep {keep} and checkpoint_every {checkpoint_every} must be at least 1")
         allow_numpys_values()
         self.engine = engine
-        self.files = EngineFiles(open_store(store) if store is None or isinstance(store, str) else store)
+        self.files = EngineFiles(as_store(store))
         self.step = 0
-        self._interval_s = checkpoint_interval(options.get("checkpoint_interval_s"))
+        self._interval_s = checkpoint_interval(checkpoint_interval_s)
         self._every = checkpoint_every
         self._keep = keep
-        self._watcher = options.get("watcher") or Watcher.from_environment()
+        self._watcher = watcher or Watcher.from_environment()
         self._ledger = Ledger(None, writer_id="")  # until the start, which an error of the set-up may precede
         self._heartbeat = Heartbeat()
         self._saved_step: int | None = None
@@ -174,20 +164,17 @@ class EngineRun:
         """
         self.step = step
         self._global_batch, self._order = global_batch, dict(order)
+        self.files.facts = {"engine": self.engine, "global_batch": global_batch, **order}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
-        self._ledger = (
-            Ledger.open(self.files.store, writer_id=self._writer_id)
-            if self._ranks.rank == 0
-            else Ledger(None, writer_id=self._writer_id)
-        )
+        self._ledger = Ledger.open(self.files.store, self._ranks.rank, writer_id=self._writer_id)
         self._progress = ProgressFile(global_batch=global_batch)
         # Only for a torchrun that is gone: the engine may evaluate for hours between two steps.
         self._heartbeat.beat(limit_s=math.inf, doing="the engine's loop")
         self._watcher.start()
         self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
         try:
-            self._check_resume(step, global_batch)
+            self._check_resume(step)
         except TrainingError:
             self._heartbeat.close()
             self._watcher.close()
@@ -201,7 +188,7 @@ class EngineRun:
             self.finish()
         self._ledger.train(step)
 
-    def _check_resume(self, step: int, global_batch: int) -> None:
+    def _check_resume(self, step: int) -> None:
         prefixes = set(self._ranks.gather(self.fetched.prefix if self.fetched else ""))
         if len(prefixes) > 1:
             raise CheckpointError(f"the nodes fetched different checkpoints, {sorted(prefixes)}: start again")
@@ -213,19 +200,14 @@ class EngineRun:
                 f"{self.files.store.uri} has a checkpoint of step {manifest.step}, and {self.engine} begins at step "
                 f"{step}: give it the callback's checkpoint (docs/engines.md), or use a new store"
             )
-        if global_batch != manifest.global_batch:
+        ranks = self._ranks.world_size
+        if different := self.files.differences(manifest):
             raise ConfigurationError(
-                f"the global batch is {global_batch} samples on {self._ranks.world_size} ranks, and the checkpoint was "
-                f"trained with {manifest.global_batch} on {manifest.world_size}: each step's samples would change. "
-                "Set micro-batch and accumulation to the same product, or use a new store"
+                f"{self.files.store.uri} is of another run ({manifest.world_size} ranks, now {ranks}): {different}. "
+                "Going on would change the model, or the samples of each step: set it back (global_batch is "
+                "micro-batch × accumulation × ranks), or use a new store"
             )
-        for name, value in self._order.items():
-            if (saved := manifest.order.get(name, value)) != value:
-                raise ConfigurationError(
-                    f"{name} is {value}, and the checkpoint was trained with {saved}: going on would change the "
-                    f"model, or the samples of each step; set {name} back, or use a new store"
-                )
-        if manifest.world_size != (ranks := self._ranks.world_size) and self._ranks.rank == 0:
+        if manifest.world_size != ranks and self._ranks.rank == 0:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)
         self._saved_step = manifest.step
 
@@ -267,10 +249,11 @@ class EngineRun:
             return
         self._ledger.progress(step, force=True)
         self._saves += 1
-        prefix = prefix_name(step, self._writer_id, self._saves)
+        prefix = self.files.prefix_name(step, self._writer_id, self._saves)
         self._ranks.maximum(0)  # every rank has written its files
         # Nodes may share the folder, or have one each.
-        local = file_names(folder) if self._ranks.local_rank == 0 else []
+        paths = folder.rglob("*") if self._ranks.local_rank == 0 else ()
+        local = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
         listings = self._ranks.gather(local)
         own = [name for name in local if not any(name in listing for listing in listings[: self._ranks.rank])]
         problem, uploaded = "", []
@@ -286,7 +269,7 @@ class EngineRun:
                 step=step,
                 world_size=self._ranks.world_size,
                 global_batch=self._global_batch,
-                created_unix_s=now_unix_s(),
+                created_unix_s=round(time.time(), 3),
                 order=self._order,
                 files=tuple(file for _, files in answers for file in files),
             )
@@ -317,7 +300,6 @@ class EngineRun:
         # The newest is known to be valid where this process saved it, or resumed from it.
         is_full = self._saved_step is not None and any(map(tells_full_disk, problems))
         if is_full or not problems:
-            self.files.facts = engine_facts(self.engine, self._global_batch, self._order)
             self.files.prune(keep=1 if is_full else self._keep)
 
     def finish(self) -> None:

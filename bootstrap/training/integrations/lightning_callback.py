@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bootstrap.training.errors import ConfigurationError, Interrupted
-from bootstrap.training.integrations.engine_run import EngineOptions, EngineRun, StepDecision
+from bootstrap.training.integrations.engine_run import EngineRun, StepDecision
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import random_state, restore_random_state
 
@@ -35,10 +35,10 @@ LONG_VALIDATION_S = 30.0
 class LightningSpotCallback(Callback):
     """Saves in Lightning's own format when due and on a notice, which ends the process with exit code 75.
 
-    ``options``: as in EngineOptions; ``seed`` is of the order of the samples.
+    ``options``: as EngineRun takes; ``seed`` is of the order of the samples.
     """
 
-    def __init__(self, *, seed: int = 0, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, *, seed: int = 0, **options: Any) -> None:
         self._run = EngineRun("lightning", **options)
         self._seed = seed
         self._random: Mapping[str, Any] | None = None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from transformers import PretrainedConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import config_facts
-from bootstrap.training.integrations.engine_run import EngineOptions, EngineRun
+from bootstrap.training.integrations.engine_run import EngineRun
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 class TransformersSpotCallback(TrainerCallback):
     """Saves in Trainer's own format when due and on a notice, which ends the process with exit code 75.
 
-    Trainer's other saves (``save_strategy``) are made safe too. ``options``: as in EngineOptions.
+    Trainer's other saves (``save_strategy``) are made safe too. ``options``: as EngineRun takes.
     """
 
-    def __init__(self, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, **options: Any) -> None:
         self._run = EngineRun("transformers", **options)
 
     @property

@@ -58,7 +58,7 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._kms_key_id = kms_key_id
         self._connections = connections
-        self._client = client or _s3_client()
+        self._client = client or make_client()
         self._tags_deleted = True
 
     @cached_property
@@ -66,7 +66,7 @@ class S3Store:
         try:
             return CrtTransfers(self._client, self._bucket, connections=self._connections)
         except ImportError:
-            return Boto3Transfers(_s3_client(attempts=4), self._bucket)
+            return Boto3Transfers(make_client(attempts=4), self._bucket)
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """See ``Store.write``."""
@@ -151,12 +151,17 @@ class S3Store:
         raise AssertionError
 
 
-def _s3_client(*, attempts: int = 1) -> S3Client:
+def make_client(*, attempts: int = 1, connections: int = CONNECTIONS) -> S3Client:
+    """Client of S3 that gives a silent connection up well before a final checkpoint's two minutes are over."""
     try:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise ConfigurationError("checkpoints on S3 need boto3: pip install boto3") from error
-    # A final checkpoint has two minutes: give a silent connection up well before that.
-    config = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": attempts})
+        raise ConfigurationError("checkpoints and data on S3 need boto3: pip install boto3") from error
+    config = Config(
+        connect_timeout=5,
+        read_timeout=20,
+        max_pool_connections=connections,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+    )
     return boto3.client("s3", config=config, region_name=os.environ.get("GPUFLEET_REGION") or None)

@@ -14,9 +14,9 @@ import torch
 
 from bootstrap.contract.checkpoint import ManifestError, compact_json, rank_file_name, read_contents
 from bootstrap.training import stager
-from bootstrap.training.checkpoint import Manifest, StoredCheckpoints, prefix_name
+from bootstrap.training.checkpoint import Manifest, StoredCheckpoints
 from bootstrap.training.checksum import checksum
-from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.planning import Piece
 from bootstrap.training.stores import LocalStore, Store, open_store
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def save(store: Store, step: int, *, writer: str = "abc123", number: int = 1, commit: bool = True, **facts: Any) -> str:
     """A checkpoint of two ranks: a tensor in two chunks, and the ranks' values."""
-    prefix = prefix_name(step, writer, number)
+    prefix = StoredCheckpoints(store).prefix_name(step, writer, number)
     files, sums, values = [], [], []
     for rank in range(2):
         data, value = os.urandom(400), os.urandom(100)
@@ -106,13 +106,13 @@ def test_a_manifest_tells_the_sizes_of_its_files_without_torch(store: LocalStore
         (Path.unlink, "is missing"),
     ],
 )
-def test_damaged_file_is_found(store: LocalStore, name: str, damage: Callable[[Path], None], reason: str) -> None:
+def test_damaged_file_is_found(
+    store: LocalStore, name: str, damage: Callable[[Path], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     good, bad = save(store, 5), save(store, 9)
     damage(store.root / bad / name)
-    checkpoints = StoredCheckpoints(store)
-    with pytest.raises(InvalidCheckpoint, match=reason):
-        checkpoints.verify(checkpoints.scan()[0][0])
     assert valid_prefixes(store) == [good]
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_every_single_bit_of_the_manifest_is_protected(store: LocalStore) -> Non
             changed[position] ^= bit
             try:
                 read = Manifest.from_bytes(bytes(changed))
-            except CheckpointError:
+            except (CheckpointError, ManifestError):
                 continue
             assert read == whole, f"byte {position} changed the manifest unnoticed"
 
 
 def test_manifest_of_another_step_than_its_name(store: LocalStore) -> None:
     prefix = save(store, 9)
-    (store.root / prefix).rename(store.root / prefix_name(11, "abc123", 1))
+    (store.root / prefix).rename(store.root / prefix.replace("-00000009-", "-00000011-"))
     assert StoredCheckpoints(store).scan()[0] == []
 
 

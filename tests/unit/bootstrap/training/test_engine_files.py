@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.training.errors import CheckpointError
-from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, file_names
+from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest
 from bootstrap.training.stores import LocalStore, S3Store, Store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -24,7 +24,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def save(files: EngineFiles, folder: Path, step: int) -> None:
     prefix = f"engine-{step:08d}-abc.1"
-    uploaded = files.upload(prefix, folder, file_names(folder))
+    uploaded = files.upload(
+        prefix, folder, [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    )
     manifest = EngineManifest(
         engine="any", step=step, world_size=1, global_batch=8, created_unix_s=float(step), files=tuple(uploaded),
     )  # fmt: skip

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.ledger import CATEGORIES, read_lines, summarize
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.ledger import FileSink, Ledger, SegmentSink, main, process_started_at, read_ledger, table
+from bootstrap.training.ledger import (
+    Ledger,
+    Sink,
+    file_sink,
+    main,
+    process_started_at,
+    read_ledger,
+    segment_sink,
+    table,
+)
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -120,7 +129,7 @@ def test_progress_is_written_at_most_once_an_interval(tmp_path: Path, monkeypatc
 def test_torn_line_is_skipped_and_the_next_writer_starts_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("\n".join(json.dumps(one) for one in KILLED) + '\n{"event": "progr')
-    sink = FileSink(path)
+    sink = file_sink(path)
     sink.append(json.dumps(event("progress", 15.5, step=50)))
     summary = read_ledger(str(path))
     assert (summary.steps, summary.skipped_lines) == (50, 1)
@@ -140,29 +149,35 @@ def test_unreadable_lines_are_counted(line: str) -> None:
 
 def test_lines_are_there_after_sigkill(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger import FileSink; "
-        "sink = FileSink(Path(sys.argv[1])); sink.append('one'); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from bootstrap.training.ledger import file_sink; "
+        "sink = file_sink(Path(sys.argv[1])); sink.append('one'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "l")], check=False)
-    assert (tmp_path / "l").read_text() == "one\n"
+    assert (tmp_path / "l").read_text() == "\none"
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class FullDisk:
-        def append(self, line: str) -> None:
-            raise OSError(28, "No space left on device")
+    full = True
 
-        def flush(self) -> None:
+    def write(text: str, is_durable: bool) -> None:
+        if full:
             raise OSError(28, "No space left on device")
+        written.append(text)
 
-    Ledger(FullDisk(), writer_id="a").end("stop", 1, "x")
+    written: list[str] = []
+    ledger = Ledger(Sink(write), writer_id="a")
+    ledger.progress(1, force=True)
+    ledger.end("stop", 2, "x")
     assert "No space left" in caplog.text
+    full = False
+    ledger.flush()
+    assert "".join(written).count("\n") == 2, "lines that had no room are kept"
 
 
 def test_s3_ledger_survives_in_segments(aws: str) -> None:
     store = open_store(f"s3://{BUCKET}/run")
     for writer in ("a", "b"):
-        ledger = Ledger(SegmentSink(store, writer), writer_id=writer)
+        ledger = Ledger(segment_sink(store, writer), writer_id=writer)
         ledger.start(started_at=time.time(), world_size=2)
         ledger.train(0)
         ledger.progress(10, force=True)
@@ -172,16 +187,18 @@ def test_s3_ledger_survives_in_segments(aws: str) -> None:
     assert (summary.starts, summary.steps, summary.lost_steps) == (2, 10, 10)
 
 
-def test_s3_segment_that_cannot_be_written_is_kept_for_the_next(aws: str, caplog: pytest.LogCaptureFixture) -> None:
-    missing, store = open_store("s3://no-such-bucket/run"), open_store(f"s3://{BUCKET}/run")
-    sink = SegmentSink(missing, "a")
+def test_s3_segment_that_cannot_be_written_is_kept_for_the_next(
+    aws: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing: Any = open_store("s3://no-such-bucket/run")
+    sink = segment_sink(missing, "a")
     ledger = Ledger(sink, writer_id="a")
     ledger.start(started_at=time.time(), world_size=2)
     with pytest.raises(CheckpointError, match=r"does not begin, since no checkpoint could be saved: .*no-such-bucket"):
         ledger.train(0)
     ledger.flush()
     assert "cannot flush" in caplog.text
-    sink._store = store
+    monkeypatch.setattr(missing, "write", open_store(f"s3://{BUCKET}/run").write)
     ledger.end("done", 0, "")
     assert read_ledger(f"s3://{BUCKET}/run").finished
 

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bootstrap.contract.trace import REQUEST, TraceRequest
-from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values, tracer
+from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger import read_ledger
@@ -195,15 +195,18 @@ def slowly(at_step: Callable[[int], None]) -> Callable[[int], None]:
 
 def test_a_trace_that_is_asked_for_is_of_the_loops_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(tmp_path / "drain"))
-    monkeypatch.setattr(tracer, "LOOK_S", 0.0)
     store = LocalStore(tmp_path / "store")
     request = TraceRequest(id="first", rank=0, steps=2, at=datetime.now(UTC), by="ada")
     store.write(REQUEST, [request.to_text().encode()])
-    file = tmp_path / "trace-request.json"
 
     def wait(step: int) -> None:
         deadline = time.monotonic() + 60
-        while step == 2 and not file.exists() and time.monotonic() < deadline:
+        while (
+            step == 2
+            and not training.run._tracer._taking
+            and not training.run._tracer._request
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
 
     training = Training(store)

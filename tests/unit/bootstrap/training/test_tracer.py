@@ -22,8 +22,7 @@ from bootstrap.training.tracer import Tracer
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
-    (tmp_path / "run").mkdir()
-    monkeypatch.setenv(DRAIN_FILE_VARIABLE, str(tmp_path / "run/drain"))
+    monkeypatch.setenv(DRAIN_FILE_VARIABLE, str(tmp_path / "drain"))
     return LocalStore(tmp_path / "store")
 
 
@@ -40,25 +39,18 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def begun(store: LocalStore, *, rank: int = 0) -> Tracer:
+    """Tracer that has found its request."""
+    traced = Tracer(store, rank=rank, poll_s=0.01)
+    traced.start()
+    wait_for(lambda: traced._request)
+    return traced
+
+
 def run(traced: Tracer, steps: int = 4) -> None:
     for step in range(5, 5 + steps):
         traced.before_step(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-
-
-def failure_of(request: TraceRequest, store: LocalStore) -> bytes:
-    """Reason that a tracer, whose run goes on until then, gives for taking no trace."""
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
-    traced.start()
-
-    def tried() -> bool:
-        traced._looked_at = 0.0
-        traced.before_step(5)
-        return bool(store.names(request.failure))
-
-    wait_for(tried)
-    traced.close(in_order=True)
-    return store.read(request.failure)
 
 
 def events(store: LocalStore, name: str) -> list[str]:
@@ -66,13 +58,9 @@ def events(store: LocalStore, name: str) -> list[str]:
     return [event["name"] for event in trace["traceEvents"]]
 
 
-def test_the_steps_that_were_asked_for_are_in_the_trace_once(store: LocalStore, tmp_path: Path) -> None:
+def test_the_steps_that_were_asked_for_are_in_the_trace_once(store: LocalStore) -> None:
     request = ask(store)
-    file = tmp_path / "run/trace-request.json"
-    file.write_text("of an earlier start")
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
-    traced.start()
-    wait_for(lambda: file.exists() and "ada" in file.read_text())
+    traced = begun(store)
     run(traced)
     run(traced)
     traced.close(in_order=True)
@@ -80,22 +68,21 @@ def test_the_steps_that_were_asked_for_are_in_the_trace_once(store: LocalStore, 
     assert [name for name in names if name.startswith("step ")] == ["step 5", "step 6"]
     assert names.count("aten::mm") == 2
     # torchrun started the workers again: the request has its answer.
-    again = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
+    again = Tracer(store, rank=0, poll_s=0.01)
     again.start()
     time.sleep(0.1)
-    assert not file.exists()
+    assert again._request is None
     again.close(in_order=True)
 
 
-def test_another_rank_of_the_node_reads_the_request_from_the_file(store: LocalStore, tmp_path: Path) -> None:
+def test_another_rank_takes_no_trace_and_one_that_ends_within_it_does(store: LocalStore) -> None:
     request = ask(store, rank=1)
-    first, second = (Tracer(store, rank=rank, local_rank=rank, poll_s=0.01) for rank in (0, 1))
-    for traced in (first, second):
-        traced.start()
-    wait_for((tmp_path / "run/trace-request.json").exists)
+    first, second = Tracer(store, rank=0, poll_s=0.01), begun(store, rank=1)
+    first.start()
+    time.sleep(0.1)
     run(first)
     assert store.names(f"traces/{request.id}/") == []
-    run(second, steps=1)  # the run ends within the trace
+    run(second, steps=1)
     second.close(in_order=True)
     first.close(in_order=True)
     assert "step 5" in events(store, request.trace)
@@ -108,7 +95,10 @@ def test_a_profiler_that_does_not_start_says_why(store: LocalStore, monkeypatch:
         raise RuntimeError("Profiler is already enabled on this thread")
 
     monkeypatch.setattr(tracer, "profile", refuse)
-    assert b"already enabled" in failure_of(request, store)
+    traced = begun(store)
+    run(traced)
+    traced.close(in_order=True)
+    assert b"already enabled" in store.read(request.failure)
 
 
 @pytest.mark.parametrize("text", ["{", '{"id": 1}'])
@@ -116,7 +106,7 @@ def test_a_request_that_cannot_be_read_is_logged_once(
     store: LocalStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.write(REQUEST, [text.encode()])
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
+    traced = Tracer(store, rank=0, poll_s=0.01)
     traced.start()
     time.sleep(0.1)
     traced.close(in_order=True)
@@ -124,16 +114,20 @@ def test_a_request_that_cannot_be_read_is_logged_once(
 
 
 def test_an_old_request_and_a_run_without_the_agent_trace_nothing(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(store, age=MAX_AGE)
-    traced = Tracer(store, rank=0, local_rank=0, poll_s=0.01)
+    traced = Tracer(store, rank=0, poll_s=0.01)
     traced.start()
     time.sleep(0.1)
     run(traced)
     traced.close(in_order=True)
+    store.delete(REQUEST)
+    ask(store)
     monkeypatch.delenv(DRAIN_FILE_VARIABLE)
-    alone = Tracer(store, rank=0, local_rank=0)
+    alone = Tracer(store, rank=0, poll_s=0.01)
     alone.start()
+    time.sleep(0.1)
     run(alone)
-    assert list((tmp_path / "run").iterdir()) == [] and store.names("traces/") == [REQUEST]
+    alone.close(in_order=True)
+    assert store.names("traces/") == [REQUEST]
