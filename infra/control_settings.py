@@ -17,7 +17,7 @@ from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
 # (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted.
 NAT_USD_PER_HOUR = 0.093 + 0.005
-# Interface endpoint beyond those of the plan's cost (ECR, SQS), metered likewise: the dearest region of the catalog
+# Interface endpoint beyond those of the plan's cost (ECR), metered likewise: the dearest region of the catalog
 # (the same file, 0.010 to 0.014).
 ENDPOINT_USD_PER_HOUR = 0.014
 
@@ -124,7 +124,6 @@ def control_settings(
         ceiling_usd=settings.ceiling_usd,
         gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
         drain_s=plan.terminate_timeout_s,
-        scheduled=bool(settings.mode == "training" and settings.scaling and settings.scaling.schedules),
         block=BlockTimes(start=block.start, end=block.end) if block else None,
         deadline_hours=plan.job.deadline_hours,
         places=found,

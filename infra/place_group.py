@@ -243,8 +243,8 @@ class PlaceGroup(Component):
         # https://github.com/hashicorp/terraform-provider-aws/issues/37523
         # https://github.com/hashicorp/terraform-provider-aws/issues/47088
         left = ["initialLifecycleHooks", "desiredCapacityType"]
-        if self._settings.moving_bounds:
-            # The controller stops nodes by these bounds, between which policies and schedules move the size.
+        if self._settings.mode == "workers":
+            # The controller stops workers by these bounds, between which policies move the size.
             left += ["minSize", "maxSize"]
         return left
 

@@ -10,7 +10,6 @@ import math
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from zoneinfo import available_timezones
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
@@ -42,21 +41,6 @@ TRAIN_DIR_LIMIT_MIB = 10
 TAGS_LIMIT = 6
 # Upload rate that the plan assumes for each node's last checkpoint, Mbit/s.
 UPLOAD_MBIT_PER_S = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
-# A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
-GANG_WINDOW_MINUTES = range(15, 1440 + 1)
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-quotas.html
-SCHEDULES = 125
-_CRON_FIELDS = {
-    "minute": range(60),
-    "hour": range(24),
-    "day of month": range(1, 32),
-    "month": range(1, 13),
-    "day of week": range(7),
-}
-_CRON_NAMES = {
-    "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
-    "day of week": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
-}
 
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
@@ -160,6 +144,8 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
             f"describe instances can read: put it into an SSM parameter below /gpufleet/{slug(settings.stack)}/ as a "
             "SecureString, and read it in the training code (docs/security.md)"
         )
+    if settings.scaling and settings.mode == "training":
+        yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
     if 0 < settings.upload_mbit_per_s < UPLOAD_MBIT_PER_S:
         yield (
             f"gpufleet:uploadMbitPerS is {settings.upload_mbit_per_s}: the plan counts on {UPLOAD_MBIT_PER_S} Mbit/s "
@@ -246,86 +232,9 @@ def _network_refusals(settings: StackSettings) -> Iterator[str]:
         yield "gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one"
 
 
-def _time_refusals(settings: StackSettings) -> Iterator[str]:
-    """Problems of the gang's window and of schedules."""
-    minutes = settings.gang_window_minutes
-    if minutes not in GANG_WINDOW_MINUTES:
-        yield (
-            f"gpufleet:gangWindowMinutes is {minutes}: a node's set-up and tests take up to 30 minutes, and a fleet "
-            f"that waits for its last node is paid for; use {GANG_WINDOW_MINUTES[0]} to {GANG_WINDOW_MINUTES[-1]}"
-        )
-    schedules = settings.scaling.schedules if settings.scaling else ()
-    if len(schedules) > SCHEDULES:
-        yield f"gpufleet:scaling has {len(schedules)} schedules: Auto Scaling takes {SCHEDULES} for a group"
-    for schedule in schedules:
-        problems = list(_cron_problems(schedule.cron))
-        # A machine without a time zone database knows none, and leaves the check to AWS.
-        if (known := available_timezones()) and schedule.timezone not in known:
-            problems.append(f"timezone {schedule.timezone!r} is not an IANA name, like Europe/Berlin or Etc/UTC")
-        yield from (f"gpufleet:scaling schedule {schedule.cron!r}: {problem}" for problem in problems)
-    times = [(schedule.cron, schedule.timezone) for schedule in schedules]
-    for cron, timezone in sorted({time for time in times if times.count(time) > 1}):
-        yield f"gpufleet:scaling schedule {cron!r} {timezone} is there twice: one time has one size"
-
-
-def _cron_problems(cron: str) -> Iterator[str]:
-    """Yield the faults of a cron expression: Auto Scaling is sure to take the fields and names of crontab(5) alone.
-
-    Some crons, and libraries like croniter, also take 7 for Sunday, a step without a range, ranges that wrap around, ?,
-    L and #; Auto Scaling may refuse these:
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html
-    """
-    texts = cron.split()
-    if len(texts) != len(_CRON_FIELDS):
-        yield f"it has {counted(len(texts), 'field')}, and Auto Scaling takes 5: minute, hour, day, month, day of week"
-        return
-    for text, (field, values) in zip(texts, _CRON_FIELDS.items(), strict=True):
-        if not all(_is_valid_cron_part(part, field, values) for part in text.lower().split(",")):
-            yield f"{field} is {text!r}, and takes {values[0]} to {values[-1]}, lists, ranges, steps or *"
-
-
-def _is_valid_cron_part(part: str, field: str, values: range) -> bool:
-    """Judge one part of a field's list: *, a value or a range; a step follows * or a range."""
-    span, slash, step = part.partition("/")
-    if slash and not (_is_number(step) and int(step) and (span == "*" or "-" in span)):
-        return False
-    if span == "*":
-        return True
-    names = _CRON_NAMES.get(field, ())
-    ends = [
-        names.index(end) + values[0] if end in names else int(end) if _is_number(end) else -1 for end in span.split("-")
-    ]
-    return len(ends) <= 2 and ends == sorted(ends) and all(end in values for end in ends)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _gang_refusals(settings: StackSettings) -> Iterator[str]:
-    scaling, nodes = settings.scaling or ScalingSettings(), settings.plan.node_count
-    for schedule in scaling.schedules:
-        if schedule.nodes not in (0, nodes):
-            yield (
-                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
-                f"{counted(schedule.nodes, 'node')}, and a gang has 0 or "
-                f"{nodes}: fewer cannot train, and would be paid for"
-            )
-    for_workers = {
-        f"scaling.minNodes {scaling.min_nodes}": scaling.min_nodes,
-        "scaling.gpuUtilizationPercent": scaling.gpu_utilization_percent,
-        "scaling.queue": scaling.queue,
-    }
-    if given := [key for key, value in for_workers.items() if value]:
-        yield (
-            f"gpufleet:{', '.join(given)}: for gpufleet:mode workers only. A training gang is started whole by its "
-            "controller and has one size; schedules of 0 and all nodes may pause it"
-        )
-
-
 def _worker_refusals(settings: StackSettings) -> Iterator[str]:
     scaling, plan, split = settings.scaling or ScalingSettings(), settings.plan, settings.plan.parallelism
-    nodes, utilization = plan.node_count, scaling.gpu_utilization_percent is not None
+    nodes = plan.node_count
     model_ranks = split.tensor * split.pipeline * split.context
     is_whole = plan.node.ranks % model_ranks == 0 and (split.data // nodes) % split.expert == 0
     # A worker trains alone, so the plan's layout must not span several nodes.
@@ -351,23 +260,11 @@ def _worker_refusals(settings: StackSettings) -> Iterator[str]:
             f"{counted(nodes, 'node')}, the most there can be: "
             "set a plan of more nodes"
         )
-    if utilization and scaling.queue:
-        yield (
-            "gpufleet:scaling has gpuUtilizationPercent and queue: two policies would pull the group two ways, one "
-            "starting the nodes that the other ends; keep one"
-        )
-    if utilization and not (scaling.min_nodes or any(schedule.nodes for schedule in scaling.schedules)):
+    if scaling.gpu_utilization_percent is not None and not scaling.min_nodes:
         yield (
             "gpufleet:scaling gpuUtilizationPercent with minNodes 0: a group without nodes has no utilisation to "
-            "grow by; set minNodes 1, or a schedule that brings nodes"
+            "grow by; set minNodes 1"
         )
-    for schedule in scaling.schedules:
-        if not scaling.min_nodes <= schedule.nodes <= nodes:
-            yield (
-                f"gpufleet:scaling schedule {schedule.cron!r} asks for "
-                f"{counted(schedule.nodes, 'node')}: the group has "
-                f"{scaling.min_nodes} (minNodes) to {nodes} (the plan's)"
-            )
 
 
 def _file_refusals(settings: StackSettings) -> Iterator[str]:
@@ -486,8 +383,6 @@ RULES: tuple[tuple[Callable[[StackSettings], object], Callable[[StackSettings], 
     (_is_any, _file_refusals),
     (_is_any, _tag_refusals),
     (lambda s: s.spot_policy == "adaptive", _adaptive_refusals),
-    (_is_any, _time_refusals),
-    (lambda s: s.mode == "training", _gang_refusals),
     (lambda s: s.mode == "workers", _worker_refusals),
     (lambda s: s.plan.lustre, _lustre_refusals),
     (lambda s: s.file_system, _file_system_refusals),

@@ -91,7 +91,6 @@ class Security(Component):
                     key_arn=given[0],
                     read_prefixes=settings.read_prefixes,
                     vpc_id="" if settings.vpc_id else given[1],
-                    queue=settings.queue,
                 )
             )
         )
@@ -110,7 +109,6 @@ class Security(Component):
             session_log_group=self._settings.session_log_group,
             own_vpc=not self._settings.vpc_id,
             training_role_arn=names.training_role_arn(self._settings.iam_path) if isolated else "",
-            queue="" if isolated else self._settings.queue,
         )
         granted = [self._role_policy(name, role, policy)]
         if isolated:

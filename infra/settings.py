@@ -36,13 +36,11 @@ class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
-def interface_endpoints(*, image: str, queue: bool, vpc_id: str = "") -> tuple[str, ...]:
+def interface_endpoints(*, image: str, vpc_id: str = "") -> tuple[str, ...]:
     """Services that a VPC of the stack's own has interface endpoints for; none in an existing VPC (``vpc_id``)."""
     if vpc_id:
         return ()
-    images = ecr.ENDPOINTS if image else ()
-    # Workers read their queue. AWS refuses their role by way of a NAT gateway: it works from the VPC alone.
-    return (*INTERFACE_ENDPOINTS, *images, *(("sqs",) if queue else ()))
+    return (*INTERFACE_ENDPOINTS, *(ecr.ENDPOINTS if image else ()))
 
 
 def _from_project(path: Path) -> Path:
@@ -81,31 +79,11 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, use_attribute_docstrings=True)
 
 
-class Queue(_Model):
-    """SQS queue of the user's own, whose depth decides how many workers there are."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$")
-    """SQS queue in the stack's account and region; the workers may take its messages."""
-    messages_per_node: int = Field(ge=1)
-    """Messages, waiting or being worked on, for each node."""
-
-
-class Schedule(_Model):
-    """Size of the group from a time on."""
-
-    cron: str
-    """Five fields, as Auto Scaling takes them."""
-    nodes: int = Field(ge=0)
-    timezone: str = "Etc/UTC"
-
-
 class ScalingSettings(_Model):
     """Value of gpufleet:scaling."""
 
     min_nodes: int = Field(default=0, ge=0)
     gpu_utilization_percent: float | None = Field(default=None, gt=0, lt=100)
-    queue: Queue | None = None
-    schedules: tuple[Schedule, ...] = ()
 
 
 class DlamiSettings(_Model):
@@ -225,7 +203,8 @@ class StackSettings(_Model):
     none."""
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
-    gang_window_minutes: int = DEFAULT_GANG_WINDOW_MINUTES
+    # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
+    gang_window_minutes: int = Field(default=DEFAULT_GANG_WINDOW_MINUTES, ge=15, le=1440)
     """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
     gpufleet:data comes on top."""
     spot_policy: SpotPolicy = "fallback"
@@ -233,8 +212,8 @@ class StackSettings(_Model):
     adaptive, where spot will not do the work or the deadline demands it, and back to spot where that pays
     (docs/controller.md). The deadline needs time to spare for it."""
     scaling: ScalingSettings | None = None
-    """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60} or {queue {name, messagesPerNode
-    10}}, also with schedules [{cron, nodes, timezone}]. A training gang takes schedules of 0 and all nodes only."""
+    """Scaling of a group of workers, like {minNodes 1, gpuUtilizationPercent 60}; policies and scheduled actions of
+    your own go on the group itself."""
 
     @field_validator("ceiling_usd")
     @classmethod
@@ -251,14 +230,9 @@ class StackSettings(_Model):
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
 
     @property
-    def queue(self) -> str:
-        """Name of the queue that the workers work on, or ""."""
-        return self.scaling.queue.name if self.scaling and self.scaling.queue else ""
-
-    @property
     def own_endpoints(self) -> tuple[str, ...]:
         """Services that the stack makes an interface endpoint for, in a VPC of its own."""
-        return interface_endpoints(image=self.image, queue=bool(self.queue), vpc_id=self.vpc_id)
+        return interface_endpoints(image=self.image, vpc_id=self.vpc_id)
 
     @property
     def read_prefixes(self) -> dict[str, str]:
@@ -303,11 +277,6 @@ class StackSettings(_Model):
         if self.mode == "training":
             return 0
         return self.scaling.min_nodes if self.scaling else self.plan.node_count
-
-    @property
-    def moving_bounds(self) -> bool:
-        """The controller moves the group's bounds, because policies or schedules move the size between them."""
-        return self.mode == "workers" or bool(self.scaling and self.scaling.schedules)
 
     def run_id(self, train_archive: str) -> str:
         """12 hex digits that name a run: other code, command, image, data, base, amount or layout is another run."""

@@ -91,7 +91,6 @@ class ControllerSettings:
     ceiling_usd: float | None
     gang_window_s: int  # limit of an incomplete gang
     drain_s: int  # limit of a node's last checkpoint and terminate hook
-    scheduled: bool  # schedules start and pause the gang
     block: BlockTimes | None
     places: dict[str, Place]  # by name, the plan's own first
     is_reserved: bool = False  # the nodes' capacity is paid with or without them, and no other capacity is asked for

@@ -7,7 +7,7 @@ The controller alone writes it. Money is in USD, times are UTC.
     starting      0..N   all N nodes are asked for together, and boot; given back after the gang window
     running       N      the gang is, or was, complete (incomplete_since); workers: as many as the policies want
     draining      N..0   nodes save and end, but for those beside that the gang moves to; "after" follows
-    paused        0      a schedule, or a person, set the group's size to 0, and brings it back
+    paused        0      a person set the group's size to 0, and brings it back
     stopped       0      a person asked for it; `gpufleet resume` goes on
     done          0      every node's command ended well
     failed        0      a node gave up, or no attempt brought the gang together

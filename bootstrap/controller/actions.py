@@ -16,7 +16,7 @@ from bootstrap.contract.ending import (
     end_staying,
     lift_protection,
 )
-from bootstrap.contract.state import ENDED, UP, ControllerState
+from bootstrap.contract.state import UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 
@@ -135,13 +135,9 @@ def _gang_sizes(
         desired = settings.node_count
     elif is_wanted:
         desired = group.count_staying(tick.seen.ended.union(gone))
-    min_size = max_size = None
-    # Once a run has ended, no schedule may start nodes.
-    largest = 0 if state.phase in ENDED and settings.scheduled else settings.node_count
-    # `pulumi up` leaves the bounds of workers or of a schedule before.
-    stale = group.min_size > 0 or (not settings.scheduled and group.max_size == 0)
-    if stale or (settings.scheduled and group.max_size != largest):
-        min_size, max_size = 0, largest
+    # `pulumi up` leaves the bounds of workers before.
+    is_stale = group.min_size > 0 or group.max_size == 0
+    min_size, max_size = (0, settings.node_count) if is_stale else (None, None)
     # A launch that has no answer yet may have raised the size before its nodes are listed.
     is_open = state.launch is not None and state.launch.place == place
     changes = desired != group.desired - len(gone) and not is_open

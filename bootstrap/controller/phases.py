@@ -27,7 +27,6 @@ from bootstrap.controller.launches import is_refusal
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import LaunchAnswer, Tick
 from bootstrap.controller.places import choose_place, learn, leave_for
-from bootstrap.controller.runs import rest
 
 # Waits before a gang's second, third... attempt, where nodes came and did not make a gang; then the run has failed.
 RETRY_WAITS = tuple(timedelta(minutes=minutes) for minutes in (5, 15, 30, 60, 120))
@@ -167,7 +166,7 @@ def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = 
         return _wait(state, f"there is no group {settings.group_of(place.name)}: `pulumi up` makes it")
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
-    if group.max_size < count and not settings.scheduled:
+    if group.max_size < count:
         return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     reason = f"{counted(count, 'node')} asked for, attempt {attempt}"
@@ -282,8 +281,8 @@ def _leave(tick: Tick, state: ControllerState) -> ControllerState:
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
     if tick.seen.created_at and tick.seen.created_at > state.updated_at:
         # `pulumi destroy` in the middle of a run, and `pulumi up`.
-        return rest(tick, replace(state, desired_seen=0), "the stack was deployed anew")
-    reason = "a schedule, or a person, set the group's size to 0"
+        return replace(state, desired_seen=0).with_phase("waiting", "the stack was deployed anew", tick.now)
+    reason = "a person set the group's size to 0"
     silent = tick.now - state.updated_at
     if silent > LEASE:
         reason = (

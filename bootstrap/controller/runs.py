@@ -12,24 +12,15 @@ from bootstrap.controller.observation import Tick
 def first_state(tick: Tick) -> ControllerState:
     """Return the state before the first tick, metered from when the group was made."""
     born = min(tick.seen.created_at or tick.now, tick.now)
-    reason = "the first tick"
-    state = ControllerState(
+    return ControllerState(
         run_id=tick.settings.run_id,
         job=tick.settings.job,
         phase="waiting",
-        reason=reason,
+        reason="the first tick",
         since=tick.now,
         run_started_at=born,
         updated_at=born,
     )
-    return rest(tick, state, reason)
-
-
-def rest(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
-    """Keep no nodes until the next start is due; a scheduled gang waits for its schedule."""
-    if tick.settings.scheduled and tick.settings.mode == "training":
-        return state.with_phase("paused", f"{reason}; a schedule starts the nodes", tick.now)
-    return state.with_phase("waiting", reason, tick.now)
 
 
 def change_run(tick: Tick, state: ControllerState) -> ControllerState:
@@ -47,9 +38,8 @@ def change_run(tick: Tick, state: ControllerState) -> ControllerState:
         return state
     if tick.seen.members:
         # Nodes of two versions never train together.
-        after = "paused" if settings.scheduled else "waiting"
-        return state.with_phase("draining", reason, tick.now, after=after)
-    return rest(tick, state, reason)
+        return state.with_phase("draining", reason, tick.now, after="waiting")
+    return state.with_phase("waiting", reason, tick.now)
 
 
 def add_elsewhere(tick: Tick, state: ControllerState) -> ControllerState:

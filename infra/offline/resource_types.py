@@ -56,18 +56,9 @@ def _group(given: Inputs) -> str:
     return "; ".join(words)
 
 
-def _schedule(given: Inputs) -> str:
-    when = f"{given['recurrence']} {given.get('timeZone', 'UTC')}" if "recurrence" in given else given["startTime"]
-    return f"{counted(int(given['desiredCapacity']), 'node')} at {when}"
-
-
 def _policy(given: Inputs) -> str:
-    if "targetTrackingConfiguration" in given:
-        tracking = given["targetTrackingConfiguration"]
-        metric = tracking["customizedMetricSpecification"]["metricName"]
-        return f"keeps {metric} at {tracking['targetValue']:g}"
-    steps = ", ".join(f"{step['scalingAdjustment']:+g}" for step in given.get("stepAdjustments", []))
-    return f"steps of {steps} nodes"
+    tracking = given["targetTrackingConfiguration"]
+    return f"keeps {tracking['customizedMetricSpecification']['metricName']} at {tracking['targetValue']:g}"
 
 
 def _budget(given: Inputs) -> str:
@@ -143,7 +134,7 @@ _WORDS: dict[str, Callable[[Inputs], str]] = {
     "Group": _group,
     "LifecycleHook": "{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
     "Policy": _policy,
-    "Schedule": _schedule,
+    "Schedule": "{desiredCapacity:g} nodes at {startTime}".format_map,
     "CapacityReservation": "{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
     "Function": "{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,
     "EventRule": _values("eventPattern", "scheduleExpression"),

@@ -16,7 +16,7 @@ from infra.s3_uri import read_s3_prefix
 # Statements of node_policy that the training's own role has; agent and services have the node's.
 TRAINING_STATEMENTS = (
     "KeepCheckpoints MarkPruned ListCheckpoints ReadData ListData ReadBaseWeights ListBaseWeights "
-    "UseKeyThroughServices ReadParameters TakeMessages DecryptMessages"
+    "UseKeyThroughServices ReadParameters"
 )
 
 
@@ -64,11 +64,8 @@ def node_policy(
     session_log_group: str = "",
     own_vpc: bool = False,
     training_role_arn: str = "",
-    queue: str = "",
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements; ``image``: URI.
-
-    ``queue``: name of the SQS queue that the workers work on.
 
     Session Manager's agent logs into ``session_log_group``. In the stack's ``own_vpc`` every call goes through its
     endpoints, and the credentials work on their own node only.
@@ -126,7 +123,6 @@ def node_policy(
             ["ssm:GetParameter", "ssm:GetParameters", "ssm:GetParametersByPath"],
             [names.arn("ssm", f"parameter{names.parameter_path}{below}") for below in ("", "/*")],
         ),
-        *_take_messages(names, queue),
         # AWS's smallest policy for Session Manager, without the s3 and kms statements for session logs:
         # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
         allow(
@@ -156,16 +152,14 @@ def training_trust(node_role_arn: str) -> Policy:
     return document({"Effect": "Allow", "Principal": {"AWS": node_role_arn}, "Action": "sts:AssumeRole"})
 
 
-def training_policy(
-    names: Names, *, key_arn: str, read_prefixes: Mapping[str, str], vpc_id: str, queue: str = ""
-) -> Policy:
+def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, str], vpc_id: str) -> Policy:
     """Policy of the training's own role: ``TRAINING_STATEMENTS``, from the stack's own VPC alone where it has one.
 
     Credentials of a role that was taken name no instance, so the VPC is named here:
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
     """
     kept = TRAINING_STATEMENTS.split()
-    whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes, queue=queue)["Statement"]
+    whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)["Statement"]
     elsewhere = {
         "StringNotEquals": {"aws:SourceVpc": vpc_id},
         "StringEquals": {"aws:RequestedRegion": names.region},
@@ -271,25 +265,6 @@ def _log_sessions(names: Names, group: str) -> list[Statement]:
         _write_logs("LogSessions", arn),
         allow("FindSessionStreams", "logs:DescribeLogStreams", [arn, f"{arn}:*"]),
         allow("FindSessionGroup", "logs:DescribeLogGroups", "*"),
-    ]
-
-
-def _take_messages(names: Names, queue: str) -> list[Statement]:
-    """Take messages of a queue, keep them from others for longer, and delete them; read those under a customer's key.
-
-    SQS decrypts with the permission of who takes a message. The queue's key may be any of the account; the condition
-    leaves the messages of the one queue.
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
-    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-key-management.html
-    https://docs.aws.amazon.com/kms/latest/developerguide/conditions-kms.html#conditions-kms-via-service
-    """
-    if not queue:
-        return []
-    verbs = "ChangeMessageVisibility DeleteMessage GetQueueAttributes GetQueueUrl ReceiveMessage"
-    via = {"StringEquals": {"kms:ViaService": f"sqs.{names.region}.amazonaws.com"}}
-    return [
-        allow("TakeMessages", [f"sqs:{verb}" for verb in verbs.split()], names.arn("sqs", queue)),
-        allow("DecryptMessages", "kms:Decrypt", names.arn("kms", "key/*"), condition=via),
     ]
 
 

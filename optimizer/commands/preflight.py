@@ -183,8 +183,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
             ami_problem = str(error)
         if isinstance(pinned, Mapping):
             ami_id = str(pinned.get("id") or "")
-    subnets, scaling = config.get("gpufleet:subnetIds") or [], config.get("gpufleet:scaling")
-    queue = isinstance(scaling, Mapping) and bool(scaling.get("queue"))
+    subnets = config.get("gpufleet:subnetIds") or []
     ceiling_usd = plan.job.budget_usd
     with suppress(ValueError):  # reported by _check_configuration
         # 0 means the plan's budget.
@@ -198,7 +197,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
         vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
         nat=text("nat").lower() == "true",
-        endpoints=interface_endpoints(image=text("image"), queue=queue),
+        endpoints=interface_endpoints(image=text("image")),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
         file_system=file.file_system if file else None,

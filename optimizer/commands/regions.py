@@ -324,7 +324,7 @@ def choose_plans(
         settings = {**(kept[region].config if region in kept else {}), **config}
         nat = str(settings.get("gpufleet:nat")).lower() == "true"
         image, vpc_id = (str(settings.get(f"gpufleet:{key}") or "") for key in ("image", "vpcId"))
-        endpoints = interface_endpoints(image=image, queue=False, vpc_id=vpc_id)
+        endpoints = interface_endpoints(image=image, vpc_id=vpc_id)
         idle = fixed_usd_per_hour(plan, nat=nat, endpoints=len(endpoints))
         own = follow_policy(plan, settings)
         sides.append(Side(stack=f"{base}-{region}", plan=plan, own=own, idle_usd_per_hour=idle))

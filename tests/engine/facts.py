@@ -279,27 +279,13 @@ def check_roles(deployed: Deployment) -> None:
                 assert statement["Effect"] == "Deny" or "*" not in actions
 
 
-def check_scaling(deployed: Deployment, schedules: int) -> None:
-    """Workers scale by alarms with step policies, or by target tracking on the nodes' metric, and by schedules."""
+def check_scaling(deployed: Deployment) -> None:
+    """Workers scale by target tracking on the nodes' metric."""
     scaling, name = deployed.aws("autoscaling"), group(deployed)["AutoScalingGroupName"]
-    policies = scaling.describe_policies(AutoScalingGroupName=name)["ScalingPolicies"]
-    called = {
-        action
-        for alarm in deployed.aws("cloudwatch").describe_alarms()["MetricAlarms"]
-        for action in alarm["AlarmActions"]
-    }
-    for policy in policies:
-        if policy["PolicyType"] == "StepScaling":
-            assert policy["PolicyARN"] in called
-            assert 0 < len(policy["StepAdjustments"]) <= 20
-        else:
-            metric = policy["TargetTrackingConfiguration"]["CustomizedMetricSpecification"]
-            assert metric["MetricName"] == "GpuUtilizationPercent"
-            assert metric["Namespace"] == controller_settings_namespace(deployed)
-    assert policies
-    assert (
-        len(scaling.describe_scheduled_actions(AutoScalingGroupName=name)["ScheduledUpdateGroupActions"]) == schedules
-    )
+    (policy,) = scaling.describe_policies(AutoScalingGroupName=name)["ScalingPolicies"]
+    metric = policy["TargetTrackingConfiguration"]["CustomizedMetricSpecification"]
+    assert metric["MetricName"] == "GpuUtilizationPercent"
+    assert metric["Namespace"] == controller_settings_namespace(deployed)
 
 
 def controller_settings_namespace(deployed: Deployment) -> str:

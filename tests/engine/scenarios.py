@@ -309,22 +309,19 @@ def capacity_block(tools: Tools, scratch: Path) -> None:
 
 
 def workers(tools: Tools, scratch: Path) -> None:
-    """A group of workers that follows a queue, with a schedule; then one that follows its GPUs."""
+    """A group of workers that follows its GPUs; then at another utilisation."""
     plan = sample_plan(
         node_count=4,
         parallelism={"data": 32, "sharding": "ddp", "micro_batch": 4, "grad_accum": 1},
         **as_on_demand(),
     )
-    schedules = [{"cron": "0 8 * * 1-5", "nodes": 4, "timezone": "Europe/Berlin"}]
-    by_queue = {"minNodes": 0, "queue": {"name": "jobs", "messagesPerNode": 10}, "schedules": schedules}
-    by_utilization = {"minNodes": 1, "gpuUtilizationPercent": 70, "schedules": schedules}
-    config = {"mode": "workers", "trainCommand": "work.py", "scaling": by_queue}
+    config = {"mode": "workers", "trainCommand": "work.py", "scaling": {"minNodes": 1, "gpuUtilizationPercent": 60}}
     with fleet(tools, scratch, "workers", plan, config) as (deployed, empty):
         assert_created(deployed)
         check_workers(deployed, empty)
         now = datetime.now(UTC)
         running.tick(deployed, now)
-        # The calls of an alarm and of a schedule.
+        # The call of a scaling policy.
         deployed.aws("autoscaling").set_desired_capacity(
             AutoScalingGroupName=running.names(deployed).group, DesiredCapacity=3
         )
@@ -332,9 +329,8 @@ def workers(tools: Tools, scratch: Path) -> None:
         assert running.tick(deployed, now + running.MINUTE).phase == "running"
         assert_settled(deployed)
 
-        deployed.set_config({"scaling": by_utilization})
-        changed = deployed.stack.up()
-        assert {"create", "delete"} <= set(changed.changed())
+        deployed.set_config({"scaling": {"minNodes": 1, "gpuUtilizationPercent": 70}})
+        assert "update" in deployed.stack.up().changed()
         assert len(running.states(deployed)) == 3, "up ends no node"
         check_workers(deployed, empty)
         known = running.names(deployed)
@@ -349,7 +345,7 @@ def check_workers(deployed: Deployment, empty: Inventory) -> None:
     """Check the facts of workers."""
     facts.check_all_stacks(deployed)
     facts.check_hooks(deployed)
-    facts.check_scaling(deployed, schedules=1)
+    facts.check_scaling(deployed)
     check_tags(deployed, empty)
     group = facts.group(deployed)
     assert group["NewInstancesProtectedFromScaleIn"] is False, "scaling takes workers away"

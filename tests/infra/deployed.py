@@ -137,7 +137,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "existing vpc": ({}, MOUNTED),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
-    "queue": (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}})),
 }
 
 

@@ -140,22 +140,13 @@ def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkey
 
 
 UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}
-QUEUE = {"queue": {"name": "jobs", "messagesPerNode": 5}}
-
-
-def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
-    """gpufleet:scaling with one schedule."""
-    return {"schedules": [{"cron": cron, "nodes": nodes, "timezone": timezone}]}
 
 
 @pytest.mark.parametrize(
     ("plan", "settings", "message"),
     [
-        ({}, {"gpufleet:gangWindowMinutes": "5"}, "gangWindowMinutes is 5: .* use 15 to 1440"),
-        ({}, {"gpufleet:gangWindowMinutes": "-1"}, "gangWindowMinutes is -1"),
-        ({}, {"gpufleet:scaling": json.dumps(QUEUE)}, "scaling.queue: for gpufleet:mode workers only"),
-        ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "minNodes 1, scaling.gpuUtilizationPercent: for gpufleet"),
-        ({}, {"gpufleet:scaling": json.dumps(at("0 8 * * *", 1))}, "asks for 1 node, and a gang has 0 or 2"),
+        ({}, {"gpufleet:gangWindowMinutes": "5"}, "gangWindowMinutes is 5: .* equal to 15"),
+        ({}, {"gpufleet:scaling": json.dumps(UTILIZATION)}, "gpufleet:scaling is for gpufleet:mode workers only"),
         ({}, {"gpufleet:nat": "true", **EXISTING_VPC}, "keeps its own routes"),
         (on_demand(), workers(), r"runs the whole model on each node.*\(DP16, zero3\).*--parallelism data"),
         (
@@ -174,39 +165,13 @@ def at(cron: str, nodes: int = 2, timezone: str = "Etc/UTC") -> dict[str, Any]:
             "rented ones beside an idle reservation",
         ),
         (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
-        (WORKERS, workers(scaling=UTILIZATION | QUEUE), "two policies would pull the group two ways"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 60}), "a group without nodes has no utilisation"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 100}), "gpuUtilizationPercent is 100: .*less than 100"),
-        (WORKERS, workers(scaling={"queue": {"name": "a b", "messagesPerNode": 1}}), "queue.name"),
-        (WORKERS, workers(scaling=UTILIZATION | at("0 8 * * *", 0)), "asks for 0 nodes: the group has 1 .* to 2"),
-        (WORKERS, workers(scaling=at("0 8 * *")), "it has 4 fields, and Auto Scaling takes 5"),
-        (WORKERS, workers(scaling=at("60 8 * * *")), "minute is '60'"),
-        (WORKERS, workers(scaling=at("0 8 ? * mon")), r"day of month is '\?'"),
-        (WORKERS, workers(scaling=at("0 8 * * fri-mon")), "day of week is 'fri-mon'"),
-        (WORKERS, workers(scaling=at("*/0 8 * * *")), r"minute is '\*/0'"),
-        (WORKERS, workers(scaling=at("5/15 8 * * *")), "minute is '5/15'"),
-        (WORKERS, workers(scaling=at("0 8 * * 7")), "day of week is '7', and takes 0 to 6"),
-        (WORKERS, workers(scaling=at("0 8 * * *", 2, "CEST")), "timezone 'CEST' is not an IANA name"),
-        (
-            WORKERS,
-            workers(scaling={"schedules": [*at("0 8 * * *", 1)["schedules"], *at("0 8 * * *", 2)["schedules"]]}),
-            r"schedule '0 8 \* \* \*' Etc/UTC is there twice",
-        ),
-        (
-            WORKERS,
-            workers(scaling={"schedules": [at(f"{n % 60} {n // 60} * * *")["schedules"][0] for n in range(126)]}),
-            "126 schedules: Auto Scaling takes 125",
-        ),
     ],
 )
 def test_scaling_that_cannot_be_right_is_refused(plan: dict[str, Any], settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         deploy(plan, settings)
-
-
-@pytest.mark.parametrize("cron", ["*/15 0-6,20-23 1,15 JAN-MAR MON-FRI", "0 0 31 12 6", "5 4 * * 0-6/2"])
-def test_a_schedule_is_written_as_cron_writes_it(cron: str) -> None:
-    assert deploy(WORKERS, workers(scaling=at(cron))).one("Schedule")["recurrence"] == cron
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -85,7 +85,7 @@ def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
     hook = stack.one("LifecycleHook", Names.terminate_hook)
     assert settings.drain_s == hook["heartbeatTimeout"]
     assert settings.gang_window_s == 2700
-    assert (settings.reserved_nodes, settings.block, settings.scheduled) == (0, None, False)
+    assert (settings.reserved_nodes, settings.block) == (0, None)
 
 
 def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> None:
@@ -101,8 +101,7 @@ def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> N
     ("plan", "given", "endpoints"),
     [
         ({}, {"gpufleet:image": CONTAINER}, 2),
-        (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}}), 1),
-        (WORKERS, {**workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 10}}), **EXISTING_VPC}, 0),
+        ({}, {"gpufleet:image": CONTAINER, **EXISTING_VPC}, 0),
     ],
 )
 def test_the_ceiling_counts_endpoints_beyond_the_plans(
@@ -152,11 +151,9 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
             },
         ),
         ({**LONE_NODE, **on_demand()}, {}, {"node_count": 1}),
-        (WORKERS, workers(scaling={"minNodes": 1}), {"mode": "workers", "min_nodes": 1, "scheduled": False}),
+        (WORKERS, workers(scaling={"minNodes": 1}), {"mode": "workers", "min_nodes": 1}),
         # Nothing scales these, so all run.
         (WORKERS, workers(), {"min_nodes": 2}),
-        (WORKERS, workers(scaling={"queue": {"name": "jobs", "messagesPerNode": 5}}), {"min_nodes": 0}),
-        ({}, {"gpufleet:scaling": '{"schedules": [{"cron": "0 20 * * *", "nodes": 2}]}'}, {"scheduled": True}),
         ({}, {"gpufleet:ceilingUsd": "50"}, {"ceiling_usd": 50.0}),
         ({"job": {"budget_usd": None}}, {}, {"ceiling_usd": None}),
     ],

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -191,5 +190,3 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
     assert rotating == ["initialLifecycleHooks", "desiredCapacityType"] * 2
     group = left_to_others(monkeypatch, WORKERS, workers())
     assert {"minSize", "maxSize"} < set(group)
-    night = {"schedules": [{"cron": "0 22 * * *", "nodes": 2}, {"cron": "0 6 * * *", "nodes": 0}]}
-    assert {"minSize", "maxSize"} < set(left_to_others(monkeypatch, {}, {"gpufleet:scaling": json.dumps(night)}))

@@ -49,7 +49,7 @@ def test_malformed_settings_are_refused(text: str, message: str) -> None:
         ({"schema_version": 2}, "schema_version is '2', and must be 1"),
         ({"colour": "red"}, "unknown fields: colour"),
         ({"prices": {"spot": {"p4d.24xlarge": None}}}, r"prices\.spot\.p4d\.24xlarge is 'None'"),
-        ({"scheduled": 1}, "true or false"),
+        ({"waits": 1}, "true or false"),
         ({"block": {"start": "2026-11-21T16:00:00", "end": "2026-11-22T16:00:00Z"}}, "a time with its zone"),
         ({"block": {"start": "soon", "end": "2026-11-22T16:00:00Z"}}, "must be a time like"),
         ({"bucket": 1}, "must be a text"),

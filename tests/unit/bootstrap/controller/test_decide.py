@@ -382,13 +382,9 @@ def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
     assert len(attempts) > len(RETRY_WAITS) + 1
 
 
-def test_a_schedule_pauses_and_starts_the_gang() -> None:
-    world = World(settings(scheduled=True))
-    world.run(5)
-    assert (world.phase, world.desired) == ("paused", 0)
-    world.desired = 3
+def test_a_person_pauses_and_starts_the_gang() -> None:
+    world = World(settings())
     world.run_until("running")
-    assert len(world.nodes) == 3, "none was ended and bought again"
     world.desired = 0
     world.run_until("paused")
     assert not world.alive()
@@ -448,20 +444,6 @@ def test_a_stack_that_is_destroyed_while_it_trains_trains_when_it_is_deployed_ag
     world.run_until("running")
     reasons = [reason for decision in world.decisions for _, reason in decision.changes]
     assert "the stack was deployed anew" in reasons
-
-
-def test_no_schedule_starts_the_nodes_of_a_run_that_has_ended() -> None:
-    world = World(settings(scheduled=True))
-    world.run(2)
-    world.desired = 3
-    trained(world)
-    world.ask("stop")
-    world.run_until("stopped")
-    # A scheduled action for more than the largest size fails, so nothing is started and paid for until the next tick.
-    assert (world.desired, world.max_size) == (0, 0)
-    world.ask("run")
-    world.run_until("running")
-    assert world.max_size == 3
 
 
 def test_whoever_starts_nodes_of_a_run_that_ended_has_them_ended() -> None:

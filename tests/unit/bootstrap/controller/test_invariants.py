@@ -77,7 +77,7 @@ def happen(world: World, event: Event) -> None:
     elif event.kind == "outage":
         world.advance(event.which * MINUTE)
     elif event.kind.startswith("external"):
-        # AWS refuses a size above the largest. A schedule is the own group's.
+        # AWS refuses a size above the largest.
         world.desired = min(3, world.max_size) if event.kind.endswith("n") else 0
 
 
@@ -99,14 +99,13 @@ def live(world: World, events: list[Event], *, forbidden: tuple[str, ...] = ()) 
     events=st.lists(EVENTS, max_size=14),
     ceiling=st.integers(20, 400),
     fallback=st.booleans(),
-    scheduled=st.booleans(),
     make=MAKES,
 )
 def test_the_ceiling_holds(
-    events: list[Event], ceiling: int, fallback: bool, scheduled: bool, make: Callable[..., ControllerSettings]
+    events: list[Event], ceiling: int, fallback: bool, make: Callable[..., ControllerSettings]
 ) -> None:
     # Short runs, which any ceiling pays at p95 in some place.
-    config = made(make, fallback, ceiling_usd=float(ceiling), gang_window_s=WINDOW_S, scheduled=scheduled)
+    config = made(make, fallback, ceiling_usd=float(ceiling), gang_window_s=WINDOW_S)
     config = replace(config, places={name: replace(one, usd_p95=100.0) for name, one in config.places.items()})
     world = World(config)
     # While the function does not run, or AWS refuses its calls, nobody can keep any ceiling.
@@ -231,11 +230,11 @@ def test_a_refused_gang_is_asked_for_elsewhere_in_the_same_tick(events: list[Eve
 
 
 @examples(max_examples=40, deadline=None)
-@given(events=st.lists(EVENTS, max_size=14), scheduled=st.booleans(), make=MAKES)
+@given(events=st.lists(EVENTS, max_size=14), make=MAKES)
 def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
-    events: list[Event], scheduled: bool, make: Callable[..., ControllerSettings]
+    events: list[Event], make: Callable[..., ControllerSettings]
 ) -> None:
-    world = World(make(gang_window_s=WINDOW_S, scheduled=scheduled))
+    world = World(make(gang_window_s=WINDOW_S))
     live(world, events)
     world.lose_actions, world.rooms = False, {}
     world.boot, world.capacity = timedelta(minutes=3), {"spot": 9, "on-demand": 9, "capacity-block": 9}

@@ -163,10 +163,8 @@ def test_a_plan_without_the_gangs_place_gives_its_nodes_up_and_starts_in_its_own
     world.run_until("running")
 
 
-def test_nodes_that_a_schedule_starts_are_in_the_plans_own_place_and_elsewhere_where_that_has_none() -> None:
-    world = World(rotating(scheduled=True), rooms=empty("az1"))
-    world.run(2)
-    world.desired = 3
+def test_nodes_that_a_person_starts_are_in_the_plans_own_place_and_elsewhere_where_that_has_none() -> None:
+    world = World(rotating(), rooms=empty("az1"))
     world.run_until("running")
     assert where(world) == "spot p4d az2"
     world.desired = 0

@@ -101,7 +101,6 @@ def settings(*, fallback: bool = False, **changes: Any) -> ControllerSettings:
         "ceiling_usd": None,
         "gang_window_s": 2700,
         "drain_s": 300,
-        "scheduled": False,
         "block": None,
         "places": places,
         "zones": {f"subnet-az{number}": f"use1-az{number}" for number in (1, 2, 3)},
@@ -200,7 +199,7 @@ class World:
 
     @desired.setter
     def desired(self, size: int) -> None:
-        """Set by a person or a schedule: all groups to 0, or that of the plan's own place."""
+        """Set by a person: all groups to 0, or that of the plan's own place."""
         self.sizes = {self.config.own_place: size} if size else {}
 
     def alive(self, place: str = "") -> list[str]:

@@ -36,7 +36,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         WORKERS,
         workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}, trainCommand="serve.py"),
     ),
-    "workers of a queue": (WORKERS, workers(scaling={"minNodes": 0, "queue": {"name": "q", "messagesPerNode": 10}})),
 }
 
 
