@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=device,
         sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
         min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
-        min_scaling_efficiency=asked.min_scaling_efficiency,
         timeout_s=asked.timeout_s,
         out=asked.out,
     )
@@ -98,7 +97,7 @@ def _device(asked: str) -> Literal["cpu", "cuda"] | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.smoke",
-        description="DDP smoke test: gradients, all-reduce bandwidth and scaling efficiency. "
+        description="DDP smoke test: gradients and all-reduce bandwidth. "
         "Starts one rank a GPU (or --nproc on CPU) of this node; under torchrun it is one of torchrun's ranks. "
         "The JSON report goes to stdout or --out, progress to stderr.",
         epilog="Exit code: 0 all passed, 1 a test or a rank failed, 2 wrong usage.",
@@ -116,12 +115,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         metavar="GB_PER_S",
         help="fail below this all-reduce bus bandwidth at the largest size, GB/s (10^9 bytes)",
-    )
-    parser.add_argument(
-        "--min-scaling-efficiency",
-        type=_fraction,
-        metavar="FRACTION",
-        help="fail below this share of linear scaling, above 0 up to 1",
     )
     parser.add_argument(
         "--timeout-s",
@@ -166,13 +159,6 @@ def _positive(text: str) -> float:
     value = float(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = _positive(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"{text} is above 1, linear scaling")
     return value
 
 

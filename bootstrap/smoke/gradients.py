@@ -9,20 +9,36 @@ from collections import Counter
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bootstrap.smoke import models
 from bootstrap.smoke.ranks import Ranks
 from bootstrap.smoke.report import CheckResult
 
-# 1.9 million parameters in buckets of 2 MB make several all-reduces.
-SHAPE = models.Shape(layers=2, hidden=256, heads=4, vocabulary=512, seq_len=32, batch=2)
+HIDDEN, VOCABULARY, SEQ_LEN, BATCH = 256, 512, 32, 2
+# 1.8 million parameters in buckets of 2 MB make several all-reduces.
 BUCKET_MB = 2
 SEED = 20260101
 
 # DDP adds the same terms in another order: measured 8 epsilon (2.2e-16 for float64, 1.2e-7 for float32) on two H200,
 # 5 on two CPU ranks. One wrong term among N ranks is an error of about 1/N.
 LIMIT_EPSILONS = 1000
+
+
+class Transformer(nn.Module):
+    """Two transformer layers without dropout: runs on the same data can be compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, HIDDEN)
+        layer = nn.TransformerEncoderLayer(HIDDEN, 4, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of each next token (a scalar), of ``tokens`` [batch, SEQ_LEN + 1]."""
+        logits = self.head(self.layers(self.token(tokens[:, :-1])))
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def named_gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -40,10 +56,12 @@ def check(ranks: Ranks, dtype: torch.dtype) -> list[CheckResult]:
     """Compare DDP's gradients between ranks (bitwise) and with one process's (within LIMIT_EPSILONS) in ``dtype``."""
     # TF32 keeps 10 bits of a float32's mantissa: the tolerance it needs would hide a real error.
     torch.set_float32_matmul_precision("highest")
-    tokens = models.random_tokens(SHAPE, SHAPE.batch * ranks.world_size, seed=SEED).to(ranks.device)
-    share = tokens[ranks.rank * SHAPE.batch : (ranks.rank + 1) * SHAPE.batch]
+    # Drawn on the CPU: the same weights and tokens on every rank and device.
+    torch.manual_seed(SEED)
+    model = Transformer().to(ranks.device, dtype)
+    tokens = torch.randint(VOCABULARY, (BATCH * ranks.world_size, SEQ_LEN + 1)).to(ranks.device)
+    share = tokens[ranks.rank * BATCH : (ranks.rank + 1) * BATCH]
 
-    model = models.build(SHAPE, seed=SEED, device=ranks.device, dtype=dtype)
     alone = {name: gradient.clone() for name, gradient in named_gradients(model, tokens).items()}
     device_ids = [ranks.device] if ranks.device.type == "cuda" else None
     together = named_gradients(DistributedDataParallel(model, device_ids, bucket_cap_mb=BUCKET_MB), share)

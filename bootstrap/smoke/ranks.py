@@ -113,7 +113,6 @@ def meet(device_type: str, *, timeout_s: float) -> Ranks:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        # Also while one rank trains alone: the scaling test compares both speeds.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
     return Ranks(
         rank=rank,

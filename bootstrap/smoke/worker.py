@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from bootstrap.contract.node_plan import Expected, read_node_plan
-from bootstrap.smoke import bandwidth, gradients, ranks, report, scaling
+from bootstrap.smoke import bandwidth, gradients, ranks, report
 
 # Set by the supervisor, which then writes the report: only it knows how a killed rank ended.
 SUPERVISED = "GPUFLEET_SMOKE_SUPERVISED"
@@ -32,7 +32,6 @@ class SmokeOptions:
     device: Literal["cpu", "cuda"]
     sizes_mib: tuple[int, ...]
     min_bus_bandwidth_gb_per_s: float | None
-    min_scaling_efficiency: float | None
     timeout_s: float
     out: Path | None
 
@@ -124,7 +123,6 @@ def measurements(place: ranks.Ranks, options: SmokeOptions) -> list[Callable[[],
             min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s,
             expected=expected.link_gb_per_s if one_node else expected.network_gb_per_s,
         ),
-        lambda: scaling.check(place, min_scaling_efficiency=options.min_scaling_efficiency),
     ]
 
 

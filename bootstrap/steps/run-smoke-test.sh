@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Order: 120
-# Trains on this node's GPUs for a minute, before a run is paid for.
+# Compares gradients and exchanges of this node's GPUs, before a run is paid for.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env
@@ -19,9 +19,6 @@ export GPUFLEET_PYTHON=$ROOT${GPUFLEET_PYTHON:-}
 arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S")
 if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then
   arguments+=(--min-bus-bandwidth-gb-per-s "$SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S")
-fi
-if [[ -n $SMOKE_MIN_SCALING_EFFICIENCY ]]; then
-  arguments+=(--min-scaling-efficiency "$SMOKE_MIN_SCALING_EFFICIENCY")
 fi
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
 agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed; its report is $report"

@@ -25,7 +25,6 @@ from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.open import Split
-from bootstrap.trainer.hooks import compress_gradients
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement, measured_row
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size
@@ -38,7 +37,6 @@ from bootstrap.trainer.weights import load_weights, save_adapters, save_weights,
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import config_facts
-from bootstrap.training.state import Stateful
 from bootstrap.training.stores import open_store
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,6 @@ class Assembled:
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler
     scale: LossScale
-    compression: dict[str, Stateful]
     stepper: Stepper
     facts: dict[str, Any]
     data_rank: int
@@ -116,13 +113,6 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     if config.family != "cnn":
         choose_trained(whole, config)
     model = parallelize(whole, config, mesh, device, weights)
-    compression = compress_gradients(
-        model,
-        config.gradient_compression if ranks > 1 else "none",
-        precision=config.precision,
-        steps=config.steps,
-        warmup_steps=config.warmup_steps,
-    )
     if weights:
         load_weights(model, weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
@@ -139,7 +129,6 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
         optimizer=optimizer,
         scheduler=scheduler,
         scale=scale,
-        compression=compression,
         stepper=Stepper(config, mesh, model, optimizer, scheduler, scale, device),
         facts=facts,
         data_rank=rank,
@@ -218,7 +207,6 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             mesh=parts.mesh,
             scheduler=parts.scheduler,
             scaler=parts.scale if parts.scale.enabled else None,
-            extra=parts.compression,
             dataset_size=len(data),
             global_batch=config.global_batch,
             facts={**parts.facts, "data": data.digest},

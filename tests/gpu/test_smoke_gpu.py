@@ -29,7 +29,7 @@ def smoke(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_all_gpus_of_this_machine_pass() -> None:
-    code, report, told = smoke("--min-scaling-efficiency", "0.5")
+    code, report, told = smoke()
     assert code == 0, told
     assert report["passed"]
     assert report["backend"] == "nccl"

@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # DDP imports it at its first use
 
 from bootstrap.contract.node_plan import Band, Expected
-from bootstrap.smoke import bandwidth, gang, gradients, models, straggler, watch
+from bootstrap.smoke import bandwidth, gang, gradients, straggler, watch
 
 FIRST_PORT = 29500
 # More than the links have, so that the plan's rate warns.
@@ -30,15 +30,13 @@ EXPECTED = Expected(network_gb_per_s=Band(value=2.0, warn_below=1.0))
 
 def miscomputes() -> None:
     """A GPU that computes one gradient wrongly, before anything is exchanged."""
-    original = models.build
 
-    def build(*arguments: Any, **options: Any) -> models.Decoder:
-        model = original(*arguments, **options)
-        weight: Any = model.head.weight
-        weight.register_hook(lambda gradient: gradient * 1.001)
-        return model
+    class Wrong(gradients.Transformer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head.register_full_backward_hook(lambda _, given, __: tuple(part * 1.001 for part in given))
 
-    models.build = build
+    gradients.Transformer = Wrong  # type: ignore[misc]
 
 
 def slow() -> None:
@@ -83,7 +81,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "hangs": lambda: after_gradients(hang),
     "vanishes": lambda: after_gradients(vanish),
 }
-REPLACED: list[tuple[Any, str]] = [(models, "build"), (straggler, "product_seconds")]
+REPLACED: list[tuple[Any, str]] = [(gradients, "Transformer"), (straggler, "product_seconds")]
 # Limit of a step: the first of a machine that runs other tests too is slow.
 LONG_S = 100.0
 

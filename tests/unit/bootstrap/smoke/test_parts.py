@@ -76,8 +76,7 @@ def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
         (["--nproc", "0"], "0 is below 1"),
         (["--device", "tpu"], "invalid choice"),
         (["--sizes-mib", "1,x"], "--sizes-mib"),
-        (["--min-scaling-efficiency", "1.5"], "1.5 is above 1"),
-        (["--min-scaling-efficiency", "nan"], "not a finite number above 0"),
+        (["--min-bus-bandwidth-gb-per-s", "nan"], "not a finite number above 0"),
         (["--timeout-s", "0"], "not a finite number above 0"),
         (["--out", "/nowhere/r.json"], "cannot be written"),
         (["--out", "/"], "cannot be written"),
@@ -133,8 +132,7 @@ def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
 
 def test_options_reach_the_ranks_unchanged() -> None:
     options = SmokeOptions(
-        device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, min_scaling_efficiency=None, timeout_s=30.0,
-        out=None,
-    )  # fmt: skip
+        device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, timeout_s=30.0, out=None
+    )
     parsed = vars(cli._parser().parse_args(options.as_arguments()))
     assert {name: parsed[name] for name in options.as_dict()} == options.as_dict()

@@ -25,7 +25,7 @@ RUNS = {
     "raises": (*QUICK, "--timeout-s", "250"),
     "hangs": (*QUICK, "--timeout-s", "30"),
     "is_ended_from_outside": (*QUICK, "--timeout-s", "500"),
-    "slow_together": (*QUICK, "--min-scaling-efficiency", "0.9", "--min-bus-bandwidth-gb-per-s", "100000"),
+    "misses_a_floor": (*QUICK, "--min-bus-bandwidth-gb-per-s", "100000"),
 }
 """Runs on this node alone: arguments by fault."""
 
@@ -70,7 +70,7 @@ def done_of(folder: Path, fault: str) -> Done:
 def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of reports of torchrun's two ranks, one for each fault that changes a result; at last a rank dies."""
     folder = tmp_path_factory.mktemp("wrong")
-    faults = "perturbed_gradient,nan_gradient,wrong_sum,diverging_parameters,dies"
+    faults = "perturbed_gradient,nan_gradient,wrong_sum,dies"
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     done = run(*launcher, str(HERE / "sabotaged.py"), faults, str(folder), *QUICK)
     assert done.returncode == 1, done.stderr
@@ -122,9 +122,6 @@ def test_two_healthy_ranks_pass_every_test(healthy: dict[str, Any]) -> None:
         "gradients_equal_one_process_float32",
         "all_reduce_sum",
         "all_reduce_bus_bandwidth",
-        "parameters_equal_after_training",
-        "loss_falls",
-        "scaling_efficiency",
     ]
     assert all(test["passed"] for test in healthy["tests"])
 
@@ -150,13 +147,6 @@ def test_the_figures_agree_with_each_other(healthy: dict[str, Any]) -> None:
         assert bus["min"] <= bus["median"] <= bus["max"]
         assert time_ms["min"] <= time_ms["median"] <= time_ms["max"]
     assert result(healthy, "all_reduce_bus_bandwidth")["value"] == sizes[-1]["bus_bandwidth_gb_per_s"]["median"]
-    scaling = result(healthy, "scaling_efficiency")
-    details = scaling["details"]
-    alone = details["one_process_sequences_per_s"]
-    assert scaling["value"] == pytest.approx(details["all_ranks_sequences_per_s"] / sum(alone))
-    assert details["all_ranks_sequences_per_s"] == pytest.approx(
-        2 * details["batch_per_rank"] / (details["all_ranks_step_ms"] / 1e3)
-    )
 
 
 def test_one_rank_has_nobody_to_compare_with(supervised: Path) -> None:
@@ -170,15 +160,12 @@ def test_one_rank_has_nobody_to_compare_with(supervised: Path) -> None:
     assert result(report, "gradients_equal_one_process_float64")["value"] == 0
 
 
-def test_floors_that_are_not_reached_fail(supervised: Path) -> None:
-    floors = {"scaling_efficiency": 0.9, "all_reduce_bus_bandwidth": 100000}
-    done = done_of(supervised, "slow_together")
+def test_a_floor_that_is_not_reached_fails(supervised: Path) -> None:
+    done = done_of(supervised, "misses_a_floor")
     report = done.report
-    assert {test["name"] for test in report["tests"] if not test["passed"]} == set(floors)
-    for name, floor in floors.items():
-        failed = result(report, name)
-        assert (failed["limit"], failed["verdict"]) == (floor, "fail")
-        assert 0 < failed["value"] < floor
+    (failed,) = (test for test in report["tests"] if not test["passed"])
+    assert (failed["name"], failed["limit"], failed["verdict"]) == ("all_reduce_bus_bandwidth", 100000, "fail")
+    assert 0 < failed["value"] < failed["limit"]
     assert (report["passed"], report["verdict"]) == (False, "fail")
     assert done.code == 1
     assert "FAIL all_reduce_bus_bandwidth" in done.stderr
@@ -190,10 +177,10 @@ def test_a_perturbed_gradient_is_found_and_named(wrong_results: Path) -> None:
         unequal = result(report, f"gradients_equal_on_all_ranks_{precision}")
         assert unequal["value"] == 1
         assert not unequal["passed"]
-        assert "rank 1 has other bits than the other ranks in blocks.0.qkv.weight" in unequal["note"]
+        assert "rank 1 has other bits than the other ranks in layers.layers.0.linear1.weight" in unequal["note"]
         differs = result(report, f"gradients_equal_one_process_{precision}")
         assert not differs["passed"]
-        assert differs["note"] == "rank 1 differs from a single process in blocks.0.qkv.weight"
+        assert differs["note"] == "rank 1 differs from a single process in layers.layers.0.linear1.weight"
     assert result(report, "all_reduce_sum")["passed"]
 
 
@@ -211,11 +198,6 @@ def test_a_wrong_sum_is_found_and_its_rank_named(wrong_results: Path) -> None:
     wrong = result(report, "all_reduce_sum")
     assert wrong["value"] == 2  # before and after the timed runs
     assert "rank 1 has" in wrong["note"]
-
-
-def test_parameters_that_drift_apart_are_found(wrong_results: Path) -> None:
-    report = report_of(wrong_results, "diverging_parameters")
-    assert not result(report, "parameters_equal_after_training")["passed"]
 
 
 @pytest.mark.parametrize(
