@@ -145,7 +145,7 @@ class StackSettings(_Model):
     for an image that has the code."""
     train_command: str = ""
     """Command of every node once healthy: a script or "-m module" with its arguments, which torchrun starts, or a
-    program with a launcher of its own (accelerate, deepspeed, mpirun, conda, python; docs/engines.md). Empty is
+    program with a launcher of its own (accelerate, deepspeed, conda, python; docs/engines.md). Empty is
     gpufleet's own trainer (-m bootstrap.trainer) where it carries out the plan and trainDir is not set; else the nodes
     join and wait, as they do with none."""
     standby: Boolean = False

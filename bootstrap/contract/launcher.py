@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Literal
 
-Start = Literal["torchrun", "program", "mpi"]
+Start = Literal["torchrun", "program"]
 
-# Launchers of Open MPI, MPICH, Intel MPI. Called on one node, they start all ranks.
-MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
+# Launchers that reach other nodes by SSH: those of Open MPI, MPICH and Intel MPI, and Horovod's.
+BY_SSH = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"})
 # Launchers that train on their own node alone without the first node's address, and modules that start them.
 ONE_NODE = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer", "colossalai"})
 MODULES = {
@@ -55,12 +55,10 @@ def split_command(text: str) -> list[str] | None:
 def start_of(words: Sequence[str]) -> Start:
     """Way in which the nodes start a command.
 
-    torchrun: a script or options; torchrun runs it once a GPU. program: anything else; it runs once on each node. mpi:
-    mpirun is in it; it runs on the first node, and mpirun starts the ranks of all.
+    torchrun: a script or options; torchrun runs it once a GPU. program: anything else; it runs once on each node.
     """
-    if not words or words[0].startswith("-") or words[0].endswith((".py", ".pyc", ".pyz")):
-        return "torchrun"
-    return "mpi" if MPI & _names(words) else "program"
+    starts_ranks = not words or words[0].startswith("-") or words[0].endswith((".py", ".pyc", ".pyz"))
+    return "torchrun" if starts_ranks else "program"
 
 
 def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
@@ -68,32 +66,31 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     head, within = list(words[: _script(words)]), set[str]()
     head += [module[1] for word in head if (module := re.fullmatch(r"-\w*?m(\w+\.[\w.]+)", word))]  # python -mMODULE
     if len(head) > 1 and PurePath(head[0]).name in SHELLS and re.fullmatch(r"-\w*c", head[1]):
-        within = _names([name for pair in STARTED.findall(" ".join(words[2:3])) for name in pair])
+        within = names_of([name for pair in STARTED.findall(" ".join(words[2:3])) for name in pair])
     shell = list(words[:1]) if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
     shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"[\w./-]+;", word)]
     shell += [word for last, word in itertools.pairwise(words) if SHELL_SIGN.match(word) and not last.startswith("-")]
     if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
-    start, names = start_of(words), _names(head) | within
-    if found := CLUSTERS & _names(words[:1]):
+    names = names_of(head) | within
+    if found := CLUSTERS & names_of(words[:1]):
         yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
     launchers = names & ONE_NODE | {MODULES[name] for name in names & MODULES.keys()}
-    if start == "torchrun":
-        for name in sorted(launchers | MPI & names if "-m" in head or "--no-python" in head else ()):
+    by_ssh = BY_SSH & (names | launchers)
+    if start_of(words) == "torchrun":
+        for name in sorted(launchers | by_ssh if "-m" in head or "--no-python" in head else ()):
             yield f"{name} would start in each rank that the nodes' torchrun starts: give the script alone"
         return
     if not is_gang:
         return
-    if "horovodrun" in names | launchers:
-        yield "horovodrun reaches other nodes by SSH, which they do not answer: start Horovod's ranks with mpirun"
-    for name in sorted(MPI & within):
-        yield f"{name} in a shell's script would start the ranks of all nodes once on each: give {name} without a shell"
-    if start != "program" or any("MASTER_ADDR" in word for word in words):
+    if by_ssh:
+        yield f"{min(by_ssh)} reaches other nodes by SSH, which they do not answer: give the script alone"
+    if by_ssh or any("MASTER_ADDR" in word for word in words):
         return
     options = {word.lstrip("-").partition("=")[0].replace("_", "-") for word in head if word.startswith("--")}
-    for name in sorted(launchers - {"horovodrun"}) or sorted(RANK_OPTIONS & options)[:1]:
+    for name in sorted(launchers) or sorted(RANK_OPTIONS & options)[:1]:
         yield (
             f"{name} has no option with ${{MASTER_ADDR}}, so each node would train by itself: give it its options for "
             "several nodes, or the script alone, which the nodes start under torchrun"
@@ -113,5 +110,6 @@ def loses_sigterm(words: Sequence[str]) -> bool:
     return bool(words) and PurePath(words[0]).name == "conda" and "run" in words
 
 
-def _names(words: Sequence[str]) -> set[str]:
+def names_of(words: Sequence[str]) -> set[str]:
+    """Return the words without their folders."""
     return {PurePath(word).name for word in words}

@@ -50,7 +50,6 @@ _NO_STACK = "preflight"
 _STARTED: dict[Start, str] = {
     "torchrun": "once a GPU, under torchrun",
     "program": "a program that runs once on every node and starts its ranks itself (docs/engines.md)",
-    "mpi": "with mpirun on the first node (docs/engines.md)",
 }
 
 

@@ -131,8 +131,6 @@ def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
 
 
 def test_options_reach_the_ranks_unchanged() -> None:
-    options = SmokeOptions(
-        device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, timeout_s=30.0, out=None
-    )
+    options = SmokeOptions(device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, timeout_s=30.0, out=None)
     parsed = vars(cli._parser().parse_args(options.as_arguments()))
     assert {name: parsed[name] for name in options.as_dict()} == options.as_dict()
