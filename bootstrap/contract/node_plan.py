@@ -72,7 +72,6 @@ class NodePlan:
     lora_alpha: int = FULL_TRAINING.lora_alpha
     lora_targets: str = FULL_TRAINING.lora_targets
     frozen: str = FULL_TRAINING.frozen
-    gradient_compression: str = "none"
     optimizer: str = "adamw"
 
     predicted: Predicted | None = None

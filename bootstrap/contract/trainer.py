@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,9 +20,6 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", EIGHT_BIT)
 # Adafactor's factored moments need whole matrices; bitsandbytes' kernels take plain tensors, not FSDP2's DTensors.
 UNSHARDED_OPTIMIZERS = ("adafactor", EIGHT_BIT)
 CHECKPOINTINGS = ("none", "selective", "full")
-# Compression of the gradients that DistributedDataParallel reduces: 16 bits on the wire, or PowerSGD's matrices of a
-# rank from 1 to 999 (powersgd-4).
-GRADIENT_COMPRESSION = r"^(none|bf16|fp16|powersgd-[1-9][0-9]{0,2})$"
 # Processes that decode images for one rank, at most: a GPU trains at most some 3,000 images/s.
 MAX_LOADER_WORKERS = 16
 # Shares of the global batch: given or equal, or set by the speed of each rank in the first steps.
@@ -95,7 +91,7 @@ def unsupported(
         )
         if value not in known
     ]
-    reasons += filter(None, (compression_problem(plan), _balance_problem(plan.sharding, shares, balance)))
+    reasons += filter(None, (_balance_problem(plan.sharding, shares, balance),))
     if plan.sharding != "ddp" and plan.optimizer in UNSHARDED_OPTIMIZERS:
         reasons.append(f"optimizer {plan.optimizer} has no sharded form, and sharding is {plan.sharding}")
     kind = model_kind(plan.architecture)
@@ -126,23 +122,6 @@ def unsupported(
     return reasons
 
 
-def compression_problem(plan: NodePlan) -> str:
-    """Reason why a layout cannot compress its gradients; empty where it can, or compresses none."""
-    compression = plan.gradient_compression
-    if compression == "none":
-        return ""
-    if not re.match(GRADIENT_COMPRESSION, compression):
-        return f"gradient_compression {compression} is not none, bf16, fp16 or powersgd-RANK"
-    if plan.sharding != "ddp":
-        return (
-            f"gradient_compression is {compression}, and sharding {plan.sharding} does not reduce through DDP's hooks"
-        )
-    for name in ("tensor", "pipeline", "expert"):
-        if (ranks := getattr(plan, f"{name}_parallel")) > 1:
-            return f"gradient_compression is {compression}, and DDP takes no model with {name} parallelism {ranks}"
-    return ""
-
-
 def _balance_problem(sharding: str, text: str, balance: str) -> str:
     if balance == "measured" and sharding in IN_STEP:
         return (
@@ -160,11 +139,6 @@ def _balance_problem(sharding: str, text: str, balance: str) -> str:
         if batch.checkpointing not in ("", *CHECKPOINTINGS):
             return f"shares: activation checkpointing {batch.checkpointing} is not one of {', '.join(CHECKPOINTINGS)}"
     return shares_problem(batches, sharding)
-
-
-def powersgd_rank(compression: str) -> int:
-    """Rank of ``powersgd-RANK``; 0 for the other compressions."""
-    return int(compression.removeprefix("powersgd-")) if compression.startswith("powersgd-") else 0
 
 
 def shardings(optimizer: str, tuning: FineTuning = FULL_TRAINING) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def test_the_parallelism_of_the_plan_reaches_the_node_number_by_number() -> None
     given = node_plan(variables(plan))
     assert (given.tensor_parallel, given.pipeline_parallel, given.context_parallel, given.expert_parallel) == (2,) * 4
     assert (given.sequence_parallel, given.virtual_stages, given.micro_batch) == (True, 2, 4)
-    assert (given.sharding, given.activation_checkpointing, given.gradient_compression) == ("zero1", "full", "none")
+    assert (given.sharding, given.activation_checkpointing) == ("zero1", "full")
 
 
 def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:
