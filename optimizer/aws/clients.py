@@ -70,9 +70,7 @@ ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
 # For a call that spends and takes no client token: botocore must not send it twice.
 ec2_once: Callable[[str], EC2Client] = partial(_client, "ec2", attempts=1)
 fsx: Callable[[str], Any] = partial(_client, "fsx")
-iam: Callable[[str], Any] = partial(_client, "iam")  # one endpoint a partition
 kms: Callable[[str], KMSClient] = partial(_client, "kms")
-lambda_: Callable[[str], Any] = partial(_client, "lambda")
 logs: Callable[[str], Any] = partial(_client, "logs")
 s3: Callable[[str], S3Client] = partial(_client, "s3")
 service_quotas: Callable[[str], Any] = partial(_client, "service-quotas")

@@ -28,9 +28,9 @@ CODES = {
     "region disabled": "OptInRequired",
     # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
     "not found": "404 FileSystemNotFound InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
-    "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidSubnetID.NotFound "
-    "InvalidVpcID.NotFound InvalidDocument ParameterNotFound NoSuchBucket NoSuchEntity NoSuchResourceException "
-    "NotFoundException RepositoryNotFoundException ResourceNotFoundException",
+    "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidVpcID.NotFound "
+    "ParameterNotFound NoSuchBucket NoSuchResourceException NotFoundException RepositoryNotFoundException "
+    "ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
     # S3's answers for objects under a KMS key that is disabled, about to be deleted, or gone:
     # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/USER_ExportSnapshot.FailureMsg.html

@@ -17,6 +17,8 @@ from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
 from optimizer.preflight.model import preflight_policy
 
+_PREFLIGHT = {"gpufleet-preflight": preflight_policy()}
+
 
 @click.command(
     epilog="""\b
@@ -42,7 +44,7 @@ def command(
     these change. Whoever may write roles and pass them may do what those roles may: set gpufleet:permissionsBoundary to
     bound that.
     """
-    documents = _deployer(stack, region, account, directory) if who == "deployer" else _preflight("aws")
+    documents = _deployer(stack, region, account, directory) if who == "deployer" else _PREFLIGHT
     if out is None:
         write_json(documents)
         return
@@ -51,10 +53,6 @@ def command(
         path = out / f"{name}.json"
         path.write_text(json_text(document) + "\n", encoding="utf-8")
         click.echo(path)
-
-
-def _preflight(partition: str) -> dict[str, Any]:
-    return {"gpufleet-preflight": preflight_policy(partition)}
 
 
 def _deployer(stack: str | None, region: str | None, account: str | None, directory: Path) -> dict[str, Any]:
@@ -84,4 +82,4 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
         file_system_group=file.file_system[1] if file and file.file_system else "",
     )
     parts = enumerate(deployer_documents(policy), start=1)
-    return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _preflight(partition)
+    return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _PREFLIGHT

@@ -16,10 +16,10 @@ from bootstrap.contract.launcher import Start, loses_sigterm, split_command, sta
 from bootstrap.contract.words import counted
 from infra import configuration
 from infra.images import dlami_of
-from infra.naming import PROJECT, Names
+from infra.naming import Names
 from infra.offline.preview import stand_in
 from infra.s3_uri import read_s3_prefix
-from infra.settings import ConfigError, interface_endpoints, keys
+from infra.settings import ConfigError, interface_endpoints
 from optimizer.audit import audit
 from optimizer.aws import clients, errors, quotas
 from optimizer.catalog import load
@@ -33,8 +33,6 @@ from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.preflight.model import (
     Deployment,
     Finding,
-    StackIdentity,
-    StackNames,
     explain,
     failure,
     named,
@@ -116,21 +114,21 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
 def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
     """Open a request for each quota that is too small, unless one is open; what is said goes to standard error."""
     values: dict[quotas.Quota, int] = {}
-    for increase in filter(None, (finding.increase for finding in report.findings)):
-        values[increase.quota] = max(increase.value, values.get(increase.quota, 0))
+    for quota, value in filter(None, (finding.increase for finding in report.findings)):
+        values[quota] = max(value, values.get(quota, 0))
     client = clients.service_quotas(region)
     wanted = []
     try:
         for quota, value in values.items():
             request = quotas.open_request(client, quota)
             if request is None:
-                wanted.append(quotas.Increase(quota, value))
-                say(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} {quota.unit}", err=True)
+                wanted.append((quota, value))
+                say(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} vCPUs", err=True)
                 continue
             asked = float(request["DesiredValue"])
             less = "" if asked >= value else f", less than the {value:,} needed: AWS takes one request at a time"
             say(
-                f"open since {request['Created']:%Y-%m-%d}: {quota.name} ({quota.code}) of {asked:,.0f} {quota.unit}, "
+                f"open since {request['Created']:%Y-%m-%d}: {quota.name} ({quota.code}) of {asked:,.0f} vCPUs, "
                 f"{request['Status']}, request {request['Id']}{less}",
                 err=True,
             )
@@ -139,9 +137,9 @@ def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
             return
         if not yes:
             _confirm(len(wanted))
-        for increase in wanted:
-            request = quotas.request_increase(client, increase)
-            say(f"requested: {increase.quota.name}, {request['Status']}, request {request['Id']}", err=True)
+        for quota, value in wanted:
+            request = quotas.request_increase(client, quota, value)
+            say(f"requested: {quota.name}, {request['Status']}, request {request['Id']}", err=True)
     except errors.AWS_ERRORS as error:
         reason = explain(error)
         raise GpufleetError(
@@ -173,7 +171,6 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
         return str(config.get(f"gpufleet:{key}") or default)
 
     ami_id, ami_name, ami_parameter, ami_problem = text("amiId"), text("amiName"), "", ""
-    own_image = bool(ami_id)
     pinned = config.get("gpufleet:dlami")
     if not (ami_id or ami_name):
         try:
@@ -187,15 +184,16 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
     with suppress(ValueError):  # reported by _check_configuration
         # 0 means the plan's budget.
         ceiling_usd = float(text("ceilingUsd")) or ceiling_usd
+    # The alias holds neither account nor region.
+    names = Names(stack=stack or "", account_id="", region=plan.region, partition="")
     return Deployment(
         plan=plan,
-        stack=_stack(plan, stack) if stack else None,
+        stack=stack or "",
+        key_alias=names.key_alias if stack else "",
         gang=plan.node_count > 1 and text("mode", "training") == "training",
         zone_id=text("zoneId"),
         vpc_id=text("vpcId"),
         subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
-        vpc_cidr=text("vpcCidr", keys()["vpcCidr"]["default"]),
-        nat=text("nat").lower() == "true",
         endpoints=interface_endpoints(image=text("image")),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
@@ -204,10 +202,7 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
         ami_name=ami_name,
         ami_parameter=ami_parameter,
         ami_problem=ami_problem,
-        own_image=own_image,
         ceiling_usd=ceiling_usd,
-        permissions_boundary=text("permissionsBoundary"),
-        session_log_group=text("sessionLogGroup"),
     )
 
 
@@ -271,16 +266,6 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
         next_step=f"gpufleet stack set PLAN --stack {stack}",
     )
     return [finding, other_plan]
-
-
-def _stack(plan: FleetPlan, name: str) -> StackIdentity:
-    def names(account: str, partition: str) -> StackNames:
-        own = Names(stack=name, account_id=account, region=plan.region, partition=partition)
-        role = f"aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{own.service_role_suffix}"
-        arn = f"arn:{partition}:iam::{account}:role/{role}"
-        return StackNames(bucket=own.bucket, key_alias=own.key_alias, service_role_arn=arn)
-
-    return StackIdentity(name=name, tag=f"{PROJECT}:stack", names=names)
 
 
 def _row(finding: Finding) -> dict[str, Any]:

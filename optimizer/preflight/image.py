@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,6 @@ from optimizer.preflight.model import (
     failure,
     find,
     passed,
-    problems_or,
     warning,
 )
 
@@ -53,12 +51,7 @@ def check_image(context: Context) -> Iterator[Finding]:
         )
         return
     (image,) = images
-    yield from problems_or(
-        _problems(context, image),
-        lambda: passed(
-            f"{image['ImageId']} {image['Name']!r}, {image['Architecture']}, available", value=image["ImageId"]
-        ),
-    )
+    yield _check_origin(context, image)
 
 
 def _wanted(context: Context) -> str | Finding:
@@ -87,11 +80,11 @@ def _describe_images(context: Context, wanted: str) -> list[Any]:
     return [] if isinstance(images, Unknown) else images
 
 
-def _origin_problems(context: Context, image: Any) -> Iterator[Finding]:
-    """An image without the AWS CLI and NVIDIA's driver boots no step; Deep Learning AMIs bring both."""
+def _check_origin(context: Context, image: Any) -> Finding:
+    """Check that an image comes from a Deep Learning AMI: without the AWS CLI and NVIDIA's driver no step boots."""
     *_, first = ancestors(context.ec2, image)
     if first["Name"].startswith("Deep Learning "):
-        return
+        return passed(f"{image['ImageId']} {image['Name']!r}", value=image["ImageId"])
     why = (
         "a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group forbids: "
         "every node would fail, be paid for and be replaced"
@@ -99,70 +92,14 @@ def _origin_problems(context: Context, image: Any) -> Iterator[Finding]:
     text = f"{image['Name']!r} comes from {first['Name']!r}, no Deep Learning AMI"
     # Whoever sees a public stock image at its root knows; a private or deregistered source says nothing.
     if first.get("ImageOwnerAlias") == "amazon" or first.get("OwnerId") == CANONICAL:
-        yield _failure(text if first is not image else f"{image['Name']!r} is no Deep Learning AMI", why=why)
-    else:
-        yield warning(
-            f"AWS does not show that {image['Name']!r} is derived from a Deep Learning AMI",
-            value=image["ImageId"],
-            why=why,
-            next_step="build it from a Deep Learning AMI for Ubuntu (EC2 Image Builder, CreateImage), or drop "
-            "gpufleet:amiId",
-        )
-
-
-def _problems(context: Context, image: Any) -> Iterator[Finding]:
-    planned = context.plan.node.cpu_architecture
-    name = image["Name"]
-    if image["Architecture"] != planned:
-        yield _failure(
-            f"{name!r} is for {image['Architecture']}, and {context.plan.instance_type} is {planned}",
-            value=image["Architecture"],
-            limit=planned,
-            why="EC2 refuses the launch",
-        )
-    if image["State"] != "available":
-        yield _failure(
-            f"{name!r} is {image['State']}",
-            value=image["State"],
-            limit="available",
-            why="no instance can be launched from it",
-        )
-    yield from _origin_problems(context, image)
-    volumes = image.get("BlockDeviceMappings", ())
-    roots = [volume for volume in volumes if volume.get("DeviceName") == image.get("RootDeviceName")]
-    needed_gib = max((int(volume.get("Ebs", {}).get("VolumeSize", 0)) for volume in roots), default=0)
-    root_gib = context.plan.volumes.root_gib
-    if root_gib < needed_gib:
-        yield _failure(
-            f"{name!r} needs a root volume of {needed_gib} GiB, and the plan has {root_gib}",
-            value=root_gib,
-            limit=needed_gib,
-            why="a volume cannot be smaller than its snapshot",
-            next_step="raise volumes.root_gib in the plan, or choose a smaller image",
-        )
-    if context.plan.node.efa_cards and not image.get("EnaSupport"):
-        yield _failure(
-            f"{name!r} is not registered with ENA support",
-            why="types with EFA start only from images that have it",
-        )
-    deprecated = image.get("DeprecationTime")
-    if deprecated and datetime.fromisoformat(deprecated) <= context.now:
-        yield warning(
-            f"{name!r} is deprecated since {deprecated[:10]}",
-            value=deprecated,
-            why="it still launches and gets no fixes, and its owner may withdraw it: a node replaced then has no image "
-            "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html)",
-            next_step=_OTHER_IMAGE,
-        )
-    if context.target.own_image and any(volume.get("Ebs", {}).get("Encrypted") for volume in volumes):
-        yield warning(
-            f"the snapshots of {name!r} are encrypted",
-            value="encrypted",
-            why="Auto Scaling must be allowed to use their key, and it is not this stack's: where it may not, every "
-            "launch fails with Client.InternalError "
-            "(https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html)",
-            next_step="let the stack's service-linked role use that key, or copy the image unencrypted",
-        )
+        return _failure(text if first is not image else f"{image['Name']!r} is no Deep Learning AMI", why=why)
+    return warning(
+        f"AWS does not show that {image['Name']!r} is derived from a Deep Learning AMI",
+        value=image["ImageId"],
+        why=why,
+        next_step="build it from a Deep Learning AMI for Ubuntu (EC2 Image Builder, CreateImage), or drop "
+        "gpufleet:amiId",
+    )
 
 
 def check_container_image(context: Context) -> Iterator[Finding]:

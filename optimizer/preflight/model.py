@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from botocore.exceptions import ClientError
 
 from optimizer.aws import errors
-from optimizer.aws.quotas import Increase
+from optimizer.aws.quotas import Quota
 from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Finding:
     limit: Value = None
     why: str = ""
     next_step: str = ""
-    increase: Increase | None = None  # of the quota that is too small
+    increase: tuple[Quota, int] | None = None  # the quota that is too small, and the vCPUs to ask for
 
 
 failure = partial(Finding, level="error")
@@ -72,60 +72,36 @@ def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Itera
         yield ok()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackNames:
-    """Physical names of a stack's resources."""
-
-    bucket: str
-    key_alias: str
-    service_role_arn: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackIdentity:
-    """The plan's Pulumi stack; the value of tag ``tag`` is ``name``, ``names`` takes account id and partition."""
-
-    name: str
-    tag: str
-    names: Callable[[str, str], StackNames]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """The plan and the configuration to check.
 
     Attributes:
+        stack, key_alias: name of the plan's Pulumi stack, and alias of its key; empty where none was named.
         gang: the nodes train together, hence in one zone and one placement group.
         zone_id: the configured zone; empty for the plan's own.
-        vpc_id, subnet_ids: an existing network; empty for the stack's own, with ``vpc_cidr`` and ``nat`` gateway.
+        vpc_id, subnet_ids: an existing network; empty for the stack's own.
         endpoints: services ("ec2") that nodes reach by an interface endpoint.
         ami_id, ami_name, ami_parameter: the image, by the first that is set; the last is an SSM parameter.
             ``ami_problem`` says why there is none.
-        own_image: the user's; else AWS's.
-        permissions_boundary: ARN of the policy that bounds the stack's roles; empty for none.
-        session_log_group: where the nodes may log Session Manager's sessions; empty for nowhere.
         container_image: URI of the image that the training runs in; empty for none.
         data_bucket: bucket of the training data; empty for none.
         file_system: address and security group of an existing file system.
     """
 
     plan: FleetPlan
-    stack: StackIdentity | None
+    stack: str
+    key_alias: str
     gang: bool
     zone_id: str
     vpc_id: str
     subnet_ids: tuple[str, ...]
-    vpc_cidr: str
-    nat: bool
     endpoints: tuple[str, ...]
     ami_id: str
     ami_name: str
     ami_parameter: str
     ami_problem: str
-    own_image: bool
     ceiling_usd: float | None
-    permissions_boundary: str
-    session_log_group: str
     container_image: str
     data_bucket: str
     file_system: tuple[str, str] | None
@@ -148,11 +124,6 @@ class Account:
     id: str
     arn: str
 
-    @property
-    def partition(self) -> str:
-        """ "aws", "aws-us-gov" or "aws-cn"."""
-        return self.arn.split(":")[1]
-
 
 # Errors of a call to AWS, or of an answer that lacks a field.
 UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
@@ -160,21 +131,15 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 # Calls of all checks by service. Most take no resource, and the stack's own resources may not exist yet.
 _READS = {
     "budgets": "ViewBudget",
-    "ec2": "DescribeAddresses DescribeAvailabilityZones DescribeCapacityReservations "
-    "DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes "
-    "DescribeInstances DescribeInternetGateways DescribeNetworkInterfaces DescribePlacementGroups DescribeRegions "
-    "DescribeRouteTables DescribeSpotInstanceRequests DescribeSpotPriceHistory DescribeSubnets "
-    "DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs GetEbsDefaultKmsKeyId "
-    "GetEbsEncryptionByDefault GetSpotPlacementScores",
+    "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
+    "DescribeInstanceTypes DescribeInstances DescribeNetworkInterfaces DescribeRouteTables DescribeSpotPriceHistory "
+    "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
     "ecr": "BatchGetImage",
     "fsx": "DescribeFileSystems",
-    "iam": "GetPolicy",
-    "kms": "DescribeKey GetKeyPolicy GetKeyRotationStatus",
-    "lambda": "GetAccountSettings",
+    "kms": "DescribeKey",
     "pricing": "GetProducts",
-    "s3": "ListAllMyBuckets",
     "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
-    "ssm": "GetDocument GetParameter",
+    "ssm": "GetParameter",
     "sts": "GetCallerIdentity",
 }
 # Calls whose IAM action has another name, and those of --request-quotas:
@@ -182,7 +147,6 @@ _READS = {
 _OTHER_ACTIONS = {
     "DescribeBudgets": "budgets:ViewBudget",
     "HeadBucket": "s3:ListBucket",
-    "ListBuckets": "s3:ListAllMyBuckets",
     "ListRequestedServiceQuotaChangeHistoryByQuota": "servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota",
     "RequestServiceQuotaIncrease": "servicequotas:RequestServiceQuotaIncrease",
 }
@@ -194,17 +158,11 @@ def iam_action(operation: str) -> str:
     return _OTHER_ACTIONS.get(operation) or f"{next(services, 'ec2')}:{operation}"
 
 
-def preflight_policy(partition: str = "aws") -> dict[str, Any]:
-    """Return the IAM policy that allows the calls of all checks and nothing else."""
+def preflight_policy() -> dict[str, Any]:
+    """Return the IAM policy that allows the calls of all checks, but for HeadBucket of the user's data."""
     reads = [f"{service}:{action}" for service, actions in _READS.items() for action in actions.split()]
-    bucket = f"arn:{partition}:s3:::gpufleet-*"
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Sid": "GpufleetPreflight", "Effect": "Allow", "Action": reads, "Resource": "*"},
-            {"Sid": "GpufleetPreflightBucket", "Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket},
-        ],
-    }
+    statement = {"Sid": "GpufleetPreflight", "Effect": "Allow", "Action": reads, "Resource": "*"}
+    return {"Version": "2012-10-17", "Statement": [statement]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,12 +172,12 @@ class Unknown:
     reason: str
     action: str = ""
 
-    def finding(self, *, about: str = "", why: str = "", next_step: str = "") -> Finding:
+    def finding(self, *, check: str = "", about: str = "", why: str = "", next_step: str = "") -> Finding:
         """Return the finding of a check that got no answer but ``about``; the default next step removes the reason."""
         if not next_step:
             next_step = f"allow {self.action} (docs/preflight.md)" if self.action else "run gpufleet preflight again"
         text = f"{about}; {self.reason}" if about else self.reason
-        return unknown(text, why=why, next_step=next_step)
+        return unknown(text, check=check, why=why, next_step=next_step)
 
 
 def explain(error: BaseException) -> Unknown:
@@ -287,8 +245,7 @@ class Context:
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
         """Return whether a resource, as AWS describes it, belongs to the stack."""
-        stack = self.target.stack
-        return stack is not None and {"Key": stack.tag, "Value": stack.name} in resource.get("Tags", ())
+        return {"Key": "gpufleet:stack", "Value": self.target.stack} in resource.get("Tags", ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bootstrap.contract.words import counted
 from optimizer.aws.paging import filters, pages
 from optimizer.preflight.model import (
     Context,
     Finding,
-    Level,
     Unknown,
     ask,
     failure,
     find,
-    judge,
-    named,
     passed,
-    warning,
 )
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-
-# Per account and region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html
-PLACEMENT_GROUPS = 500
 
 
 def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,44 +29,6 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
     answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
     zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in answer["Subnets"]}
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
-
-
-def check_placement_groups(context: Context) -> Iterator[Finding]:
-    """Check room for the gang's own cluster placement group; a reservation may have a group already."""
-    if not context.target.gang or context.plan.purchase.capacity_reservation_id:
-        return
-    groups = context.ec2.describe_placement_groups()["PlacementGroups"]
-    yield judge(
-        "error" if len(groups) >= PLACEMENT_GROUPS else "ok",
-        f"{len(groups)} of {PLACEMENT_GROUPS} are in use, and the fleet needs one",
-        value=len(groups),
-        limit=PLACEMENT_GROUPS,
-        why="the fleet's nodes start in a cluster placement group",
-        next_step=f"aws ec2 delete-placement-group --region {context.region} --group-name UNUSED",
-    )
-
-
-def check_range(context: Context) -> Iterator[Finding]:
-    """Check that no other VPC of the region overlaps the range of the VPC that the stack creates."""
-    if context.target.vpc_id:
-        return
-    own = ipaddress.ip_network(context.target.vpc_cidr)
-    overlapping = [
-        f"{vpc['VpcId']} ({block['CidrBlock']})"
-        for vpc in pages(context.ec2, "describe_vpcs", "Vpcs")
-        if not context.owns(vpc)
-        for block in vpc.get("CidrBlockAssociationSet", ())
-        if own.overlaps(ipaddress.ip_network(block["CidrBlock"]))
-    ]
-    if overlapping:
-        yield warning(
-            f"{own} overlaps {', '.join(overlapping)}",
-            value=str(own),
-            why="AWS allows it, and the two can never be peered or share a transit gateway",
-            next_step="pulumi config set gpufleet:vpcCidr RANGE",
-        )
-    else:
-        yield passed(f"{own} overlaps no other VPC of the region", value=str(own))
 
 
 def check_vpc(context: Context) -> Iterator[Finding]:
@@ -89,7 +42,8 @@ def check_vpc(context: Context) -> Iterator[Finding]:
     describe = partial(ec2.describe_vpc_attribute, VpcId=vpc_id)
     answers = find(lambda: (describe(Attribute="enableDnsSupport"), describe(Attribute="enableDnsHostnames")))
     if isinstance(answers, Unknown):
-        yield _missing(answers, f"aws ec2 describe-vpcs --region {context.region}")
+        next_step = f"aws ec2 describe-vpcs --region {context.region}"
+        yield failure(answers.reason, why="the nodes start in it", next_step=next_step)
         return
     support, names = answers[0]["EnableDnsSupport"], answers[1]["EnableDnsHostnames"]
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
@@ -107,56 +61,6 @@ def check_vpc(context: Context) -> Iterator[Finding]:
             for option in off
         ),
     )
-
-
-def check_subnets(context: Context) -> Iterator[Finding]:
-    """Check that the given subnets belong to the VPC and have addresses for the nodes."""
-    subnet_ids = context.target.subnet_ids
-    if not subnet_ids:
-        return
-    subnets = find(lambda: context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"])
-    if isinstance(subnets, Unknown):
-        yield _missing(subnets, f"aws ec2 describe-subnets --region {context.region}")
-        return
-    for subnet in subnets:
-        yield from named(f"subnet {subnet['SubnetId']}", _check_subnet(context, subnet))
-
-
-def _missing(answer: Unknown, next_step: str) -> Finding:
-    return failure(answer.reason, why="the nodes start in it", next_step=next_step)
-
-
-def _check_subnet(context: Context, subnet: Any) -> Iterator[Finding]:
-    target, id_ = context.target, subnet["SubnetId"]
-    if subnet["VpcId"] != target.vpc_id:
-        yield failure(
-            f"{id_} is in {subnet['VpcId']}, and gpufleet:vpcId is {target.vpc_id}",
-            value=subnet["VpcId"],
-            limit=target.vpc_id,
-            why="the security group is of the one and the nodes would be in the other",
-            next_step=f"pulumi config set gpufleet:vpcId {subnet['VpcId']}",
-        )
-    if subnet["State"] != "available":
-        yield failure(f"{id_} is {subnet['State']}", value=subnet["State"])
-    # A node has an address on its first card only; a replacement may start while its predecessor stops.
-    free, needed = subnet["AvailableIpAddressCount"], context.plan.node_count
-    level: Level = "ok" if free >= 2 * needed else "warning"
-    if free < needed and len(target.subnet_ids) == 1:
-        level = "error"
-    yield judge(
-        level,
-        f"{id_} in {subnet['AvailabilityZoneId']} has {free} free addresses for {counted(needed, 'node')}",
-        value=free,
-        limit=needed if free < needed else 2 * needed,
-        why="a node needs an address, and a second while it is being replaced",
-        next_step="free addresses, or give a larger subnet in gpufleet:subnetIds",
-    )
-    if subnet.get("MapPublicIpOnLaunch"):
-        yield warning(
-            f"{id_} gives public addresses",
-            why="a lone node gets none all the same; other machines in the subnet may face the internet",
-            next_step="give a private subnet in gpufleet:subnetIds",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

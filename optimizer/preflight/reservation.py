@@ -22,7 +22,6 @@ from optimizer.preflight.model import (
     passed,
     problems_or,
     unknown,
-    warning,
 )
 
 _TIME = "%Y-%m-%d %H:%M UTC"
@@ -83,49 +82,31 @@ def _ok(context: Context, reservation: Any) -> Finding:
 
 
 def _kind(context: Context, reservation: Any) -> Iterator[Finding]:
-    plan, block = context.plan, quotas.is_block(reservation)
-    if block != (plan.purchase.option == "capacity-block"):
-        is_ = "a Capacity Block" if block else "an On-Demand Capacity Reservation"
-        yield failure(
-            f"it is {is_}, and the plan's option is {plan.purchase.option}",
-            value="capacity-block" if block else "reserved",
-            limit=plan.purchase.option,
-            why="the two are launched into in different ways, and a block ends its instances",
-            next_step="give the reservation of the plan's kind to gpufleet recommend",
-        )
-    if reservation["InstanceType"] != plan.instance_type:
-        yield failure(
-            f"it holds {reservation['InstanceType']}, and the plan runs on {plan.instance_type}",
-            value=reservation["InstanceType"],
-            limit=plan.instance_type,
-            why="every launch into it is refused",
-            next_step="gpufleet recommend with the reservation's own type",
-        )
-    if reservation["InstancePlatform"] != "Linux/UNIX" or reservation.get("Tenancy", "default") != "default":
-        yield failure(
-            f"it is for {reservation['InstancePlatform']}, tenancy {reservation.get('Tenancy')}",
-            value=reservation["InstancePlatform"],
-            limit="Linux/UNIX",
-            why="a reservation takes only instances of its own platform and tenancy",
-            next_step="make one for Linux/UNIX of default tenancy",
-        )
+    """Compare the reservation with the plan: hours of one that AWS refuses to launch into are paid all the same."""
+    plan = context.plan
+    option = "capacity-block" if quotas.is_block(reservation) else "reserved"
     zone, zones = reservation["AvailabilityZoneId"], context.zone_ids
-    if zones and zone not in zones:
-        yield failure(
-            f"it is in {zone}, and the nodes would go to {zones[0]}",
-            value=zone,
-            limit=zones[0],
-            why="a reservation belongs to one zone",
-            next_step=f"pulumi config set gpufleet:zoneId {zone}",
-        )
-    if not block and reservation.get("InstanceMatchCriteria") == "open":
-        yield warning(
-            "it is open: any instance of its type and zone in the account takes from it",
-            value="open",
-            limit="targeted",
-            why="its free instances may be gone when the nodes start",
-            next_step="keep other instances of the type out of the zone, or make a targeted one",
-        )
+    differences = (
+        ("option", option, plan.purchase.option, "give the reservation of the plan's kind to gpufleet recommend"),
+        ("type", reservation["InstanceType"], plan.instance_type, "gpufleet recommend with the reservation's own type"),
+        ("platform", reservation["InstancePlatform"], blocks.PLATFORM, "make one for Linux/UNIX"),
+        ("tenancy", reservation.get("Tenancy", "default"), "default", "make one of default tenancy"),
+        (
+            "zone",
+            zone,
+            zones[0] if zones and zone not in zones else zone,
+            f"pulumi config set gpufleet:zoneId {zone}",
+        ),
+    )
+    for field, value, limit, next_step in differences:
+        if value != limit:
+            yield failure(
+                f"its {field} is {value}, and the plan's {limit}",
+                value=value,
+                limit=limit,
+                why="every launch into it is refused",
+                next_step=next_step,
+            )
 
 
 def _room(context: Context, reservation: Any) -> Iterator[Finding]:

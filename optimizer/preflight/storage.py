@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from botocore.exceptions import ClientError
-
-from optimizer.aws import clients, errors
+from optimizer.aws import clients
 from optimizer.aws.file_systems import find_file_system
-from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, problems_or, unknown
+from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, problems_or
 
 
 def check_data_bucket(context: Context) -> Iterator[Finding]:
@@ -30,49 +28,6 @@ def check_data_bucket(context: Context) -> Iterator[Finding]:
             why="what it reads across regions is billed by the GB, which neither plan nor meter counts",
             next_step=f"copy the data into a bucket in {plan.region}, or plan without workload.lustre_gib",
         )
-
-
-def check_bucket(context: Context) -> Iterator[Finding]:
-    """Look in the account's own list first: HeadBucket answers 403 for another's bucket and for missing permission."""
-    stack, account = context.target.stack, context.account
-    if stack is None or account is None:
-        yield unknown(
-            "the account's id is not known" if stack else "no stack was named, and the bucket is named after it",
-            why="a name that is taken fails pulumi up",
-            next_step="gpufleet preflight PLAN --stack NAME",
-        )
-        return
-    name = stack.names(account.id, account.partition).bucket
-    s3 = clients.s3(context.region)
-
-    own = s3.get_paginator("list_buckets").paginate(Prefix=name)
-    listed = ask(lambda: any(bucket["Name"] == name for page in own for bucket in page.get("Buckets", ())))
-    if listed is True:
-        yield passed(
-            f"{name} is this account's: a stack that has it in its state goes on with it",
-            value=name,
-            why="a stack that lost its state must import it: pulumi import aws:s3/bucket:Bucket",
-        )
-        return
-    foreign = failure(
-        f"{name} is another account's",
-        value=name,
-        why="pulumi up cannot make it, and checkpoints must not go to somebody else's bucket",
-        next_step="choose another --stack NAME: the name is made of stack, account and region",
-    )
-    try:
-        s3.head_bucket(Bucket=name)
-    except ClientError as error:
-        if errors.is_not_found(error):
-            yield passed(f"{name} is free", value=name)
-        elif isinstance(listed, Unknown) and errors.is_not_permitted(error):
-            yield listed.finding(about=f"{name} is taken, by this account or another")
-        elif errors.is_not_permitted(error) or errors.code(error) in ("301", "PermanentRedirect"):
-            yield foreign
-        else:
-            raise
-    else:
-        yield listed.finding(about=f"{name} exists") if isinstance(listed, Unknown) else foreign
 
 
 def check_file_system(context: Context) -> Iterator[Finding]:

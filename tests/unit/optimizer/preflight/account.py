@@ -22,7 +22,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from optimizer.aws import clients
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
-from optimizer.preflight.model import Account, Context, Deployment, Finding, StackIdentity, StackNames, Unknown
+from optimizer.preflight.model import Account, Context, Deployment, Finding, Unknown
 from optimizer.preflight.run import CHECKS
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
@@ -32,9 +32,6 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
 ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
-ROLE = (
-    f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_dev-useast1"
-)
 WHO = Account(id=ACCOUNT, arn=ARN)
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20261009"
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
@@ -134,15 +131,6 @@ QUOTAS = {
     "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
     "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
     "L-2C8F52B3": ("Concurrent P4d Capacity Blocks per account", 384.0),
-    "L-F678F1CE": ("VPCs per Region", 5.0),
-    "L-29B6F2EB": ("Interface VPC endpoints per VPC", 50.0),
-    "L-1B52E74A": ("Gateway VPC endpoints per Region", 20.0),
-    "L-A4707A72": ("Internet gateways per Region", 5.0),
-    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5.0),
-    "L-0263D0A3": ("EC2-VPC Elastic IPs", 5.0),
-    "L-7A658B76": ("Storage for General Purpose SSD (gp3) volumes, in TiB", 50.0),
-    "L-FD6F2F22": ("Lustre Persistent_2 file systems", 100.0),
-    "L-8F1B9C74": ("Lustre Persistent_2 storage capacity", 100800.0),
 }
 
 
@@ -155,8 +143,6 @@ def quota_answer(values: dict[str, Any] | None = None) -> Callable[[dict[str, An
         other = (values or {}).get(code, value)
         if isinstance(other, Refusal):
             return other
-        if isinstance(other, str):
-            name, other = other, value
         return {"Quota": {"ServiceCode": params["ServiceCode"], "QuotaCode": code, "QuotaName": name, "Value": other}}
 
     return answer
@@ -211,21 +197,7 @@ def image(**changes: Any) -> dict[str, Any]:
 
 def instance(name: str = "p4d.24xlarge", **changes: Any) -> dict[str, Any]:
     """A running instance, with ``changes``."""
-    return {"InstanceType": name, "CpuOptions": {"CoreCount": 48, "ThreadsPerCore": 2}, **changes}
-
-
-def key_policy(role: str = ROLE, actions: tuple[str, ...] = ("kms:GenerateDataKey*", "kms:Decrypt")) -> str:
-    """The stack's key policy as far as Auto Scaling is in it."""
-    return json.dumps(
-        {
-            "Version": "2012-10-17",
-            "Statement": [
-                {"Effect": "Allow", "Principal": "*", "Action": "kms:*", "Resource": "*"},
-                {"Effect": "Allow", "Principal": {"AWS": role}, "Action": list(actions), "Resource": "*"},
-                {"Effect": "Allow", "Principal": {"AWS": [role]}, "Action": "kms:CreateGrant", "Resource": "*"},
-            ],
-        }
-    )
+    return {"InstanceType": name, **changes}
 
 
 def healthy() -> dict[str, Answer]:
@@ -233,7 +205,6 @@ def healthy() -> dict[str, Answer]:
     zones = {"us-east-1a": "use1-az2", "us-east-1b": "use1-az6", "us-east-1c": "use1-az4"}
     return {
         "GetCallerIdentity": {"Account": ACCOUNT, "Arn": ARN, "UserId": "AIDA"},
-        "DescribeRegions": {"Regions": [{"RegionName": "us-east-1", "OptInStatus": "opt-in-not-required"}]},
         "DescribeAvailabilityZones": {
             "AvailabilityZones": [{"ZoneName": name, "ZoneId": zone_id} for name, zone_id in zones.items()]
         },
@@ -245,27 +216,14 @@ def healthy() -> dict[str, Answer]:
         },
         "DescribeInstances": {"Reservations": []},
         "DescribeCapacityReservations": {"CapacityReservations": []},
-        "DescribeSpotInstanceRequests": {"SpotInstanceRequests": []},
         "GetServiceQuota": quota_answer(),
-        "DescribeVolumes": {"Volumes": [{"Size": 100}]},
-        "DescribeVpcs": {
-            "Vpcs": [{"VpcId": "vpc-default", "CidrBlockAssociationSet": [{"CidrBlock": "172.31.0.0/16"}]}]
-        },
-        "DescribeVpcEndpoints": {"VpcEndpoints": []},
-        "GetAccountSettings": {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}},
         "GetSpotPlacementScores": {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az2", "Score": 9}]},
         "DescribeImages": {"Images": [image()]},
         "GetParameter": {"Parameter": {"Name": PARAMETER, "Value": "ami-0123456789abcdef0"}},
         "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},
-        "GetKeyRotationStatus": {"KeyRotationEnabled": True},
-        "GetKeyPolicy": {"Policy": key_policy()},
-        "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": False},
-        "ListBuckets": {"Buckets": [{"Name": f"gpufleet-dev-{ACCOUNT}-us-east-1"}]},
-        "DescribePlacementGroups": {"PlacementGroups": []},
         "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="21.9600000000")]},
         "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
         "DescribeBudgets": {"Budgets": []},
-        "GetDocument": {"Content": json.dumps({"inputs": {"cloudWatchLogGroupName": "/sessions"}})},
     }
 
 
@@ -330,36 +288,23 @@ def file_system_answers(**changes: Any) -> dict[str, Answer]:
     }
 
 
-STACK = StackIdentity(
-    name="dev",
-    tag="gpufleet:stack",
-    names=lambda account, partition: StackNames(
-        bucket=f"gpufleet-dev-{account}-us-east-1", key_alias="alias/gpufleet-dev", service_role_arn=ROLE
-    ),
-)
-
-
 def target(plan: FleetPlan | None = None, **changes: Any) -> Deployment:
     """The sample plan for stack "dev", with ``changes``."""
     plan = plan or sample_plan()
     given: dict[str, Any] = {
         "plan": plan,
-        "stack": STACK,
+        "stack": "dev",
+        "key_alias": "alias/gpufleet-dev",
         "gang": plan.node_count > 1,
         "zone_id": "",
         "vpc_id": "",
         "subnet_ids": (),
-        "vpc_cidr": "10.42.0.0/16",
-        "nat": False,
         "endpoints": INTERFACE_ENDPOINTS,
         "ami_id": "",
         "ami_name": "",
         "ami_parameter": PARAMETER,
         "ami_problem": "",
-        "own_image": False,
         "ceiling_usd": plan.job.budget_usd,
-        "permissions_boundary": "",
-        "session_log_group": "/sessions",
         "container_image": "",
         "data_bucket": "",
         "file_system": None,
