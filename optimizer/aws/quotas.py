@@ -145,9 +145,7 @@ def unused(reservation: Mapping[str, Any]) -> int:
     return int(reservation[f"{'Available' if reservation['State'] == 'active' else 'Total'}InstanceCount"])
 
 
-def used_vcpus(
-    client: EC2Client, account_id: str | None = None, owns: Callable[[Mapping[str, Any]], bool] = lambda _: False
-) -> Counter[Quota]:
+def used_vcpus(client: EC2Client, account_id: str | None, owns: Callable[[Mapping[str, Any]], bool]) -> Counter[Quota]:
     """Sum the vCPUs in use by quota: of instances, unused reservations and Capacity Blocks; without what ``owns`` has.
 
     Reservations that another account shares are not counted where ``account_id`` is known:
