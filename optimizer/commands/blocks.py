@@ -15,7 +15,7 @@ from bootstrap.contract.words import counted
 from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
-from optimizer.commands.asking import require_terminal
+from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
@@ -163,6 +163,7 @@ Example:
 )
 @click.argument("offering_id")
 @search_options
+@dry_run_option
 @click.option("--buy", "buys", is_flag=True, help="Buy it: asks for the exact price first.")
 @click.option("--price", metavar="USD", help="The exact price, in place of typing it (scripts); needs --buy.")
 def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price: str | None, **flags: Any) -> None:
@@ -191,7 +192,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     _check_buyable(offering, search, chosen)
     say(_describe(offering, search))
     again = shlex.join(["gpufleet", "blocks", "buy", offering_id, *_again(plan, plan_number, search)])
-    if not buys:
+    if not buys or is_dry_run():
         say(f"nothing was bought; to buy it: {again} --buy")
         return
     if typed is None:

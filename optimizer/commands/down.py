@@ -11,7 +11,7 @@ import click
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
-from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.asking import confirm, consent_options, require_terminal
 from optimizer.commands.handover import others_of_job, read_asked_if_up
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
@@ -34,7 +34,7 @@ Example:
 )
 @one_stack_options
 @click.option("--everywhere", is_flag=True, help="End also the stacks of other regions that train the same job.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@consent_options
 @click.option("--save/--no-save", default=True, show_default=True, help="First save a checkpoint and end the nodes.")
 def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, save: bool) -> None:
     """End a fleet: save a checkpoint, end every node, destroy the stack's resources.

@@ -19,6 +19,7 @@ from infra.s3_uri import read_s3_prefix
 from optimizer.aws import clients, control, copying, errors
 from optimizer.aws.copying import Carried
 from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.commands.asking import choose_folder
 from optimizer.commands.deploying import deploy, run_recommend
 from optimizer.commands.options import list_stacks
 from optimizer.commands.output import say
@@ -82,9 +83,10 @@ def recommend_in(
     work = document.get("workload")
     if data_region and isinstance(work, dict) and work.get("data_gib"):
         document = {**document, "workload": {**work, "data_region": data_region}}
-    file = directory / f"request.{name}.json"
+    folder = choose_folder(directory)
+    file = folder / f"request.{name}.json"
     file.write_text(json.dumps(document, indent=1) + "\n")
-    return run_recommend(str(file), directory / f"plans.{name}.json", refresh, "--region", region, *flags)
+    return run_recommend(str(file), folder / f"plans.{name}.json", refresh, "--region", region, *flags)
 
 
 def read_asked(names: Names) -> PersonRequest | None:

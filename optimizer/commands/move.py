@@ -18,7 +18,7 @@ from infra.control_settings import job_id
 from optimizer.aws.copying import Carried
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_price, transfer_usd
-from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.asking import confirm, consent_options, end_dry_run, require_terminal
 from optimizer.commands.deploying import follow_run
 from optimizer.commands.handover import (
     end_nodes,
@@ -76,7 +76,7 @@ Example:
 @click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
 @plan_number_option
 @config_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@consent_options
 @click.option(
     "--refresh/--no-refresh", default=None, help="Read today's spot prices.  [default: for a request with spot nodes]"
 )
@@ -128,6 +128,7 @@ def command(
         locate_data(config, region)
     if asked and asked.moved_to == name and target and _has_arrived(target, source.stack, asked):
         say(f"the run of stack {source.stack} is stack {name}'s already")
+        end_dry_run("nothing is left to move")
     else:
         if not (asked and asked.moved_to):
             state = read_controller(names)
@@ -136,6 +137,7 @@ def command(
             _show(source, plan, name, config, state, find_carried(names))
             if not yes:
                 _ask(again)
+        end_dry_run(f"stack {name} would take over what an interrupted move left; nothing was changed")
         new = config_given if target else config
         target_names = stand_up(
             plan, name, source.stack, directory, again, config=new, accept_stale_prices=accept_stale_prices

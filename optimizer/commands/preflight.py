@@ -23,7 +23,7 @@ from infra.settings import ConfigError, interface_endpoints
 from optimizer.audit import audit
 from optimizer.aws import clients, errors, quotas
 from optimizer.catalog import load
-from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.asking import confirm, consent_options, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
@@ -64,7 +64,7 @@ Example:
 @click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration, bucket and key count.")
 @directory_option
 @click.option("--request-quotas", is_flag=True, help="Ask AWS for higher quotas where they are too small.")
-@click.option("--yes", is_flag=True, help="Do not ask before quotas are requested.")
+@consent_options
 @format_option
 def command(
     plan: str,

@@ -24,7 +24,7 @@ from infra.settings import interface_endpoints
 from optimizer.aws import clients, control, errors
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_usd
-from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.asking import choose_folder, confirm, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.handover import end_nodes, hand_over, locate_data, read_asked_if_up, recommend_in, stand_up
 from optimizer.commands.options import read_plan_argument, stack_path
@@ -286,7 +286,7 @@ def choose_plans(
     plans = {region: file.plan for region, file in kept.items()}
     if not plans:
         flags = [word for region in regions for word in ("--region", region)]
-        answer = run_recommend(request, directory / f"plans.{base}.json", refresh, *flags)
+        answer = run_recommend(request, choose_folder(directory) / f"plans.{base}.json", refresh, *flags)
         batch = read_plan_argument(answer, 1).job.global_batch
     else:
         batch = next(iter(plans.values())).job.global_batch

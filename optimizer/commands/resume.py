@@ -12,6 +12,7 @@ from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.actuals import read_groups
 from optimizer.aws.drain import RAISING_PROCESSES
+from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.stack_file import read_stack, resolve_names
@@ -26,6 +27,7 @@ Example:
 """
 )
 @one_stack_options
+@dry_run_option
 def command(stack: str | None, directory: Path) -> None:
     """Start a stopped, failed or finished run anew, from its last checkpoint.
 
@@ -45,6 +47,7 @@ def command(stack: str | None, directory: Path) -> None:
             why="two stacks that train the same job would each spend up to the ceiling",
             next_step=f"gpufleet move {names.region} --stack {request.moved_to} brings it back",
         )
+    end_dry_run(f"the controller of stack {stack} would start {file.plan.fleet} again")
     let_run(names, caller)
     say(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):

@@ -15,6 +15,7 @@ from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.control import read_state
 from optimizer.aws.drain import Drain
+from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
@@ -63,6 +64,7 @@ Example:
 """
 )
 @one_stack_options
+@dry_run_option
 @click.option("--no-wait", is_flag=True, help="Do not follow the drain until no node is left.")
 @click.option(
     "--timeout",
@@ -79,11 +81,13 @@ def command(stack: str | None, directory: Path, no_wait: bool, timeout: float | 
     file = read_stack(stack, directory)
     stack = file.stack
     names, caller = resolve_names(file)
+    save = timedelta(hours=timeout) if timeout else timedelta(seconds=file.plan.terminate_timeout_s)
+    minutes = save / timedelta(minutes=1)
+    end_dry_run(f"stack {stack} would save a checkpoint within {minutes:.0f} min, and end {file.plan.fleet}")
     ask(names, caller, "stop")
     if no_wait:
         say(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
         return
-    save = timedelta(hours=timeout) if timeout else timedelta(seconds=file.plan.terminate_timeout_s)
     follow_drain(names, save)
     click.echo(AFTERWARDS.format(stack=stack))
 

@@ -12,7 +12,7 @@ import click
 
 from optimizer.aws import clients, errors
 from optimizer.aws.control import read_request
-from optimizer.commands.asking import confirm, require_terminal
+from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import (
@@ -58,7 +58,7 @@ Example:
 )
 @directory_option
 @config_option
-@click.option("--yes", is_flag=True, help="Do not ask before anything is created.")
+@consent_options
 @click.option(
     "--refresh/--no-refresh",
     default=None,
@@ -108,7 +108,9 @@ def command(
         return
     name = stack or _only_stack(directory)
     check_name(name)
-    plans = source if _is_plan(source) else run_recommend(source, directory / f"plans.{name}.json", refresh)
+    plans = (
+        source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json", refresh)
+    )
     plan = read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:

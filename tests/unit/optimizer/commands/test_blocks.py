@@ -138,6 +138,8 @@ def test_buy_shows_and_buys_nothing_without_the_exact_price(
     code, out, _ = gpufleet(*BUY, plan)
     assert code == 0 and "price: 566.40 USD upfront, 11.80 USD a node and hour" in out
     assert f"nothing was bought; to buy it: gpufleet blocks buy {ID} {plan} --region us-east-1 --buy" in out
+    code, out, _ = gpufleet(*BUY, plan, "--buy", "--price", "566.40", "--dry-run")
+    assert code == 0 and "nothing was bought; to buy it: gpufleet blocks buy" in out
     assert purchases(market) == []
     for arguments, status, says in [
         (("--buy",), 2, "standard input is no terminal"),
