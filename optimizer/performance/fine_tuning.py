@@ -7,6 +7,8 @@ optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). 18 ru
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.frameworks import DEFAULT, TRAINER
@@ -61,67 +63,59 @@ def trained_parameters(model: ModelSpec, tuning: FineTuning) -> int:
 
 def check_fine_tuning(model: ModelSpec, recipe: Recipe) -> None:
     """Refuse a method that the estimate has no equations for."""
+    for is_refused, got, limit, why, next_step in _refusals(model, recipe):
+        if is_refused:
+            raise InvalidInputError(got, limit=limit, why=why, next_step=next_step)
+
+
+def _refusals(model: ModelSpec, recipe: Recipe) -> Iterator[tuple[bool, str, str, str, str]]:
+    """List what is refused: if it is, the value, the limit, the reason, and the next step."""
     tuning = recipe.tuning
-    if not tuning.adapts:
-        for name in ("lora_rank", "lora_alpha", "lora_targets"):
-            if (value := getattr(tuning, name)) != getattr(FULL_TRAINING, name):
-                raise InvalidInputError(
-                    f"{name} is {value}, and method full",
-                    limit="method lora or qlora",
-                    why="only they train adapters",
-                    next_step=f"--method lora, or leave out --{name.replace('_', '-')}",
-                )
+    for name in ("lora_rank", "lora_alpha", "lora_targets"):
+        value = getattr(tuning, name)
+        yield (
+            not tuning.adapts and value != getattr(FULL_TRAINING, name),
+            f"{name} is {value}, and method full", "method lora or qlora", "only they train adapters",
+            f"--method lora, or leave out --{name.replace('_', '-')}",
+        )  # fmt: skip
     if tuning.trains_all and not recipe.pure:
         return
     words = tuning.in_words or "precision pure-bf16"
     # peft adapts and bitsandbytes packs torch.nn.Linear modules, and transformers' experts are grouped tensors
     # (transformers 5.23, integrations/moe.py): a mixture's base stays in 16 bits, with adapters of attention.
-    is_adapted_mixture = tuning.method == "lora" and tuning.lora_targets == "attention" and not model.latent_attention
-    if (
-        not model.layers
-        or (model.experts and not is_adapted_mixture)
-        or not (tuning.trains_all or model.has_like_layers)
-    ):
-        kind = (
-            "a mixture of experts" if model.experts else "no stack of like layers" if model.layers else "no transformer"
-        )
-        possible = model.experts and not model.latent_attention
-        raise InvalidInputError(
-            f"{words}, and {model.name} is {kind}",
-            limit="a dense decoder or encoder of tokens, or lora on attention's projections of a mixture",
-            why="only its projections and layers are known one by one",
-            next_step="--method lora --lora-targets attention"
-            if possible
-            else "leave out --method, --frozen and pure-bf16",
-        )
+    has_like = bool(model.layers) and (tuning.trains_all or model.has_like_layers)
+    can_adapt = bool(model.experts) and not model.latent_attention
+    is_adapted_mixture = can_adapt and tuning.method == "lora" and tuning.lora_targets == "attention"
+    kind = "a mixture of experts" if model.experts else "no stack of like layers" if model.layers else "no transformer"
+    yield (
+        not has_like or (bool(model.experts) and not is_adapted_mixture),
+        f"{words}, and {model.name} is {kind}",
+        "a dense decoder or encoder of tokens, or lora on attention's projections of a mixture",
+        "only its projections and layers are known one by one",
+        "--method lora --lora-targets attention" if can_adapt else "leave out --method, --frozen and pure-bf16",
+    )
     allowed = ADAPTING if tuning.adapts and not (tuning.four_bit or recipe.pure) else ADAPTING[:2]
-    if recipe.framework not in allowed:
-        raise InvalidInputError(
-            f"{words}, and framework {recipe.framework}",
-            limit=f"framework {' or '.join(allowed)}",
-            why="the costs are those of Hugging Face's modules with peft and bitsandbytes, and of NeMo's adapters",
-            next_step="leave out --framework",
-        )
-    if tuning.frozen_layers >= model.layers:
-        raise InvalidInputError(
-            f"frozen is {tuning.frozen}",
-            limit=f"at most {model.layers - 1}: {model.name} has {model.layers} layers",
-            why="the last layer at least must train",
-        )
-    if tuning.adapts and tuning.frozen != "none":
-        raise InvalidInputError(
-            f"frozen is {tuning.frozen}, and method {tuning.method}",
-            limit="frozen none",
-            why="adapters train over a base that is frozen as a whole",
-            next_step="leave out --frozen",
-        )
-    if tuning.four_bit and recipe.precision != "bf16":
-        raise InvalidInputError(
-            f"method is qlora, and precision {recipe.precision}",
-            limit="bf16 or pure-bf16",
-            why="4-bit weights are widened to bf16 for each product",
-            next_step="--precision bf16",
-        )
+    yield (
+        recipe.framework not in allowed,
+        f"{words}, and framework {recipe.framework}", f"framework {' or '.join(allowed)}",
+        "the costs are those of Hugging Face's modules with peft and bitsandbytes, and of NeMo's adapters",
+        "leave out --framework",
+    )  # fmt: skip
+    yield (
+        tuning.frozen_layers >= model.layers,
+        f"frozen is {tuning.frozen}", f"at most {model.layers - 1}: {model.name} has {model.layers} layers",
+        "the last layer at least must train", "",
+    )  # fmt: skip
+    yield (
+        tuning.adapts and tuning.frozen != "none",
+        f"frozen is {tuning.frozen}, and method {tuning.method}", "frozen none",
+        "adapters train over a base that is frozen as a whole", "leave out --frozen",
+    )  # fmt: skip
+    yield (
+        tuning.four_bit and recipe.precision != "bf16",
+        f"method is qlora, and precision {recipe.precision}", "bf16 or pure-bf16",
+        "4-bit weights are widened to bf16 for each product", "--precision bf16",
+    )  # fmt: skip
 
 
 def adapted_sides(model: ModelSpec, tuning: FineTuning) -> tuple[float, float, float]:

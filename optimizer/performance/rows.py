@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, TARGETS, FineTuning
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
@@ -23,7 +23,6 @@ from optimizer.performance.setups import (
     Setup,
     build_hardware,
     build_recipe,
-    check_words,
     data_ranks,
     default_sharding,
     find_gpu,
@@ -106,18 +105,10 @@ class Row:
 GATED_FFN_MULTIPLE = 256
 SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
-ARCHITECTURES = {
-    "decoder": "decoder",
-    "llama": "decoder",
-    "gpt": "decoder",
-    "encoder": "encoder",
-    "cnn": "cnn",
-    "seq2seq": "seq2seq",
-    "image": "image",
-    "speech": "speech",
-}
 # Architectures that the columns of a shape do not describe.
 _BY_NAME = ("seq2seq", "image", "speech")
+ARCHITECTURES = {name: name for name in ("decoder", "encoder", "cnn", *_BY_NAME)}
+ARCHITECTURES |= {"llama": "decoder", "gpt": "decoder"}
 
 
 def read_model(row: Row) -> ModelSpec:
@@ -236,7 +227,12 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     usual = default_sharding(model, data * context, pipeline, tuning)
     sharding = row.word("sharding", SHARDINGS, default=usual)
     attention = row.word("attention", ATTENTIONS, default="flash")
-    framework, sharding = _framework(framework_name(row.text("framework"), cnn=cnn), sharding, attention)
+    framework = framework_name(row.text("framework"), cnn=cnn)
+    if framework == "megatron" and sharding == "zero3":
+        # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
+        framework = "megatron-deepspeed"
+    elif framework == "megatron" and attention == "flash":
+        framework = "megatron-core"
     # Tables of large Megatron Core runs say ddp and no split, and the runs used its distributed optimizer and its split
     # of the sequence (Megatron-LM README at d98e8a6). Where states of 18 bytes a parameter are small, the cells hold.
     is_small = 18 * model.parameters / (tensor * pipeline) < gpu.memory_gib * GIB / 2
@@ -297,33 +293,24 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
 
 def _tuning(row: Row) -> FineTuning:
     """Read the part of the model that trains; empty cells are full training."""
-    method, targets = row.text("method").lower() or "full", row.text("lora_targets").lower() or "all"
     frozen = row.text("frozen").lower() or "none"
-    check_words(method, targets, frozen)
-    rank = row.count("lora_rank", default=FULL_TRAINING.lora_rank)
-    return FineTuning(method=method, lora_rank=rank, lora_targets=targets, frozen=frozen)
-
-
-def _framework(framework: str, sharding: str, attention: str) -> tuple[str, str]:
-    """Framework and sharding that a published Megatron run really used."""
-    if framework == "megatron" and sharding == "zero3":
-        # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
-        framework = "megatron-deepspeed"
-    if framework == "megatron" and attention == "flash":
-        framework = "megatron-core"
-    return framework, sharding
+    if not re.match(FROZEN, frozen):
+        limit = "none, embedding, or a number of first layers"
+        raise InvalidInputError(f"frozen is {frozen!r}", limit=limit)
+    return FineTuning(
+        method=row.word("method", {name: name for name in METHODS}, default="full"),
+        lora_rank=row.count("lora_rank", default=FULL_TRAINING.lora_rank),
+        lora_targets=row.word("lora_targets", {name: name for name in TARGETS}, default="all"),
+        frozen=frozen,
+    )
 
 
 def _virtual_stages(row: Row, layers_per_stage: int) -> int:
     """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
-    text = row.text("layers_per_virtual_stage")
-    if not text:
-        return 1
+    text = row.text("layers_per_virtual_stage") or "interleave=1"
+    number = text.removeprefix("interleave=")
     try:
-        if text.startswith("interleave="):
-            chunks = int(text.removeprefix("interleave="))
-        else:
-            chunks = math.ceil(layers_per_stage / float(text))
+        chunks = int(number) if number != text else math.ceil(layers_per_stage / float(text))
     except (ValueError, OverflowError, ZeroDivisionError):
         chunks = 0
     if not 1 <= chunks <= max(1, layers_per_stage):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
+from bootstrap.contract.fine_tuning import FULL_TRAINING, PURE, FineTuning
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.spelling import near_names
@@ -128,30 +127,14 @@ def build_recipe(
 
 def _check_target_len(model: ModelSpec, target_len: int) -> None:
     """Refuse a length of targets that the model does not have."""
-    if not 0 < model.encoder_layers < model.layers:
+    has_decoder, most = 0 < model.encoder_layers < model.layers, model.decoder_tokens
+    if not has_decoder or 0 < most < target_len:
         raise InvalidInputError(
             f"target_len is {target_len}",
-            limit=f"none: {model.name} has no decoder beside an encoder",
-            next_step="leave out --target-len",
+            limit=f"{f'at most {most}' if has_decoder else 'none'} for {model.name}",
+            why="it has no more positions" if has_decoder else "it has no decoder beside an encoder",
+            next_step=f"--target-len {most}" if has_decoder else "leave out --target-len",
         )
-    if 0 < model.decoder_tokens < target_len:
-        raise InvalidInputError(
-            f"target_len is {target_len}",
-            limit=f"at most {model.decoder_tokens} for {model.name}",
-            why="its position embedding has no more rows",
-            next_step=f"--target-len {model.decoder_tokens}",
-        )
-
-
-def check_words(method: str, lora_targets: str, frozen: str) -> None:
-    """Refuse an unknown word of a fine-tuning row or flag."""
-    for name, value, limit, known in (
-        ("method", method, ", ".join(METHODS), method in METHODS),
-        ("lora_targets", lora_targets, ", ".join(TARGETS), lora_targets in TARGETS),
-        ("frozen", frozen, "none, embedding, or a number of first layers", re.match(FROZEN, frozen)),
-    ):
-        if not known:
-            raise InvalidInputError(f"{name} is {value!r}", limit=limit)
 
 
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
@@ -195,19 +178,13 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
     )
 
 
-def default_sharding(
-    model: ModelSpec,
-    ranks: int,
-    pipeline: int,
-    tuning: FineTuning = FULL_TRAINING,
-) -> str:
+def default_sharding(model: ModelSpec, ranks: int, pipeline: int, tuning: FineTuning) -> str:
     """Default sharding over ``ranks`` data and context ranks.
 
     ZeRO-2 and 3 communicate for each micro-batch of a pipeline, so DeepSpeed refuses them there
     (https://github.com/deepspeedai/DeepSpeed/issues/4164).
     """
-    sharded = not tuning.four_bit and model.architecture == "decoder" and ranks > 1
-    if not sharded:
+    if tuning.four_bit or model.architecture != "decoder" or ranks == 1:
         return "ddp"
     return "zero1" if pipeline > 1 else "zero3"
 

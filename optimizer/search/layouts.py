@@ -96,7 +96,7 @@ def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]
     sequence = ((t > 1) & (recipe.seq_len % (t * c) == 0)).astype(np.int64)
     columns = {"nodes": n, "data": data, "tensor": t, "pipeline": p, "context": c, "expert": e}
     columns |= {"sequence_parallel": sequence}
-    mask, _ = legal(model, recipe, Grid(**columns))
+    mask = legal(model, recipe, Grid(**columns))
     if "data" not in axes:
         mask = mask & (data == 1)
     return {name: values[mask] for name, values in columns.items()}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.legality import RULES, check_legal, legal
+from optimizer.performance.legality import check_legal, legal
 from optimizer.performance.types import Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import GPT2_XL, LLAMA_8B, RESNET
@@ -66,8 +66,8 @@ def test_a_legal_configuration_is_accepted(model, layout) -> None:  # type: igno
 
 def test_a_framework_that_splits_the_sequence_satisfies_experts_without_a_flag() -> None:
     layout = grid(expert=8, tensor=2)
-    assert legal(MIXTRAL, replace(RECIPE, framework="megatron-core"), layout)[0]
-    assert not legal(MIXTRAL, RECIPE, layout)[0]
+    assert legal(MIXTRAL, replace(RECIPE, framework="megatron-core"), layout)
+    assert not legal(MIXTRAL, RECIPE, layout)
 
 
 small = st.lists(st.integers(0, 12), min_size=1, max_size=4)
@@ -82,13 +82,11 @@ small = st.lists(st.integers(0, 12), min_size=1, max_size=4)
 def test_a_grid_is_judged_as_its_configurations_one_by_one(model, axes, sequence_parallel) -> None:  # type: ignore[no-untyped-def]
     names = list(axes)
     arrays = dict(zip(names, np.meshgrid(*axes.values(), indexing="ij"), strict=True))
-    mask, codes = legal(model, RECIPE, grid(sequence_parallel=sequence_parallel, **arrays))
-    assert mask.shape == codes.shape == arrays["tensor"].shape
-    assert (mask == (codes == 0)).all()
+    mask = legal(model, RECIPE, grid(sequence_parallel=sequence_parallel, **arrays))
+    assert mask.shape == arrays["tensor"].shape
     for at in np.ndindex(mask.shape):
-        one = grid(sequence_parallel=sequence_parallel, **{name: int(arrays[name][at]) for name in names})
-        alone, code = legal(model, RECIPE, one)
-        assert (bool(alone), int(code)) == (bool(mask[at]), int(codes[at]))
-        if not alone:
-            with pytest.raises(InvalidInputError, match=RULES[int(code) - 1].setting):
-                check_legal(model, RECIPE, one)
+        alone = grid(sequence_parallel=sequence_parallel, **{name: int(arrays[name][at]) for name in names})
+        assert bool(legal(model, RECIPE, alone)) == bool(mask[at])
+        if not mask[at]:
+            with pytest.raises(InvalidInputError):
+                check_legal(model, RECIPE, alone)

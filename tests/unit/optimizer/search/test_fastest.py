@@ -72,7 +72,7 @@ def configurations(
     columns = np.array(rows, dtype=np.int64).reshape(-1, 11).T
     names = (*FIELDS, "micro_batch", "grad_accum", "sharding", "checkpointing")
     found = dict(zip(names, columns, strict=True))
-    mask, _ = legal(model, recipe, Grid(nodes=nodes, **found))
+    mask = legal(model, recipe, Grid(nodes=nodes, **found))
     return {name: values[mask] for name, values in found.items()}
 
 
