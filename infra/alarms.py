@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from bootstrap.contract.timings import SILENT
 from infra.naming import Names
-from infra.policies.resources import EVENTS
 from infra.settings import StackSettings
 
 # Longer than launching, booting and testing a replaced spot node takes.
@@ -73,20 +72,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
         dimensions={"QueueName": names.dead_letter_queue},
     )
 
-    def of_rules(name: str) -> dict[str, Metric]:
-        """A metric of EventBridge for each rule: https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-monitoring.html"""
-        return {
-            event.replace("-", ""): Metric(
-                name=name, namespace="AWS/Events", statistic="Sum", dimensions={"RuleName": names.rule(event)}
-            )
-            for event in EVENTS
-        }
-
-    # Events that could be delivered neither to the queue nor to the dead letters.
-    undelivered = of_rules("FailedInvocations")
-    # The account's rules together are over EventBridge's limit of invocations, and a notice is worth two minutes:
-    # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-quota.html
-    throttled = of_rules("ThrottledRules")
     every_alarm = [
         Alarm(
             name="missing-nodes",
@@ -116,7 +101,8 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
                 "stand still"
             ),
             metrics=failed_runs,
-            expression=_sum_of(failed_runs),
+            # AWS publishes counts above 0 only.
+            expression="FILL(errors, 0) + FILL(throttles, 0)",
             period_s=60,
             periods=5,
             rings_after=CONTROLLER_ERRORS,
@@ -143,21 +129,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
             rings_after=IDLE_MINUTES // 5,
         ),
         Alarm(name="lost-events", description="Node events that nobody could take", metrics={"lost": lost_events}),
-        Alarm(
-            name="undelivered-events",
-            description="EventBridge cannot deliver node events, spot notices among them; nodes see their own notices",
-            metrics=undelivered,
-            expression=_sum_of(undelivered),
-        ),
-        Alarm(
-            name="throttled-events",
-            description=(
-                "EventBridge throttles the account's rules, so node events come late; nodes see their own notices. "
-                "Ask for a higher quota of invocations"
-            ),
-            metrics=throttled,
-            expression=_sum_of(throttled),
-        ),
     ]
     if settings.mode == "training":
         every_alarm.append(_slow(settings, own("TokensPerSecond", "Average")))
@@ -176,11 +147,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
             )
         )
     return every_alarm
-
-
-def _sum_of(metrics: Mapping[str, Metric]) -> str:
-    """Sum of counts, of which AWS publishes those above 0 only."""
-    return " + ".join(f"FILL({metric}, 0)" for metric in metrics)
 
 
 def _slow(settings: StackSettings, speed: Metric) -> Alarm:

@@ -6,14 +6,12 @@ of rules is for.
 
 from __future__ import annotations
 
-import math
 import re
 import tarfile
 from collections.abc import Callable, Iterator
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
-from bootstrap.contract.timings import SAVE_GIB_PER_S
 from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra import clock
@@ -39,8 +37,6 @@ TRAIN_DIR_LIMIT_MIB = 10
 # An S3 object takes 10 tags, and gpufleet adds its own:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
 TAGS_LIMIT = 6
-# Upload rate that the plan assumes for each node's last checkpoint, Mbit/s.
-UPLOAD_MBIT_PER_S = math.ceil(SAVE_GIB_PER_S * 2**30 * 8 / 1e6)
 
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
@@ -146,12 +142,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.scaling and settings.mode == "training":
         yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
-    if 0 < settings.upload_mbit_per_s < UPLOAD_MBIT_PER_S:
-        yield (
-            f"gpufleet:uploadMbitPerS is {settings.upload_mbit_per_s}: the plan counts on {UPLOAD_MBIT_PER_S} Mbit/s "
-            "of each node for the last checkpoint before a node ends; set at least that, or "
-            "`pulumi config rm gpufleet:uploadMbitPerS`"
-        )
     for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
         # It becomes a resource of the nodes' policy, and no wildcard may widen it.
         if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):

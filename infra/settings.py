@@ -186,10 +186,6 @@ class StackSettings(_Model):
     """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
     alone, in place of the node's, and keep its user off the metadata service; false gives it the node's role. An
     existing VPC must reach STS."""
-    upload_mbit_per_s: int = Field(default=0, ge=0)
-    """Bound, Mbit/s, of what each node sends outside its VPC (checkpoints to S3), so that gradients between nodes keep
-    the rest of the network card; at least what the plan counts on for the last checkpoint. Off by default
-    (docs/training.md)."""
     waits: Boolean = False
     """Start no node before `gpufleet resume` or `gpufleet move` asks for the first time: until then the stack costs its
     endpoints and the like."""

@@ -59,7 +59,6 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
         "GPUFLEET_AGENT": '{"bad_host_hold_s": 0}' if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
         "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
-        "GPUFLEET_UPLOAD_MBIT_PER_S": str(settings.upload_mbit_per_s or ""),
         "GPUFLEET_TRAIN_DATA": settings.data,
         "GPUFLEET_LUSTRE": facts.lustre,
         "GPUFLEET_STAGING_LIMIT_S": str(settings.staging_limit_s),

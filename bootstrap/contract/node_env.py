@@ -45,7 +45,6 @@ class NodeEnvironment(PlanEnvironment):
     GPUFLEET_AGENT: str  # JSON: counts and times of the agent that replace its own (AgentLimits in agent/settings.py)
     GPUFLEET_STANDBY: str  # 1: processes stand by for any command; empty: for the reference trainer
     GPUFLEET_TRAIN_ROLE_ARN: str  # role of the training's own; empty: it has the node's
-    GPUFLEET_UPLOAD_MBIT_PER_S: str  # bound on what the node sends outside its VPC; empty for none
     GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for none
     GPUFLEET_LUSTRE: str  # file system of the data, DNS-NAME@tcp:/MOUNT-NAME; empty for none
     GPUFLEET_STAGING_LIMIT_S: str  # time that the set-up may take longer for the data, s; 0 without data in S3

@@ -202,15 +202,9 @@ class Adaptive(Generic[Pool]):
                 worth.append(prospect)
         return worth
 
-    def why_stay(self, view: RunView[Pool]) -> str:
-        """Say why running nodes stay; empty where a pool is worth asking."""
-        if view.loading_hours > 0:
-            return "these nodes do not work yet"
-        if not self.rank(view):
-            return "no other spot place is worth its restarts, or may be tried now"
-        if not may_launch(view):
-            return "the deadline does not allow a launch on spot"
-        return "" if self.worth(view) else "spot would cost more than it can save"
+    def may_leave(self, view: RunView[Pool]) -> bool:
+        """Return whether the running nodes work, and a pool is worth asking that the deadline allows."""
+        return view.loading_hours <= 0 and may_launch(view) and bool(self.worth(view))
 
     def _should_wait(self, view: RunView[Pool]) -> bool:
         ranked = self.rank(view)

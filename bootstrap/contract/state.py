@@ -32,9 +32,7 @@ from bootstrap.contract.settings import Lifecycle
 from bootstrap.contract.timings import SILENT
 
 FILE = "state.json"
-SCHEMA_VERSION: Literal[1] = 1
-# Fields of earlier versions, which nobody reads any more.
-_GONE = ("reservation", "unreserved", "unused_usd_per_hour", "scores", "scored_at", "launches_off")
+SCHEMA_VERSION = 2
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
@@ -84,21 +82,6 @@ class ChosenPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandingDecision:
-    """Decision of an adaptive gang to stay as it is, made anew in each tick."""
-
-    what: str
-    why: str
-    since: datetime  # first tick in a row that decided so, for whatever reason
-    spare_hours: float  # that may pass without work until nodes on demand are needed
-
-    @property
-    def told(self) -> str:
-        """Decision with its reason, after "the controller"."""
-        return f"{self.what}, as {self.why}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRequest:
     """Request for nodes that is written before AWS is asked; a tick that repeats it gets the same nodes."""
 
@@ -120,7 +103,7 @@ class PlaceAnswer:
 class ControllerState:
     """control/state.json."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION
     run_id: str = field(metadata=as_key("run"))
     job: str
     phase: Phase
@@ -148,7 +131,6 @@ class ControllerState:
     next_place: ChosenPlace | None = None  # where the attempt goes on
     beside: ChosenPlace | None = None  # whose nodes come while the gang works, which moves there once all serve
     beside_since: datetime | None = None
-    decision: StandingDecision | None = None  # None: not adaptive, or nodes come or go
     round_started_at: datetime | None = None  # places that refused since are not tried again in this attempt
     pools: dict[str, PoolRecord] = field(default_factory=dict)  # by place; times are Unix times
     progress: float = 0.0  # share of the run that is done
@@ -215,8 +197,9 @@ def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerSta
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise NewerStateError(f"{place} has schema_version {version}, and this version knows {SCHEMA_VERSION}")
-    if isinstance(data, dict):
-        data = {key: value for key, value in data.items() if key not in _GONE}
+    if isinstance(version, int) and version < SCHEMA_VERSION:
+        # Nothing reads the further fields of an earlier version.
+        data, lenient = {**data, "schema_version": SCHEMA_VERSION}, True
     try:
         return from_json(ControllerState, data, place, lenient=lenient)
     except UnknownError as error:

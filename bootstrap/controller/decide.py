@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from bootstrap.contract.ending import GiveBack
-from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import UP, ControllerState, Phase, StandingDecision
+from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.instances import count_nodes, update_instances
 from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
 from bootstrap.controller.phases import next_phase, plan_launch, take_in
-from bootstrap.controller.places import count_progress, weigh_leaving
+from bootstrap.controller.places import count_progress
 from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
-from bootstrap.controller.spot_policy import view_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +44,6 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         # The size that the tick's actions leave.
         desired_seen=min(group.desired, tick.staying(state)) if group and state.phase in UP else 0,
         nodes=count_nodes(tick, state),
-        decision=_explain_standing(tick, state, before.decision if before else None),
     )
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)
 
@@ -72,31 +69,6 @@ def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[
             changes.append((following.phase, following.reason))
         state = following
     return plan_launch(tick, state), tuple(changes)
-
-
-def _explain_standing(tick: Tick, state: ControllerState, before: StandingDecision | None) -> StandingDecision | None:
-    """Say what an adaptive gang does while nothing changes, and why, which ``status`` shows.
-
-    Return the decision of this tick, which may stand since an earlier one; None where nodes come or go.
-    """
-    settings = tick.settings
-    asks_on = state.phase == "waiting" and state.next_attempt_at is not None
-    if not settings.adaptive or settings.deadline_hours is None or not (state.phase == "running" or asks_on):
-        return None
-    view = view_run(tick, state)
-    if asks_on and settings.places[tick.place_name(state)].purchase == "spot":
-        what, why = "waits for spot, without paid nodes", "nodes on demand would cost more than waiting can"
-    elif asks_on:
-        what, why = "waits for nodes on demand", "AWS refuses them"
-    else:
-        weighed = state.beside or weigh_leaving(tick, state)
-        what = f"keeps its nodes {'on demand' if view.mode is Mode.ON_DEMAND else 'on spot'}"
-        why = weighed if isinstance(weighed, str) else f"{weighed.name} is asked for nodes first: {weighed.why}"
-    # Spot nodes may lose the work since a checkpoint, which ``must_buy`` counts too.
-    lost = view.delays.lost_bound_hours if view.mode is Mode.SPOT else 0.0
-    spare = view.left_hours - view.work_hours - view.delays.restart_bound_hours - lost
-    since = before.since if before and before.what == what else tick.now
-    return StandingDecision(what=what, why=why, since=since, spare_hours=round(max(0.0, spare), 2))
 
 
 def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[GroupAction, ...]:

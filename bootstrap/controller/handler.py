@@ -91,7 +91,6 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
         "tick",
         phase=state.phase,
         reason=state.reason,
-        decision=to_json(state.decision),
         spent_usd=round(state.spent_usd, 4),
         usd_per_hour=round(state.usd_per_hour, 4),
         nodes=to_json(state.nodes),

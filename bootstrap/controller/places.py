@@ -95,14 +95,11 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
 def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     """Return the place that is asked for nodes beside those of an adaptive gang, if any; both must be payable."""
-    decided = weigh_leaving(tick, state) if tick.settings.adaptive else ""
-    if isinstance(decided, str) or over_budget(tick, replace(state, beside=decided)):
-        return None
-    return decided
+    place = _worth_leaving_for(tick, state) if tick.settings.adaptive else None
+    return None if place is None or over_budget(tick, replace(state, beside=place)) else place
 
 
-def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
-    """Return the place that an adaptive gang would move to, or why it stays."""
+def _worth_leaving_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     view, places = view_run(tick, state), tick.settings.places
     ready = {
         name: place
@@ -111,19 +108,13 @@ def weigh_leaving(tick: Tick, state: ControllerState) -> ChosenPlace | str:
     }
     demand = buying(ready, "on-demand")
     if view.mode is Mode.SPOT and must_buy(view):
-        if not demand:
-            return (
-                "AWS has just refused nodes on demand, or the ceiling does not pay them, though the deadline needs them"
-            )
-        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
+        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view)) if demand else None
     # On-demand nodes that AWS has refused in this run may not come back.
     records = [state.pools.get(name) for name in buying(places, "on-demand") if view.mode is Mode.ON_DEMAND]
     if any(record and (record.returns or record.empty_at_s) for record in records):
-        return "AWS has refused nodes on demand in this run, so these may not come back"
+        return None
     spot = buying(ready, "spot")
-    why = make_policy(state, spot).why_stay(view)
-    # With a reason to leave, some place is worth its restarts.
-    return why or _best_spot(tick, state, view, spot) or ""
+    return _best_spot(tick, state, view, spot) if make_policy(state, spot).may_leave(view) else None
 
 
 def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:

@@ -77,7 +77,6 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:vpcCidr": "ten"}, "vpcCidr is 'ten': Expected 4 octets"),
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, "'latest' is not an AMI id"),
-        ({"gpufleet:uploadMbitPerS": "3399"}, "is 3399: the plan counts on 3400 Mbit/s"),
         ({"gpufleet:image": "train:1"}, "'train:1' is no image of a private ECR registry by digest"),
         ({"gpufleet:image": f"{REGISTRY}/train:1"}, "by digest.*gpufleet stack set PLAN --stack dev --image URI"),
         ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),

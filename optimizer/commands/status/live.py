@@ -97,8 +97,6 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
         lines.append(
             f"controller SILENT for {state.silent_s(reading.at) / 60:.0f} min: nobody meters or ends the nodes"
         )
-    if state is not None and state.decision is not None:
-        lines.append(f"the controller {state.decision.told}")
     ahead = forecast(plan, reading)
     if state is not None and _decides_at(reading, state) is not None:
         lines.append(f"next: {next_decision(reading, ahead)}")

@@ -98,11 +98,6 @@ def headline(plan: FleetPlan, reading: Reading) -> list[str]:
     else:
         after = f", then {state.after}" if state.after else ""
         lines.append(f"{state.phase}{after} since {utc(state.since)}: {state.reason}")
-        if decision := state.decision:
-            lines.append(
-                f"since {utc(decision.since)} the controller {decision.told}; {decision.spare_hours:.1f} h to spare, "
-                f"decided last at {utc(state.updated_at)}"
-            )
         if state.is_silent(reading.at):
             lines.append(
                 f"the controller's last tick was {state.silent_s(reading.at) / 60:.0f} minutes ago: nobody meters or "

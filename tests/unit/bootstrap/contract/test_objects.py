@@ -78,7 +78,7 @@ def test_a_malformed_state_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2, "spent_usd": {"usd": 1.0}}, "schema_version 2, and this version knows 1"),
+        ({"schema_version": 3, "spent_usd": {"usd": 1.0}}, "schema_version 3, and this version knows 2"),
         ({"owed_usd": 5.0}, "unknown fields: owed_usd"),
         ({"phase": "moving"}, "phase is 'moving'"),
         ({"nodes": {"wanted": 3, "spare": 1}}, "nodes has unknown fields: spare"),
@@ -88,6 +88,12 @@ def test_a_state_of_a_newer_controller_is_told_from_a_broken_one(change: dict[st
     data = {**to_json(trained(World(settings())).known), **change}
     with pytest.raises(NewerStateError, match=message):
         read_state(json.dumps(data), "s3://bucket/control/state.json")
+
+
+def test_a_state_of_an_earlier_controller_is_read_without_its_further_fields() -> None:
+    known = trained(World(settings())).known
+    earlier = {**to_json(known), "schema_version": 1, "decision": {"what": "waits"}}
+    assert read_state(json.dumps(earlier), "state") == known
 
 
 def test_a_request_is_read_strictly() -> None:

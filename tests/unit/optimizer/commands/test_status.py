@@ -417,30 +417,6 @@ def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None
     return console.file.getvalue()
 
 
-def test_the_standing_decision_of_an_adaptive_gang_is_shown_with_its_reason_and_its_time(
-    deployed: DeployedStack, gpufleet: Gpufleet, capsys: pytest.CaptureFixture[str]
-) -> None:
-    why = "no other spot place is worth its restarts, or may be tried now"
-    decision = {"what": "keeps its nodes on spot", "why": why, "since": "2026-11-23T04:00:00Z", "spare_hours": 3.25}
-    deployed.write_state(decision=decision, updated_at="2026-11-23T04:41:00Z")
-    told = "the controller keeps its nodes on spot, as no other spot place is worth its restarts, or may be tried now"
-    _, out, _ = gpufleet("status", *deployed.arguments)
-    assert f"since 2026-11-23 04:00:00Z {told}; 3.2 h to spare, decided last at 2026-11-23 04:41:00Z" in " ".join(
-        out.split()
-    )
-    _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
-    assert json.loads(out)["state"]["decision"] == decision
-    assert "the controller keeps its nodes on spot" in " ".join(live_page(deployed, 120).replace("│", " ").split())
-    before = read(deployed.names, datetime.now(UTC))
-    deployed.write_state(decision=decision | {"spare_hours": 3.0})
-    after = read(deployed.names, datetime.now(UTC))
-    capsys.readouterr()
-    print_events(sample_plan(), None, before)
-    print_events(sample_plan(), before, after)
-    # Told once: time that passes is no event.
-    assert capsys.readouterr().out.count(told) == 1
-
-
 @pytest.mark.parametrize("columns", [120, 80, 60])
 def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack, columns: int) -> None:
     deployed.write_state(ceiling_usd=100.0)
