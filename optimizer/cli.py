@@ -66,6 +66,8 @@ GONE = {
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
+    "estimate --network": "--batch reads it from the column network_gbit_per_s_per_node",
+    "estimate --grad-accum": "--global-batch says it: micro-batch x data ranks x accumulation",
     "estimate --attention": "--batch reads it from the column attention",
     "estimate --sequence-parallel": "--batch reads it from the column sequence_parallel",
     "estimate --no-sequence-parallel": "--batch reads it from the column sequence_parallel",

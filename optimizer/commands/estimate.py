@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,21 +16,21 @@ from bootstrap.contract.fine_tuning import FineTuning
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.commands.estimate_table import estimate_table
 from optimizer.commands.hardware_options import complete_instance_types
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import OutputFile
-from optimizer.commands.output import format_option, write_csv, write_json, write_notes, write_table, write_text
+from optimizer.commands.output import format_option, say, write_csv, write_json, write_notes, write_table, write_text
+from optimizer.commands.progress import patience
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
-from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
-from optimizer.contract.units import parse_count, short
+from optimizer.contract.units import short
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
-from optimizer.performance.rows import MOST
+from optimizer.performance.rows import COLUMNS, estimate_rows, read_table
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
@@ -50,31 +53,7 @@ from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
-
-def _whole(value: str) -> int:
-    """Parse a whole number above 0, with suffixes (2k)."""
-    try:
-        count = parse_count(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    if count > MOST:
-        raise click.BadParameter(f"{value} is above {MOST:g}, the most that makes sense")
-    return count
-
-
-def _bandwidth(value: str) -> float:
-    """Parse a number above 0; NaN is refused."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= MOST:
-        raise click.BadParameter(f"{value} is not a number above 0 and up to {MOST:g}")
-    return number
-
-
-_whole.__name__ = "count"  # the type in click's help
-_bandwidth.__name__ = "number"
+COUNT = click.IntRange(min=1, max=10**6)
 
 
 @click.command(
@@ -94,31 +73,24 @@ Presets: {", ".join(presets())}.""",
     help="EC2 type (p5.48xlarge): its GPUs, links and network.",
 )
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
-@click.option("--gpus", type=_whole, help="GPUs in all, with --gpu.  [default: 8 a node]")
-@click.option("--network", cls=FurtherOption, type=_bandwidth, help="Gbit/s of one node, with --gpu.")
-@click.option("--nodes", type=_whole, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
+@click.option("--gpus", type=COUNT, help="GPUs in all, with --gpu.  [default: 8 a node]")
+@click.option("--nodes", type=COUNT, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
 @workload_options
 @click.option(
-    "--micro-batch", type=_whole, default=1, show_default=True, help="Sequences of one forward pass of a rank."
-)
-@click.option(
-    "--grad-accum",
-    cls=FurtherOption,
-    type=_whole,
-    help="Forward passes of one optimizer step, in place of --global-batch.",
+    "--micro-batch", type=COUNT, default=1, show_default=True, help="Sequences of one forward pass of a rank."
 )
 @click.option(
     "--sharding",
     type=click.Choice(SHARDINGS),
     help="[default: zero3 for a decoder on several GPUs, zero1 with a pipeline, else ddp]",
 )
-@click.option("--tensor", type=_whole, default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pipeline", type=_whole, default=1, show_default=True, help="Pipeline stages.")
-@click.option("--context", cls=FurtherOption, type=_whole, default=1, show_default=True, help="Context-parallel ranks.")
+@click.option("--tensor", type=COUNT, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pipeline", type=COUNT, default=1, show_default=True, help="Pipeline stages.")
+@click.option("--context", cls=FurtherOption, type=COUNT, default=1, show_default=True, help="Context-parallel ranks.")
 @click.option(
     "--expert",
     cls=FurtherOption,
-    type=_whole,
+    type=COUNT,
     default=1,
     show_default=True,
     help="Data-parallel ranks that share a mixture's experts.",
@@ -126,7 +98,7 @@ Presets: {", ".join(presets())}.""",
 @click.option(
     "--virtual-stages",
     cls=FurtherOption,
-    type=_whole,
+    type=COUNT,
     default=1,
     show_default=True,
     help="Chunks of a pipeline stage (interleaved).",
@@ -171,7 +143,7 @@ def command(
             )
         if output_format == "table" and _given(ctx, "output_format"):
             raise click.UsageError("--batch writes csv or json, no table for the screen")
-        estimate_table(batch, out, chosen_calibration(calibration), as_json=output_format == "json")
+        _estimate_table(batch, out, chosen_calibration(calibration), as_json=output_format == "json")
         return
     if out is not None:
         raise click.UsageError("--out goes with --batch")
@@ -229,20 +201,15 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     beyond = positions_note(spec, recipe.seq_len)
     write_notes([beyond] if beyond else [])
     data = data_ranks(gpus, ranks["tensor"], ranks["pipeline"], ranks["context"])
-    micro_batch, grad_accum = flags["micro_batch"], flags["grad_accum"] or 1
-    if flags["global_batch"] is not None:
-        if flags["grad_accum"] is not None:
-            raise InvalidInputError(
-                "--global-batch and --grad-accum together", limit="one of them: each follows from the other"
-            )
-        assert work.global_batch is not None
-        grad_accum, rest = divmod(work.global_batch, data * micro_batch)
-        if rest:
-            raise InvalidInputError(
-                f"--global-batch is {work.global_batch}",
-                limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
-                why="every rank has the same number of sequences",
-            )
+    micro_batch = flags["micro_batch"]
+    global_batch = (flags["global_batch"] and work.global_batch) or data * micro_batch
+    grad_accum, rest = divmod(global_batch, data * micro_batch)
+    if rest:
+        raise InvalidInputError(
+            f"--global-batch is {global_batch}",
+            limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
+            why="every rank has the same number of sequences",
+        )
     sharding = flags["sharding"] or default_sharding(spec, data * ranks["context"], ranks["pipeline"], work.tuning)
     nodes = math.ceil(gpus / hardware.gpus_per_node)
     grid = Grid(
@@ -272,7 +239,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "nodes": setup.grid.nodes,
         "seq_len": recipe.seq_len,
         **({"target_len": recipe.target_len} if recipe.target_len else {}),
-        "global_batch": data * micro_batch * grad_accum,
+        "global_batch": global_batch,
         "micro_batch": micro_batch,
         "grad_accum": grad_accum,
         "data": data,
@@ -332,11 +299,8 @@ def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:
             "give the hardware with one of --instance-type and --gpu", next_step="gpufleet offers lists instance types"
         )
     if instance_type is not None:
-        for name in ("gpus", "network"):
-            if flags[name] is not None:
-                raise InvalidInputError(
-                    f"--{name} with --instance-type", why="the type fixes it", next_step="use --nodes"
-                )
+        if gpus is not None:
+            raise InvalidInputError("--gpus with --instance-type", why="the type fixes it", next_step="use --nodes")
         hardware = Hardware.from_instance_type(load().instance_type(instance_type))
         return hardware, (nodes or 1) * hardware.gpus_per_node, instance_type
     model = find_gpu(flags["gpu"], gpu_table())
@@ -349,7 +313,7 @@ def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:
             limit="GPUs are nodes x GPUs of a node",
             next_step=f"--gpus {max(per_node, 1) * nodes}, or another --nodes",
         )
-    return build_hardware(model, per_node, flags["network"]), total, f"{nodes} x {per_node} x {model.key}"
+    return build_hardware(model, per_node, None), total, f"{nodes} x {per_node} x {model.key}"
 
 
 def _print(result: dict[str, Any], output_format: str) -> None:
@@ -405,3 +369,39 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         f"one standard error {short(result['tokens_per_second_low'])} to {short(result['tokens_per_second_high'])}\n"
         f"speed from {result['calibration']}"
     )
+
+
+def _estimate_table(path: Path, out: Path | None, calibration: Calibration, *, as_json: bool) -> None:
+    """Estimate the rows of the CSV at ``path`` ("-": standard input), and write them to ``out`` or print them."""
+    columns, rows = read_table(path)
+    with patience(f"estimating {counted(len(rows), 'row')}"):
+        results = estimate_rows([cells for _, cells in rows], gpu_table(), calibration)
+    names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
+    table = [
+        {name: (cells | result).get(name) for name in names} for (_, cells), result in zip(rows, results, strict=True)
+    ]
+    text = io.StringIO()
+    if as_json:  # cells stay text, estimates are a number, true, false or null
+        named = [{name: value for name, value in row.items() if name} for row in table]
+        text.write(json.dumps(named, indent=2, allow_nan=False) + "\n")
+    else:
+        writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
+    if out is None or str(out) == "-":
+        click.echo(text.getvalue(), nl=False)
+    else:
+        try:
+            out.write_text(text.getvalue(), encoding="utf-8")
+        except OSError as error:
+            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
+    failed = [result["error"] for result in results if result["error"]]
+    say(f"{len(rows) - len(failed)} of {counted(len(rows), 'row')} estimated", err=True)
+    if rows and len(failed) == len(rows):
+        raise GpufleetError(f"no row of {path} could be estimated; the first: {failed[0]}")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.evaluate import estimate_case, join_estimates
-from optimizer.performance.rows import Row, read_row
+from optimizer.performance.rows import Row, read_row, read_table
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, build_table, stack, step_seconds
 from optimizer.performance.types import Estimates, Floats
@@ -91,27 +90,19 @@ def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 
 def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
     """Read the usable runs, the refused lines, and the columns that have values and are never read."""
+    columns, table = read_table(path)
     rows: list[MeasuredRun] = []
     refused: list[Refused] = []
     filled: set[str] = set()
     read = set(DESCRIPTIVE_COLUMNS)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            columns = list(reader.fieldnames or [])
-            for cells in reader:
-                try:
-                    row = Row(cells)
-                    rows.append(_read_run(row, cells, gpus, reader.line_num))
-                    filled |= {name for name, cell in cells.items() if cell}
-                    read |= row.read
-                except GpufleetError as error:
-                    refused.append(Refused(line=reader.line_num, row_id=cells.get("row_id") or "", reason=str(error)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInputError(
-            unreadable(path, error),
-            next_step="gpufleet calibrate --template prints the columns and an example",
-        ) from error
+    for line, cells in table:
+        try:
+            row = Row(cells)
+            rows.append(_read_run(row, cells, gpus, line))
+            filled |= {name for name, cell in cells.items() if cell}
+            read |= row.read
+        except GpufleetError as error:
+            refused.append(Refused(line=line, row_id=cells.get("row_id") or "", reason=str(error)))
     return rows, refused, [name for name in columns if name in filled - read]
 
 

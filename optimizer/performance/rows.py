@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, TARGETS, FineTuning
-from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
@@ -326,6 +330,24 @@ COLUMNS = (
     "predicted_tokens_per_second_per_gpu", "predicted_peak_memory_gib", "predicted_step_time_s", "fits", "error",
     "predicted_p95_memory_gib", "fit", "predicted_relative_error",
 )  # fmt: skip
+
+
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+    """Read the columns of a CSV ("-": standard input) and its rows, each with the number of its line."""
+    try:
+        binary = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        # Cells beyond the header gather under no name; the row then gets an error.
+        reader = csv.DictReader(io.StringIO(binary.decode("utf-8-sig"), newline=""), restkey="", restval="")
+        columns = list(reader.fieldnames or [])
+        rows: list[tuple[int, dict[str, Any]]] = [(reader.line_num, cells) for cells in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        next_step = "gpufleet calibrate --template prints the columns and an example"
+        raise InvalidInputError(unreadable(path, error), next_step=next_step) from error
+    twice = sorted({name for name in columns if name and columns.count(name) > 1})
+    if not columns or twice or (len(columns) == 1 and any(mark in columns[0] for mark in ";\t")):
+        got = f"more than one column {', '.join(twice)}" if twice else f"the header {','.join(columns)[:60]!r}"
+        raise InvalidInputError(f"{path} has {got}", limit="one column a name, separated by commas")
+    return columns, rows
 
 
 def estimate_rows(

@@ -161,7 +161,7 @@ def test_the_template_is_a_file_it_reads(gpufleet: Gpufleet, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds 0 runs that can be used and 0 that cannot"),
+        ("", "has the header ''"),
         ("gpu,model\n", "holds 0 runs"),
         ("gpu,model\nh100-80gb,gpt2\n", "line 2: tokens_per_second_per_gpu is empty"),
         ("\x00\x01", "next: gpufleet calibrate --template"),
