@@ -92,6 +92,7 @@ GONE = {
     "estimate --gradient-compression": "code of your own may register DDP's hooks; no estimate counts them",
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
+    "calibrate --without-shipped": "runs always move the shipped numbers; python -m tools.calibration fits those",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "the region's costs without the tag are always read",
     "costs --no-untagged": "the region's costs without the tag are always read",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-import pandas as pd
+import numpy as np
 
 from bootstrap.contract.measured import FOLDER, MeasuredRow
 from bootstrap.contract.words import counted
@@ -22,9 +21,9 @@ from optimizer.commands.output import format_option, replace_file, say, write_cs
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
-from optimizer.performance.calibration import Calibration, load
-from optimizer.performance.measured_runs import RUNS, throughput_error
-from optimizer.performance.user_runs import CalibrationReport, calibrate, newest_by_layout, table_text
+from optimizer.performance.calibration import load
+from optimizer.performance.measured_runs import RUNS, read_usable_runs, usable_runs
+from optimizer.performance.user_runs import CalibrationReport, calibrate, cells_of, newest_by_layout
 
 # Rows from which a calibration is worth much, from the benchmark in docs/models.md.
 FEW = 5
@@ -58,7 +57,6 @@ Examples:
 @click.option("--from-stack", is_flag=True, help="Read the runs that a stack measured, instead of RUNS.csv.")
 @click.option("--stack", metavar="NAME", help="Stack of --from-stack.  [default: the only one of the folder]")
 @directory_option
-@click.option("--without-shipped", is_flag=True, help="Fit to these runs alone, not to the shipped ones as well.")
 @click.option("--template", is_flag=True, help="Print the columns of RUNS.csv and one published run.")
 @format_option
 def command(
@@ -67,7 +65,6 @@ def command(
     from_stack: bool,
     stack: str | None,
     directory: Path,
-    without_shipped: bool,
     template: bool,
     output_format: str,
 ) -> None:
@@ -98,7 +95,21 @@ def command(
             raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
-    report = _calibrate(runs, without_shipped) if runs else _calibrate_stack(stack, directory, without_shipped)
+    with patience("fitting the speed model"):
+        if runs:
+            rows, refused, unread = read_usable_runs(runs, gpu_table())
+            origin = "standard input"
+            if str(runs) != "-":
+                origin = f"{runs.name}, sha256 {hashlib.sha256(runs.read_bytes()).hexdigest()[:12]}"
+        else:
+            file = read_stack(stack, directory)
+            measured = newest_by_layout(_read_rows(file))
+            instance_types = {instance.name: instance for instance in load_catalog().instance_types}
+            cells = [cells_of(row, gpu_table(), instance_types.get(row.instance_type)) for row in measured]
+            rows, refused, unread = usable_runs(enumerate(cells, start=1), gpu_table())
+            days = [row.at for row in measured]
+            origin = f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
+        report = calibrate(rows, refused, load(), origin=origin)
     if out is not None:
         text = report.calibration.model_dump_json(indent=2) + "\n"
         try:
@@ -107,42 +118,37 @@ def command(
             raise GpufleetError(
                 f"{out.resolve()} cannot be written: {error}", next_step="give another --out"
             ) from error
-    if output_format == "json":
-        write_json(_as_json(report, out))
-    elif output_format == "csv":
-        rows = _rows(report)
-        write_csv(rows, list(rows[0]))
+    runs_table, groups, memory = _tabulate_runs(report), _tabulate_groups(report), _judge_memory(report)
+    if output_format == "csv":
+        write_csv(runs_table, list(runs_table[0]))
+    elif output_format == "json":
+        write_json(
+            {
+                "written": out and str(out),
+                "left_out_by": report.left_out_by,
+                "throughput_error_percent": groups,
+                "memory": memory,
+                "runs": runs_table,
+                "refused": [asdict(each) for each in report.refused],
+                "unread_columns": unread,
+                "calibration": report.calibration.model_dump(mode="json"),
+            }
+        )
     else:
-        _print(report)
-    _remarks(report, out)
-
-
-def _calibrate(runs: Path, without_shipped: bool, *, origin: str = "", arguments: str = "") -> CalibrationReport:
-    with patience("fitting the speed model"):
-        return calibrate(
-            runs,
-            gpu_table(),
-            _shipped(needed=not without_shipped),
-            alone=without_shipped,
-            as_of=datetime.now(UTC).date(),
-            command=f"gpufleet calibrate {arguments or runs.name}{' --without-shipped' if without_shipped else ''}",
-            origin=origin,
-        )
-
-
-def _calibrate_stack(stack: str | None, directory: Path, without_shipped: bool) -> CalibrationReport:
-    """Calibrate to the runs that a stack's trainer measured."""
-    file = read_stack(stack, directory)
-    name = file.stack
-    rows = newest_by_layout(_read_rows(file))
-    instance_types = {instance.name: instance for instance in load_catalog().instance_types}
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder) / "runs.csv"
-        runs.write_text(table_text(rows, gpu_table(), instance_types), encoding="utf-8")
-        origin = (
-            f"stack {name}, measured {min(row.at for row in rows):%Y-%m-%d} to {max(row.at for row in rows):%Y-%m-%d}"
-        )
-        return _calibrate(runs, without_shipped, origin=origin, arguments=f"--from-stack --stack {name}")
+        write_text(f"error of predicted throughput, runs: {len(report.rows)} (a bias above 0: predicted too fast)")
+        write_table(groups, COLUMNS)
+        write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
+        if memory:
+            write_text(
+                f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over "
+                f"{counted(memory['rows'], 'row')}, from "
+                f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
+            )
+    _remark(report, unread)
+    if out is None:
+        say("nothing written: --out FILE keeps the calibration", err=True)
+    else:
+        say(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
 
 
 def _read_rows(file: StackFile) -> list[MeasuredRow]:
@@ -163,28 +169,13 @@ def _read_rows(file: StackFile) -> list[MeasuredRow]:
     return runs.rows
 
 
-def _shipped(*, needed: bool) -> Calibration | None:
-    """Read the shipped calibration; None if it is broken and not ``needed``: this command mends it."""
-    try:
-        return load()
-    except DataMissingError as error:
-        if needed:
-            raise
-        say(f"note: nothing to compare with: {error.got.splitlines()[0]}", err=True)
-        return None
-
-
 def _template() -> str:
     with RUNS.open(encoding="utf-8") as file:
         return file.readline() + file.readline()
 
 
-def _rows(report: CalibrationReport) -> list[dict[str, Any]]:
+def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:
     """List the usable runs; errors are relative, of throughput, above 0 if predicted too fast."""
-    before, after, left_out = (
-        None if deviations is None else throughput_error(deviations).round(4).tolist()
-        for deviations in (report.before, report.after, report.left_out)
-    )
     return [
         {
             "line": row.line,
@@ -193,46 +184,35 @@ def _rows(report: CalibrationReport) -> list[dict[str, Any]]:
             "gpu": row.setup.hardware.gpu.key,
             "gpus": row.setup.gpus,
             "measured_tokens_per_second_per_gpu": row.tokens_per_second_per_gpu,
-            "error_before": before and before[index],
-            "error_after": after and after[index],
-            "error_left_out": left_out and left_out[index],
+            "error_before": round(float(report.before[index]), 4),
+            "error_after": round(float(report.after[index]), 4),
+            "error_left_out": round(float(report.left_out[index]), 4),
             "measured_peak_memory_gib": row.peak_memory_gib,
-            "predicted_peak_memory_gib": round(float(report.peak_memory_gib[index]), 3),
-            "fits": bool(report.fits[index]),
+            "predicted_peak_memory_gib": round(float(report.estimates.peak_memory_gib[index]), 3),
+            "fits": bool(report.estimates.fits[index]),
         }
         for index, row in enumerate(report.rows)
     ]
 
 
-def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tabulate_groups(report: CalibrationReport) -> list[dict[str, Any]]:
     """Mean absolute error and mean error (bias), per cent, by GPU and of all rows."""
-    table = pd.DataFrame(rows).astype({"error_before": float})  # None, without a shipped calibration, is NaN
-    groups = [(str(gpu), own) for gpu, own in table.groupby("gpu")] if table.gpu.nunique() > 1 else []
-
-    def mean(deviations: pd.Series[float]) -> float | None:
-        return None if deviations.isna().all() else round(100 * float(deviations.mean()), 1)
-
-    return [
-        {
-            "group": name,
-            "rows": len(own),
-            "before": mean(own.error_before.abs()),
-            "bias_before": mean(own.error_before),
-            "after": mean(own.error_after.abs()),
-            "left_out": mean(own.error_left_out.abs()),
-            "bias_left_out": mean(own.error_left_out),
-        }
-        for name, own in [*groups, ("all", table)]
-    ]
+    gpus = [row.setup.hardware.gpu.key for row in report.rows]
+    groups = []
+    for name in (*(sorted(set(gpus)) if len(set(gpus)) > 1 else ()), "all"):
+        mine = np.array([name in (gpu, "all") for gpu in gpus])
+        group: dict[str, Any] = {"group": name, "rows": int(mine.sum())}
+        for when, every in (("before", report.before), ("after", report.after), ("left_out", report.left_out)):
+            group[when] = round(100 * float(np.abs(every[mine]).mean()), 1)
+            group[f"bias_{when}"] = round(100 * float(every[mine].mean()), 1)
+        groups.append(group)
+    return groups
 
 
-def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _judge_memory(report: CalibrationReport) -> dict[str, Any] | None:
     """Error of predicted peak memory, per cent, over the rows with a measured peak."""
-    deviations = [
-        100 * (row["predicted_peak_memory_gib"] / row["measured_peak_memory_gib"] - 1)
-        for row in rows
-        if row["measured_peak_memory_gib"]
-    ]
+    pairs = zip(report.estimates.peak_memory_gib, (row.peak_memory_gib for row in report.rows), strict=True)
+    deviations = [100 * (float(predicted) / measured - 1) for predicted, measured in pairs if measured]
     if not deviations:
         return None
     return {
@@ -243,45 +223,18 @@ def _memory(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _as_json(report: CalibrationReport, out: Path | None) -> dict[str, Any]:
-    rows = _rows(report)
-    return {
-        "written": out and str(out),
-        "left_out_by": report.left_out_by,
-        "throughput_error_percent": _groups(rows),
-        "memory": _memory(rows),
-        "runs": rows,
-        "refused": [asdict(refused) for refused in report.refused],
-        "unread_columns": report.unread_columns,
-        "calibration": report.calibration.model_dump(mode="json"),
-    }
-
-
-def _print(report: CalibrationReport) -> None:
-    rows = _rows(report)
-    write_text(f"error of predicted throughput, runs: {len(rows)} (a bias above 0: predicted too fast)")
-    write_table(_groups(rows), COLUMNS)
-    write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
-    memory = _memory(rows)
-    if memory:
-        write_text(
-            f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over "
-            f"{counted(memory['rows'], 'row')}, from "
-            f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
-        )
-
-
-def _remarks(report: CalibrationReport, out: Path | None) -> None:
+def _remark(report: CalibrationReport, unread: list[str]) -> None:
+    """Print the notes on what was read and what the fit is worth."""
     for refused in report.refused:
         say(f"line {refused.line}{refused.row_id and f' ({refused.row_id})'} refused: {refused.reason}", err=True)
-    if report.unread_columns:
-        say(f"note: nothing reads the columns {', '.join(report.unread_columns)}", err=True)
-    unfit = [str(row.line) for row, fits in zip(report.rows, report.fits, strict=True) if not fits]
-    if unfit:
+    if unread:
+        say(f"note: nothing reads the columns {', '.join(unread)}", err=True)
+    fits = report.estimates.fits
+    if unfit := [str(row.line) for row, fit in zip(report.rows, fits, strict=True) if not fit]:
         say(f"note: ran, and predicted not to fit: line {', '.join(unfit)}; please report it", err=True)
     if len(report.rows) == 1:
         say("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
-    elif report.before is not None and not report.seen_before and sum(abs(report.left_out)) > sum(abs(report.before)):
+    elif np.abs(report.left_out).sum() > np.abs(report.before).sum():
         say("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
     if len(report.rows) < FEW:
         say(
@@ -289,7 +242,3 @@ def _remarks(report: CalibrationReport, out: Path | None) -> None:
             "(docs/models.md); with fewer it stays near the shipped one",
             err=True,
         )
-    if out is None:
-        say("nothing written: --out FILE keeps the calibration", err=True)
-    else:
-        say(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)

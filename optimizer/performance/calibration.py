@@ -67,19 +67,6 @@ class Residual(BaseModel):
     relative_error: float = Field(ge=0, description="Standard deviation of log(predicted / measured) step time.")
 
 
-class Provenance(BaseModel):
-    """Rows that a calibration was fitted to, and the versions of the code."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    file: str = Field(description="Name of the file of runs, or the stack that measured them.")
-    sha256: str = Field(description="Of the table of runs, hexadecimal.")
-    rows: int = Field(ge=0, description="Its rows that were used.")
-    refused: int = Field(ge=0, description="Its rows that were not.")
-    base: str | None = Field(description="Source of the calibration it started from; null where it was fitted anew.")
-    versions: dict[str, str] = Field(description="Of gpufleet, numpy and Python.")
-
-
 class Calibration(BaseModel):
     """Fitted numbers by GPU or framework, with "pooled" for all others."""
 
@@ -131,8 +118,6 @@ class Calibration(BaseModel):
     rows: int
     source: str
     as_of: date
-    command: str
-    provenance: Provenance | None = None
 
     @model_validator(mode="after")
     def _has_pooled(self) -> Self:

@@ -1,27 +1,25 @@
-"""Least-squares fit of a calibration to measured runs, with errors for models, processors and frameworks left out.
+"""Least-squares fit of the speed model's numbers to measured runs, from nothing or from a calibration.
 
-docs/estimator.md, Calibration: a row's coefficient is its start times a pooled factor and factors of its processor,
-framework, precision or pair, whose logarithms are drawn to 0. The loss is robust, because some published runs are of
-slow code; suites weigh alike.
+docs/estimator.md, Calibration: a row's coefficient is its start times factors whose logarithms are drawn to 0. A fit
+from nothing (START) has a factor of all rows and factors of their processor, framework, precision or pair; a fit from a
+calibration has only the most special of these. The loss is robust, because some runs are of slow code.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import least_squares
-from scipy.stats import norm, t
 
-from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.calibration import (
-    KINDS,
-    NEW_FRAMEWORK,
+    BY_PROCESSOR,
+    OF_MANY_NODES,
     POOLED,
     Calibration,
     Coefficients,
@@ -31,9 +29,10 @@ from optimizer.performance.calibration import (
     product_precision,
     residual_key,
 )
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.setups import Setup
-from optimizer.performance.table import step_seconds
+from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
 
 
@@ -63,7 +62,7 @@ START = {
     "host_s_per_step": _Start(2e-3, 0.5, 0.3),
     "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
-    # Only adapt.py moves these, by framework: no run of measured_runs.csv shows them.
+    # No run of measured_runs.csv shows the last ones: only ``adapt`` moves them, by framework.
     "network_call_s": _Start(0.0, 0.0, 0.0),
     "tensor_hop_s": _Start(0.0, 0.0, 0.0),
     "pipeline_hop_s": _Start(0.0, 0.0, 0.0),
@@ -72,9 +71,27 @@ START = {
 NOISE = 0.1
 HUBER = 0.2  # beyond this log error a row counts linearly, not squared
 
+# Error of a user's row and spread of known groups, log units: of 0.1 and 0.2, and of 0.25, 0.5 and 1, the least harm to
+# known rows and most good to new suites (tests/benchmarks/accuracy.py, 2026-11-21).
+ROW_ERROR = 0.2
+KNOWN_SPREAD = 0.5
+# Rows that the shipped error of a GPU weighs as.
+PRIOR_ROWS = 2
+# Start and spread (log units) of what only many nodes show: small and loose, so that rows prove it.
+MANY_NODES_START_S = 20e-6
+MANY_NODES_SPREAD = 2.5
+# Fewest rows that show a 95th percentile: of 20 runs one is above the other 19.
+ROWS_OF_A_TAIL = 19
+_NORMAL_P95 = 1.645
+# Most parts of a cross-validation.
+FOLDS = 8
+
 _COEFFICIENTS = tuple(field.name for field in fields(Coefficients))
 _STEP = 1e-4  # of the numerical derivative, in log units
-_ENOUGH = 1e-6  # relative improvement below which the fit ends
+
+Key = tuple[str, str]  # field of Calibration, and the key in it
+Loss = Callable[[Floats], Floats]
+Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
 def robust(error: Floats) -> Floats:
@@ -88,11 +105,11 @@ def redescending(error: Floats) -> Floats:
     return np.asarray(np.sign(error) * HUBER * np.sqrt(np.log1p((error / HUBER) ** 2)))
 
 
-def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
+def factors(setup: Setup) -> dict[str, list[Key]]:
     """List the factors of each coefficient as (field of Calibration, key), the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
     names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
-    for name in ("matmul_efficiency", "matmul_traffic", "attention_efficiency"):
+    for name in BY_PROCESSOR:
         names[name] = [(name, POOLED), (name, processor)]
     if setup.model.layers:  # a CNN has no attention
         names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
@@ -105,121 +122,136 @@ def factors(setup: Setup) -> dict[str, list[tuple[str, str]]]:
     return names
 
 
-class _Problem:
-    def __init__(self, rows: Sequence[MeasuredRun]) -> None:
-        products = [factors(row.setup) for row in rows]
-        suites = [row.suite for row in rows]
-        used = {factor for row in products for names in row.values() for factor in names}
-        self.parameters = sorted(factor for factor in used if self._spread(*factor))
-        self.spreads = np.array([self._spread(*factor) for factor in self.parameters])
-        place = {factor: index for index, factor in enumerate(self.parameters)}
-        # Rows x parameters, 0 or 1.
-        self.products = {name: np.zeros((len(rows), len(self.parameters))) for name in _COEFFICIENTS}
-        for name, matrix in self.products.items():
-            for index, row in enumerate(products):
-                matrix[index, [place[factor] for factor in row[name] if factor in place]] = 1.0
-        self.measured = np.log([row.step_time_s for row in rows])
-        count = {suite: suites.count(suite) for suite in set(suites)}
-        self.weights = np.sqrt([len(rows) / len(count) / count[suite] for suite in suites]) / NOISE
-        self.table = stack_tables(rows)
-
-    @staticmethod
-    def _spread(field: str, key: str) -> float:
-        return START[field].spread if key == POOLED else START[field].group
-
-    def fields(self, theta: Floats) -> dict[str, Any]:
-        logs = dict(zip(self.parameters, theta, strict=True))
-        values: dict[str, dict[str, float]] = {field: {} for field in START}
-        for field, key in self.parameters:
-            start = START[field]
-            # Pairs of processor and framework include the processor's factor.
-            parts = {POOLED, key, key.split()[0] if field == "attention_efficiency" else key}
-            log = sum(logs.get((field, part), 0.0) for part in parts)
-            values[field][key] = float(f"{min(start.value * math.exp(log), start.most):.4g}")
-        return {field: numbers for field, numbers in values.items() if numbers or START[field].value}
-
-    def residuals(self, theta: Floats) -> Floats:
-        """Compute weighted log errors, then parameters over spreads; theta may have rows."""
-        columns = {
-            name: np.minimum(START[name].value * np.exp(theta @ matrix.T), START[name].most)
-            for name, matrix in self.products.items()
-        }
-        error = np.log(sum(step_seconds(self.table, Coefficients(**columns)).values())) - self.measured
-        return np.concatenate([self.weights * robust(error), theta / self.spreads], axis=-1)
-
-    def jacobian(self, theta: Floats) -> Floats:
-        return (self.residuals(theta + _STEP * np.eye(len(theta))) - self.residuals(theta)).T / _STEP
-
-
-# Two kinds of data-centre GPU that predict each other say little of a 72 W L4.
-LEAST_ERROR_OF_A_NEW_GPU = 0.2
-# Rows of the common error that a GPU's own is drawn to.
-DRAWN_ROWS = 20
-# Parts of a cross-validation.
-FOLDS = 8
-
-
-Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
-
-
-def fit(rows: Sequence[MeasuredRun], *, source: str, as_of: date, command: str) -> Calibration:
-    """Fit a calibration to ``rows``, with residuals by GPU and for left-out processors, frameworks and kinds."""
-    if not rows:
-        raise InvalidInputError("no measured runs", limit="at least one")
-    fitted = fit_rows(rows)
-    errors = left_out_errors(rows, lambda train: fit_rows(train or rows))
-    table = tabulate_rows(rows).assign(error=errors)
-    residuals = {}
-    for key, own in table.groupby("key").error:
-        drawn = math.sqrt(((own**2).sum() + DRAWN_ROWS * _rms(errors) ** 2) / (len(own) + DRAWN_ROWS))
-        residuals[str(key)] = Residual(rows=len(own), relative_error=round(drawn, 4))
-    new_gpu = _error_of_one_more(_left_out_kind_errors(table, "processor", "framework"))
-    new_framework = _error_of_one_more(_left_out_kind_errors(table, "framework", "processor"))
-    residuals[POOLED] = Residual(rows=0, relative_error=round(max(new_gpu, LEAST_ERROR_OF_A_NEW_GPU), 4))
-    residuals[NEW_FRAMEWORK] = Residual(rows=0, relative_error=round(new_framework, 4))
-    for kind in KINDS:
-        kind_errors = table.error[table.kind == kind].tolist()
-        residuals[kind] = Residual(rows=len(kind_errors), relative_error=round(_error_of_one_more(kind_errors), 4))
-    update = {"residuals": residuals, "source": source, "as_of": as_of, "command": command}
-    return fitted.model_copy(update=update)
-
-
-def tabulate_rows(rows: Sequence[MeasuredRun]) -> pd.DataFrame:
-    """Tabulate the rows with their residual key, kind, model, processor and framework."""
-    setups = [row.setup for row in rows]
-    return pd.DataFrame(
-        {
-            "row": rows,
-            "key": [
-                residual_key(s.hardware.gpu, s.recipe.precision, s.recipe.framework, pipelines=s.pipelines)
-                for s in setups
-            ],
-            "kind": [model_kind(setup.model) for setup in setups],
-            "model": [setup.model.name for setup in setups],
-            "processor": [setup.hardware.gpu.die for setup in setups],
-            "framework": [setup.recipe.framework for setup in setups],
-        }
-    )
-
-
 def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
-    """Fit a calibration without residuals to the measured time of one step of each run."""
-    problem = _Problem(rows)
-    start = np.zeros(len(problem.parameters))
-    solution = least_squares(problem.residuals, start, jac=problem.jacobian, method="lm", ftol=_ENOUGH)
+    """Fit a calibration without residuals to the measured time of one step of each run; suites weigh alike."""
+    start: dict[str, Any] = {name: {POOLED: item.value} for name, item in START.items() if name in _COEFFICIENTS}
     nothing = {POOLED: Residual(rows=0, relative_error=0.0)}
-    values = problem.fields(solution.x)
-    return Calibration(**values, residuals=nothing, rows=len(rows), source="", as_of=date.min, command="")
+    base = Calibration(**start, precision_efficiency={}, residuals=nothing, rows=len(rows), source="", as_of=date.min)
+    count = Counter(row.suite for row in rows)
+    weights = np.sqrt([len(rows) / len(count) / count[row.suite] for row in rows]) / NOISE
+    own = [factors(row.setup) for row in rows]
+    used = {key for names in own for keys in names.values() for key in keys}
+    spreads = {(field, key): START[field].spread if key == POOLED else START[field].group for field, key in used}
+    return _solve(rows, base, own, spreads, weights, (robust,))
+
+
+def adapt(rows: Sequence[MeasuredRun], base: Calibration, only: Collection[str] = ()) -> Calibration:
+    """Move the coefficients of ``base`` (``only`` some fields) that ``rows`` use; residuals stay the base's."""
+    own = [_own_factors(row, base, only) for row in rows]
+    spreads = {key: _spread(base, rows, *key) for names in own for keys in names.values() for key in keys}
+    # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.
+    return _solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR), (robust, redescending))
+
+
+def _solve(
+    rows: Sequence[MeasuredRun],
+    base: Calibration,
+    factors_of_rows: Sequence[Mapping[str, Sequence[Key]]],
+    spreads: Mapping[Key, float],
+    weights: Floats,
+    losses: Sequence[Loss],
+) -> Calibration:
+    """Multiply numbers of ``base`` by the factors that predict ``rows`` best.
+
+    Args:
+        factors_of_rows: each row's factors by coefficient, the most general first.
+        spreads: how far the logarithm of a factor may move; one of 0 stays.
+        losses: each continues where the one before ended.
+    """
+    parameters = sorted(key for key, spread in spreads.items() if spread > 0)
+    if not parameters:
+        return base
+    widths = np.array([spreads[key] for key in parameters])
+    place = {key: index for index, key in enumerate(parameters)}
+    start: Coefficients = stack([row.setup.coefficients(base) for row in rows])
+    columns = {}
+    for name in _COEFFICIENTS:
+        takes = np.zeros((len(rows), len(parameters)))  # rows x parameters, 0 or 1
+        for index, names in enumerate(factors_of_rows):
+            takes[index, [place[key] for key in names.get(name, ()) if key in place]] = 1.0
+        first = np.asarray(getattr(start, name))
+        columns[name] = np.where(takes.any(axis=1) & (first == 0), MANY_NODES_START_S, first), takes.T
+    table, measured = stack_tables(rows), np.log([row.step_time_s for row in rows])
+
+    def residuals(theta: Floats, loss: Loss) -> Floats:
+        """Compute weighted log errors, then parameters over spreads; theta may have rows."""
+        moved = {
+            name: np.minimum(first * np.exp(theta @ takes), START[name].most)
+            for name, (first, takes) in columns.items()
+        }
+        error = np.log(sum(step_seconds(table, Coefficients(**moved)).values())) - measured
+        return np.concatenate([weights * loss(error), theta / widths], axis=-1)
+
+    def jacobian(theta: Floats, loss: Loss) -> Floats:
+        return (residuals(theta + _STEP * np.eye(len(theta)), loss) - residuals(theta, loss)).T / _STEP
+
+    theta = np.zeros(len(parameters))
+    for loss in losses:
+        theta = least_squares(residuals, theta, jac=jacobian, method="lm", ftol=1e-6, kwargs={"loss": loss}).x
+    logs = dict(zip(parameters, theta.tolist(), strict=True))
+    update: dict[str, dict[str, float]] = {}
+    for names in factors_of_rows:
+        for keys in names.values():
+            moved_by: dict[str, float] = {}  # special values include the more general factors of their field
+            for field, key in keys:
+                moved_by[field] = moved_by.get(field, 0.0) + logs.get((field, key), 0.0)
+                if (field, key) in logs:
+                    value = min(_value(base, field, key) * math.exp(moved_by[field]), START[field].most)
+                    update.setdefault(field, dict(getattr(base, field)))[key] = float(f"{value:.6g}")
+    return base.model_copy(update=update)
+
+
+def _own_factors(row: MeasuredRun, base: Calibration, only: Collection[str]) -> dict[str, list[Key]]:
+    """List the most special factor of each field.
+
+    Not its processor where ``base`` knows that but not the code: how slow the code is says nothing of the processor.
+    What only many nodes show is for rows on several nodes whose code is new, or has shown it.
+    """
+    framework = row.setup.recipe.framework
+    known = framework in base.overhead or frameworks()[framework].fitted_as in base.overhead
+    one_node = np.asarray(row.setup.grid.nodes) <= 1
+    own: dict[str, list[Key]] = {}
+    for name, names in factors(row.setup).items():
+        special = {field: key for field, key in names if key != POOLED and (not only or field in only)}
+        for field, key in special.items():
+            of_processor = field in BY_PROCESSOR and key == row.setup.hardware.gpu.die
+            others = not known and of_processor and key in getattr(base, field)
+            hidden = field in OF_MANY_NODES and (one_node or (known and key not in getattr(base, field)))
+            if not others and not hidden:
+                own.setdefault(name, []).append((field, key))
+    return own
+
+
+def _value(base: Calibration, field: str, key: str) -> float:
+    """Value of the key: its own, else that of the code with the same kernels, its processor's, or the pooled one."""
+    values: dict[str, float] = getattr(base, field)
+    *processor, framework = key.split(" ")
+    profile = frameworks().get(framework)
+    same_kernels = " ".join([*processor, profile.fitted_as]) if profile and profile.fitted_as else key
+    value = next((values[name] for name in (key, same_kernels, key.split()[0], POOLED) if name in values), 1.0)
+    return value or MANY_NODES_START_S
+
+
+def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
+    """Distance that a coefficient may move, log units."""
+    is_known = key in getattr(base, field)
+    spread = MANY_NODES_SPREAD if field in OF_MANY_NODES else START[field].group
+    if is_known:
+        return spread * KNOWN_SPREAD
+    if field == "matmul_efficiency":
+        # The fit's spread covers only processors of data centres.
+        gpus = [row.setup.hardware.gpu for row in rows if row.setup.hardware.gpu.die == key]
+        spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
+    return spread
 
 
 def folds(rows: Sequence[MeasuredRun]) -> list[list[int]]:
     """Part positions into at most FOLDS parts: rows of one suite's model together, or one by one."""
-    keys: list[tuple[str, str]] = [(row.suite, row.setup.model.name) for row in rows]
+    keys = [(row.suite, row.setup.model.name) for row in rows]
     if len(set(keys)) == 1:
         keys = [("", f"{index:09}") for index in range(len(rows))]
-    groups = sorted(set(keys))
-    part = {group: index % FOLDS for index, group in enumerate(groups)}
-    parts: list[list[int]] = [[] for _ in range(min(FOLDS, len(groups)))]
+    part = {group: index % FOLDS for index, group in enumerate(sorted(set(keys)))}
+    parts: list[list[int]] = [[] for _ in range(min(FOLDS, len(part)))]
     for index, key in enumerate(keys):
         parts[part[key]].append(index)
     return parts
@@ -238,27 +270,36 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
     return errors
 
 
-def _left_out_kind_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
-    """Errors of predicting each value of ``column`` from a fit to the rest, where it knows ``other``."""
-    errors = []
-    for value, left in table.groupby(column):
-        rest = table[table[column] != value]
-        left = left[left[other].isin(rest[other])]
-        if len(left) and len(rest):
-            fitted = fit_rows(rest.row.tolist())
-            errors.append(_rms(log_errors(left.row.tolist(), fitted, new_gpus=column == "processor")))
-    return errors
+def key_of(setup: Setup) -> str:
+    """Key of a run's residual."""
+    recipe = setup.recipe
+    return residual_key(setup.hardware.gpu, recipe.precision, recipe.framework, pipelines=setup.pipelines)
 
 
-def _error_of_one_more(left_out: Sequence[float]) -> float:
-    """Prediction error of one more processor or framework; log 2 with fewer than two left out."""
-    count = len(left_out)
-    if count < 2:
-        return math.log(2)
-    spread = math.sqrt(sum(error * error for error in left_out) / count)
-    # Student's t at the quantile of a normal's standard deviation (0.8413).
-    return spread * float(t.ppf(norm.cdf(1), count - 1)) * math.sqrt(1 + 1 / count)
+def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
+    """Bring ``base``'s residuals of the rows' GPUs and kinds of models up to date.
 
-
-def _rms(errors: Floats) -> float:
-    return float(np.sqrt(np.mean(errors**2)))
+    Root mean square of the left-out errors and of ``base``'s, or what the 95th percentile of all rows or of one model
+    asks for if more: an unseen model may be like the worst. Rows of one model do not go below the smallest error of the
+    base: they do not show how others fare.
+    """
+    updated = dict(base.residuals)
+    least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
+    groups: dict[str, dict[str, list[float]]] = {}  # by key and model
+    for row, error in zip(rows, left_out.tolist(), strict=True):
+        for key in filter(None, (key_of(row.setup), model_kind(row.setup.model))):
+            groups.setdefault(key, {}).setdefault(row.setup.model.name, []).append(error)
+    for key, by_model in groups.items():
+        errors = [error for of_model in by_model.values() for error in of_model]
+        before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
+        squares = sum(error**2 for error in errors) + PRIOR_ROWS * before.relative_error**2
+        stated = math.sqrt(squares / (len(errors) + PRIOR_ROWS))
+        for tail in (errors, *by_model.values()):
+            if len(tail) >= ROWS_OF_A_TAIL:
+                # Weibull's rank, 0.95 (n + 1): of n rows it has one run in 20 above it on average.
+                worst = float(np.quantile(np.negative(tail), 0.95, method="weibull"))
+                stated = max(stated, worst / _NORMAL_P95)
+        if len(by_model) == 1:
+            stated = max(stated, min(least, before.relative_error))
+        updated[key] = Residual(rows=before.rows + len(errors), relative_error=round(stated, 4))
+    return updated

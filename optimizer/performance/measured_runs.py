@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,20 +91,26 @@ def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 
 def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
     """Read the usable runs, the refused lines, and the columns that have values and are never read."""
-    columns, table = read_table(path)
+    return usable_runs(read_table(path)[1], gpus)
+
+
+def usable_runs(
+    lines: Iterable[tuple[int, Mapping[str, Any]]], gpus: Mapping[str, Gpu]
+) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
+    """Part numbered lines into usable runs and refused lines; also return the filled columns that are never read."""
     rows: list[MeasuredRun] = []
     refused: list[Refused] = []
-    filled: set[str] = set()
+    filled: dict[str, None] = {}
     read = set(DESCRIPTIVE_COLUMNS)
-    for line, cells in table:
+    for number, cells in lines:
         try:
             row = Row(cells)
-            rows.append(_read_run(row, cells, gpus, line))
-            filled |= {name for name, cell in cells.items() if cell}
+            rows.append(_read_run(row, cells, gpus, number))
+            filled |= dict.fromkeys(name for name, cell in cells.items() if cell)
             read |= row.read
         except GpufleetError as error:
-            refused.append(Refused(line=line, row_id=cells.get("row_id") or "", reason=str(error)))
-    return rows, refused, [name for name in columns if name in filled - read]
+            refused.append(Refused(line=number, row_id=cells.get("row_id") or "", reason=str(error)))
+    return rows, refused, [name for name in filled if name not in read]
 
 
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
@@ -132,7 +139,7 @@ def throughput_error(log_error: Floats) -> Floats:
     return np.asarray(np.exp(-log_error) - 1)
 
 
-def _read_run(row: Row, cells: Mapping[str, str], gpus: Mapping[str, Gpu], line: int) -> MeasuredRun:
+def _read_run(row: Row, cells: Mapping[str, Any], gpus: Mapping[str, Gpu], line: int) -> MeasuredRun:
     return MeasuredRun(
         row_id=cells.get("row_id") or str(line),
         suite=cells.get("suite") or "",
@@ -143,7 +150,7 @@ def _read_run(row: Row, cells: Mapping[str, str], gpus: Mapping[str, Gpu], line:
     )
 
 
-def _read_positive(cells: Mapping[str, str], column: str) -> float:
+def _read_positive(cells: Mapping[str, Any], column: str) -> float:
     text = cells.get(column) or ""
     try:
         value = float(text)

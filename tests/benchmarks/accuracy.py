@@ -12,7 +12,7 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,10 +22,9 @@ import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
-from optimizer.performance.adapt import adapt
 from optimizer.performance.calibration import Calibration, load, model_kind
 from optimizer.performance.evaluate import estimate_case
-from optimizer.performance.fit import fit, fit_rows, folds, left_out_errors
+from optimizer.performance.fit import adapt, fit_rows, folds, left_out_errors
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import (
     LEARNED,
@@ -44,6 +43,7 @@ from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
 from tests.benchmarks.peers import PEERS, Answer, ask
+from tools.calibration import fit
 
 RESULTS = Path(__file__).parent / "results"
 OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"
@@ -167,7 +167,7 @@ def own_rows_curve(rows: Sequence[MeasuredRun]) -> dict[str, dict[int, float]]:
         own, others = [row for row in rows if row.suite == suite], [row for row in rows if row.suite != suite]
         if not others:
             continue
-        base = fit(others, source="", as_of=date.min, command="")
+        base = fit(others)
         curve[suite] = {0: mean_absolute_percentage(log_errors(own, base))}
         for count in (count for count in OWN_ROWS if count <= len(own) // 2):
             errors = []

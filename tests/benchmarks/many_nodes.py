@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.adapt import adapt
 from optimizer.performance.calibration import Calibration, load
+from optimizer.performance.fit import adapt
 from optimizer.performance.measured_runs import MANY_NODES, MeasuredRun, predict, read_runs
 from optimizer.performance.types import Bools, Floats
 

@@ -38,10 +38,8 @@ def test_the_newest_row_of_each_layout_calibrates_and_is_named(
     assert "measured/0123456789ab-torn.json is not JSON" in err
     assert result["unread_columns"] == []
     calibration = read_calibration(out)
-    assert calibration.provenance is not None
     origin = f"stack {deployed.names.stack}, measured 2026-11-23 to 2026-11-25"
-    assert calibration.provenance.file == origin and origin in calibration.source
-    assert calibration.command == f"gpufleet calibrate --from-stack --stack {deployed.names.stack}"
+    assert f"({origin})" in calibration.source
 
 
 def test_a_stack_without_rows_says_who_writes_them(deployed: DeployedStack, gpufleet: Gpufleet) -> None:

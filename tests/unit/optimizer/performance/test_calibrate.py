@@ -12,9 +12,10 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import DataMissingError
 from optimizer.performance.calibration import CALIBRATION, read_calibration
-from optimizer.performance.fit import fit, fit_rows
+from optimizer.performance.fit import fit_rows
 from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
+from tools.calibration import fit
 
 
 def some_rows(count: int, suite: str = "llmfoundry") -> list[dict[str, str]]:
@@ -48,7 +49,7 @@ def test_a_fit_recovers_the_coefficients_that_made_its_rows(tmp_path: Path) -> N
 def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
     rows = [row for row in some_rows(66) if row["gpu"] == "h100-80gb"][:4]
     read = read_runs(write(tmp_path / "runs.csv", rows), gpu_table())
-    fitted = fit(read, source="", as_of=date(2026, 11, 21), command="")
+    fitted = fit(read)
     assert fitted.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
 
 

@@ -11,17 +11,14 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
-from optimizer.performance.adapt import add_framework, add_processors
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
-from optimizer.performance.fit import fit, fit_rows
+from optimizer.performance.fit import fit_rows
 from optimizer.performance.measured_runs import (
     LEARNED,
-    MANY_NODES,
     NVIDIA,
     PUBLIC,
     RUNS,
     MeasuredRun,
-    learned_runs,
     log_errors,
     predict,
     read_runs,
@@ -32,6 +29,7 @@ from optimizer.performance.rows import estimate_rows
 from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, written_out_norms
+from tools.calibration import fit_shipped
 
 OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
 
@@ -135,11 +133,8 @@ def test_convolutional_networks_on_a_gpu_that_none_was_fitted_to_are_met() -> No
 
 def test_the_shipped_calibration_is_what_its_command_gives() -> None:
     """Refitted on the shipped rows, every coefficient comes out the same: no number was edited by hand."""
-    fitted_to = [*rows(), *learned_runs(gpu_table())]
-    fitted = fit(fitted_to, source=CALIBRATION.source, as_of=CALIBRATION.as_of, command=CALIBRATION.command)
-    fitted = add_framework(read_runs(MANY_NODES, gpu_table()), fitted)
-    fitted = add_processors(read_runs(NVIDIA, gpu_table()), fitted)
-    for name, value in fitted.model_dump(exclude={"residuals", "provenance"}).items():
+    fitted = fit_shipped()
+    for name, value in fitted.model_dump(exclude={"residuals", "source", "as_of"}).items():
         shipped = getattr(CALIBRATION, name)
         if isinstance(value, dict):
             assert value == pytest.approx(shipped, rel=0.02), name
