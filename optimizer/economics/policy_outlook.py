@@ -78,7 +78,7 @@ class ExponentialRun(SimulatedRun):
     ) -> None:
         losses = [random.uniform(0, job.checkpoint_hours) for _ in range(16)]
         launching = Launching(try_hours=delays.try_hours)
-        super().__init__([[]], 0.0, job, launching, [spot_price], policy, [job.restart_hours], losses)
+        super().__init__([[]], 0.0, job, launching, [[spot_price]], policy, [job.restart_hours], losses)
         self._delays = delays
         self._believed, self._survivors = believed, survivors
         self._random, self._means = random, (wait_hours, 1 / reclaims_per_hour if reclaims_per_hour else math.inf)
@@ -127,7 +127,7 @@ class ExponentialRun(SimulatedRun):
         """Take a node back: the others are paid until the controller gives them up."""
         super().reclaim(now_hours)
         self._lost_hours = now_hours
-        self.cost += self._survivors * REFUSED_REPLACEMENT / HOUR * self._prices[0]
+        self.cost += self._survivors * REFUSED_REPLACEMENT / HOUR * self._present[0]
         self._ending_hours = ENDING / HOUR
 
     def _draw_end(self) -> None:

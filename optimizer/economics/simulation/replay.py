@@ -79,8 +79,8 @@ def replay(
     """Simulate each of ``policies`` (of NAMES) from ``starts`` places of each trace, or of all traces ``together``.
 
     Together, every run meets the pools in an order of its own, so that no policy gains from the order of the files.
-    ``price_ratios`` are on-demand's price over each pool's spot price; by default the job's. ``told`` gets the policy's
-    name after it has been played on a trace.
+    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks); by default the
+    job's. ``told`` gets the policy's name after it has been played on a trace.
 
     Raises:
         InvalidInputError: the traces do not fit together, or one is shorter than the deadline.
@@ -160,7 +160,9 @@ def _cut(
     random = np.random.default_rng([seed, len(traces)])
     order = random.permuted(np.tile(np.arange(len(traces)), (starts, 1)), axis=1)
     available = np.take_along_axis(available, order[:, :, None], axis=1)
-    return available, prices[order]
+    if prices.ndim == 1:
+        return available, prices[order]
+    return available, np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
 
 
 def _check_fit(traces: Sequence[CapacityTrace]) -> None:

@@ -137,7 +137,7 @@ def published(name: str, row: str) -> str:
             super().advance(hours)
 
     asked, launching = job(4, 12), Launching(try_hours=1e-9)
-    prices, policy = [0.25], POLICIES[name](1, asked)
+    prices, policy = [[0.25]] * len(row), POLICIES[name](1, asked)
     Recorded(pools(row)[0].tolist(), 1.0, asked, launching, prices, policy, [0.5], [0.0]).play()
     return "".join(taken)
 
