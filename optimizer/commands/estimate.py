@@ -53,7 +53,8 @@ from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
-COUNT = click.IntRange(min=1, max=10**6)
+COUNT = click.IntRange(min=1, max=99_999)
+COUNT.name = "count"  # the type in click's help
 
 
 @click.command(
@@ -73,7 +74,7 @@ Presets: {", ".join(presets())}.""",
     help="EC2 type (p5.48xlarge): its GPUs, links and network.",
 )
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
-@click.option("--gpus", type=COUNT, help="GPUs in all, with --gpu.  [default: 8 a node]")
+@click.option("--gpus", type=COUNT, help="With --gpu; else 8 a node.")
 @click.option("--nodes", type=COUNT, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
 @workload_options
 @click.option(
@@ -84,7 +85,7 @@ Presets: {", ".join(presets())}.""",
     type=click.Choice(SHARDINGS),
     help="[default: zero3 for a decoder on several GPUs, zero1 with a pipeline, else ddp]",
 )
-@click.option("--tensor", type=COUNT, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--tensor", type=COUNT, default=1, show_default=True, help="Tensor ranks.")
 @click.option("--pipeline", type=COUNT, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--context", cls=FurtherOption, type=COUNT, default=1, show_default=True, help="Context-parallel ranks.")
 @click.option(
