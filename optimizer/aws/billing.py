@@ -94,14 +94,7 @@ class CostExplorer:
 
     def tagged(self, key: str, value: str, start: date, end: date) -> list[Billed]:
         """Return costs with this tag, from ``start`` to before ``end``."""
-        return self._read(start, end, {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}})
-
-    def untagged(self, key: str, region: str, start: date, end: date) -> list[Billed]:
-        """Return costs in ``region`` without tag ``key``: the stack's share is not known."""
-        absent = {"Tags": {"Key": key, "MatchOptions": ["ABSENT"]}}
-        return self._read(start, end, absent, {"Dimensions": {"Key": "REGION", "Values": [region]}})
-
-    def _read(self, start: date, end: date, *filters: Mapping[str, Any]) -> list[Billed]:
+        tagged = {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}}
         counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
         query: dict[str, Any] = {
             # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
@@ -109,7 +102,7 @@ class CostExplorer:
             "Granularity": "DAILY",
             "Metrics": ["UnblendedCost"],
             "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
-            "Filter": {"And": [*filters, counted]},
+            "Filter": {"And": [tagged, counted]},
         }
         billed: list[Billed] = []
         while True:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.ecr import EcrImage
@@ -15,9 +14,6 @@ from optimizer.contract.units import GIB
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
-# Age of an image at which `status` warns. AWS patches its images nightly, and lists drivers and kernels by release:
-# https://docs.aws.amazon.com/dlami/latest/devguide/dlami-release-archive-ubuntu.html
-MAX_AGE_DAYS = 60
 # An image of an image of an image: more copies than people make.
 _MAX_COPIES = 8
 
@@ -25,36 +21,6 @@ _MAX_COPIES = 8
 def newest(region: str, parameter: str) -> str:
     """Return the image id in a public SSM parameter (ssm:GetParameter); raises boto3's errors."""
     return str(clients.ssm(region).get_parameter(Name=parameter)["Parameter"]["Value"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageAge:
-    """An image and its age in days."""
-
-    id: str
-    days: int
-
-    @property
-    def old(self) -> bool:
-        """True from MAX_AGE_DAYS on."""
-        return self.days >= MAX_AGE_DAYS
-
-
-def read_age(ec2: EC2Client, image_id: str, instance_ids: Sequence[str], now: datetime) -> ImageAge | None:
-    """Return the age of an image, by default the instances'; None without either, or where AWS has no date.
-
-    Raises boto3's errors.
-    """
-    if not image_id and instance_ids:
-        # A filter passes over instances that EC2 does not know yet, and takes 200 values:
-        # https://github.com/apache/druid/pull/1954
-        known = paging.instances(ec2, Filters=paging.filters({"instance-id": instance_ids[:100]}))
-        image_id = next((instance.get("ImageId", "") for instance in known), "")
-    if not image_id:
-        return None
-    images = ec2.describe_images(ImageIds=[image_id], IncludeDeprecated=True)["Images"]
-    created = next((image.get("CreationDate", "") for image in images), "")
-    return ImageAge(id=image_id, days=(now - datetime.fromisoformat(created)).days) if created else None
 
 
 def ancestors(ec2: EC2Client, image: Any) -> Iterator[Any]:

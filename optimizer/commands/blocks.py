@@ -16,7 +16,6 @@ from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
-from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
@@ -61,12 +60,11 @@ def search_options(function: F) -> F:
         click.option(
             "--region",
             metavar="REGION",
-            shell_complete=complete_regions,
             help="Region.  [default: PLAN's, or the AWS profile's]",
         ),
         click.option("--hours", type=Hours(), help="Length: 48, 3d. AWS sells whole days, above 14 days weeks."),
         click.option("--nodes", type=click.IntRange(1), help="Nodes; at most 64."),
-        click.option("--instance-type", metavar="TYPE", shell_complete=complete_instance_types, help="Type."),
+        click.option("--instance-type", metavar="TYPE", help="Type."),
         plan_number_option,
         click.argument("plan", required=False),
     )

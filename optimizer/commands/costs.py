@@ -31,16 +31,12 @@ DAY_COLUMNS = ("day", "part", "service", "usage_type", "usd", "estimated")
 
 @dataclass(kw_only=True)
 class StackBill:
-    """A stack's costs from ``start`` to before ``end`` (UTC); None where they could not be read.
-
-    ``untagged`` costs are those of the whole region without the tag, of any owner.
-    """
+    """A stack's costs from ``start`` to before ``end`` (UTC); None where they could not be read."""
 
     start: date
     end: date
     tag: TagState = "unknown"
     billed: list[Billed] | None = None
-    untagged: list[Billed] | None = None
     state: ControllerState | None = None
     requests: int = 0
     notes: list[str] = field(default_factory=list)
@@ -63,7 +59,7 @@ Example:
 def command(stack: str | None, directory: Path, since: datetime | None, output_format: str) -> None:
     """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
 
-    Cost Explorer bills 0.01 USD a request; this command makes at most three, and one more for each further page. Its
+    Cost Explorer bills 0.01 USD a request; this command makes at most two, and one more for each further page. Its
     data are hours to days old; the controller's meter, which enforces the ceiling, is a minute old, at the plan's
     prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
     """
@@ -101,7 +97,6 @@ def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
         bill.tag = explorer.tag_state(TAG)
         if bill.tag in ("active", "unknown"):
             bill.billed = explorer.tagged(TAG, names.stack, bill.start, bill.end)
-            bill.untagged = explorer.untagged(TAG, names.region, bill.start, bill.end)
     except errors.AWS_ERRORS as error:
         reason = f"Cost Explorer cannot be read: {errors.reason(error)}"
         if bill.state is None:
@@ -186,7 +181,6 @@ def as_json(names: Names, plan: FleetPlan, bill: StackBill) -> dict[str, Any]:
         "parts": compare(plan, bill),
         "newest_day": max((line.day for line in bill.billed or ()), default=None),
         "days": None if bill.billed is None else [_row(line) for line in bill.billed],
-        "untagged_in_region_usd": None if bill.untagged is None else round(sum(line.usd for line in bill.untagged), 2),
         "meter": meter,
         "cost_explorer_requests": bill.requests,
         "notes": bill.notes,
@@ -228,9 +222,3 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
         )
     elif bill.billed is not None:
         write_text(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")
-    if bill.untagged is not None:
-        usd = sum(line.usd for line in bill.untagged)
-        write_text(
-            f"\n{usd:,.2f} USD were billed in {plan.region} without the tag {TAG}, of whomever: alarms, metrics and "
-            "some requests carry no tags, and neither does what ran before the tag was active."
-        )

@@ -16,7 +16,6 @@ from bootstrap.contract.fine_tuning import FineTuning
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
-from optimizer.commands.hardware_options import complete_instance_types
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import OutputFile
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_notes, write_table, write_text
@@ -70,7 +69,6 @@ Presets: {", ".join(presets())}.""",
 @model_option
 @click.option(
     "--instance-type",
-    shell_complete=complete_instance_types,
     help="EC2 type (p5.48xlarge): its GPUs, links and network.",
 )
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")

@@ -12,7 +12,6 @@ import click
 from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
-from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
@@ -176,7 +175,6 @@ Example:
     "regions",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=complete_regions,
     help="Region or pattern (us-*); repeatable.",
 )
 @click.option(
@@ -184,7 +182,6 @@ Example:
     "types",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=complete_instance_types,
     help="Instance type or pattern (p5*); repeatable.",
 )
 @click.option(

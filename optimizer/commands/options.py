@@ -209,17 +209,11 @@ def list_stacks(directory: Path) -> list[str]:
     return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in paths)
 
 
-def complete_stacks(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the stacks of the current folder that begin so."""
-    return [name for name in list_stacks(Path()) if name.startswith(incomplete)]
-
-
 def one_stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
     stack = click.option(
         "--stack",
         metavar="NAME",
-        shell_complete=complete_stacks,
         help="Pulumi stack.  [default: the folder's only one]",
     )
     return stack(directory_option(function))
@@ -231,7 +225,6 @@ def stack_options(function: F) -> F:
         "--stack",
         required=True,
         metavar="NAME",
-        shell_complete=complete_stacks,
         help="Pulumi stack, as named to stack set.",
     )
     return stack(directory_option(function))

@@ -12,18 +12,12 @@ from optimizer.commands.options import F
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.request import Workload
 from optimizer.performance.calibration import Calibration, load, read_calibration
-from optimizer.workload.presets import presets
-
-
-def _complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in presets() if name.startswith(incomplete.lower())]
 
 
 def model_option(function: F) -> F:
     """Add ``--model``, passed to the command as ``model``: a text or None."""
     return click.option(
         "--model",
-        shell_complete=_complete_models,
         help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
     )(function)
 

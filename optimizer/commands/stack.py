@@ -12,7 +12,7 @@ from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from infra.images import dlami_of
 from infra.refusals import plan_refusals
-from infra.settings import LUSTRE_FOLDER, WITH_LUSTRE_CLIENT, ConfigError
+from infra.settings import ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
 from optimizer.aws.file_systems import find_file_system
@@ -163,8 +163,7 @@ def put_plan(
         say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":
             say(f"once: pulumi config set {POLICY_KEY} adaptive")
-    now = {CONTAINER_KEY: container, FILE_SYSTEM_KEY: mounted}
-    for line in _missing_settings(stack, chosen, {**before, **{key: new for key, new in now.items() if new}}):
+    for line in _missing_settings(chosen, before):
         say(f"once: {line}")
 
 
@@ -248,32 +247,10 @@ def _find_file_system(file_system_id: str, plan: FleetPlan) -> dict[str, str]:
     return {"address": found.address, "securityGroup": found.security_groups[0]}
 
 
-def _needs_wheels(plan: FleetPlan, config: Mapping[str, Any]) -> bool:
-    if config.get(CONTAINER_KEY):
-        return str(config.get("gpufleet:data") or "").startswith("s3://")
-    try:
-        torch = dlami_of(plan).torch
-    except ConfigError:
-        return False
-    own_code = plan.beyond_trainer or config.get("gpufleet:trainCommand") or config.get("gpufleet:trainDir")
-    return not (torch and own_code) or bool(config.get("gpufleet:requirements"))
-
-
-def _missing_settings(stack: str, plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
-    covered = any(config.get(f"gpufleet:{key}") for key in ("wheels", "amiId", "vpcId"))
-    reaches_an_index = str(config.get("gpufleet:nat")).lower() == "true"
-    if not (covered or reaches_an_index) and _needs_wheels(plan, config):
-        yield f"gpufleet stack wheels --stack {stack} packs what the nodes' image lacks"
-    reservation = plan.purchase.capacity_reservation_id
-    if reservation and len(plan.zone_ids) != 1 and not config.get("gpufleet:zoneId"):
-        yield f"pulumi config set gpufleet:zoneId ZONE, the zone {reservation} is in"
-    if plan.lustre or config.get(FILE_SYSTEM_KEY):
-        if not config.get("gpufleet:data"):
-            data = "s3://BUCKET/PREFIX, which" if plan.lustre else f"{LUSTRE_FOLDER}/FOLDER, which"
-            yield f"pulumi config set gpufleet:data {data} the file system shows"
-        if not (config.get("gpufleet:amiName") or config.get("gpufleet:amiId")):
-            yield f'pulumi config set gpufleet:amiName "{WITH_LUSTRE_CLIENT}", which has a Lustre client for its kernel'
-    if plan.staging and plan.staging.data_region and not (reaches_an_index or config.get("gpufleet:vpcId")):
+def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
+    """Settings without which nodes idle or fail; the Pulumi program itself refuses a stack without the others."""
+    has_way_out = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
+    if plan.staging and plan.staging.data_region and not has_way_out:
         # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
         yield f"pulumi config set gpufleet:nat true; S3's endpoint reaches no bucket in {plan.staging.data_region}"
     if config.get("gpufleet:trainCommand"):

@@ -11,7 +11,6 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
-from optimizer.commands.hardware_options import complete_instance_types, complete_regions
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
@@ -86,7 +85,6 @@ Example:
     "--region",
     "regions",
     metavar="R",
-    shell_complete=complete_regions,
     help="Region or pattern (us-*; eu-* includes London and Zurich); repeatable, or with commas.",
 )
 @_repeatable_option(
@@ -111,7 +109,6 @@ Example:
     "--instance-type",
     "instance_types",
     metavar="T",
-    shell_complete=complete_instance_types,
     help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable, or with commas.",
 )
 @_repeatable_option(

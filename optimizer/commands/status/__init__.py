@@ -14,13 +14,11 @@ import click
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.state import ControllerState
-from bootstrap.contract.words import counted
 from infra.naming import Names
-from optimizer.aws.images import MAX_AGE_DAYS
 from optimizer.commands.options import FiniteRange, one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
+from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare, headline
@@ -93,7 +91,7 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
             reading = read_file(file, names)
         ahead = forecast(plan, reading)
         measures = compare(plan, reading, ahead)
-        told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack), *image_notices(reading, file)]
+        told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack)]
         if output_format == "json":
             write_json(as_json(names, plan, reading, measures, ahead) | {"notices": told})
         elif output_format == "csv":
@@ -109,23 +107,6 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         except KeyboardInterrupt:
             return
         click.echo("")
-
-
-def image_notices(reading: Reading, file: StackFile) -> list[str]:
-    """Warn of an old image: it lacks the fixes since, and its owner may withdraw it."""
-    image = reading.image
-    if image is None or not image.old:
-        return []
-    newer = f"gpufleet stack set PLAN --stack {file.stack} --new-image"
-    if file.config.get("gpufleet:amiId"):
-        newer = "build a newer one, pulumi config set gpufleet:amiId ID"
-    elif file.config.get("gpufleet:amiName"):
-        newer = "pulumi config set gpufleet:amiName NAME of a newer one"
-    return [
-        f"the image {image.id} is {counted(image.days, 'day')} old (limit {MAX_AGE_DAYS}) and lacks "
-        f"the fixes since: {newer}, "
-        "then pulumi up; a gang boots it at its next start"
-    ]
 
 
 def as_json(
@@ -149,7 +130,6 @@ def as_json(
         "progress": progress and asdict(progress),
         "copies": reading.copies,
         "gpus": {node: to_json(minutes[-1]) for node, minutes in reading.gpus.items()},
-        "image": reading.image and asdict(reading.image),
         "measured_run": reading.measured and to_json(reading.measured),
         "forecast": ahead and asdict(ahead) | {"slow": ahead.slow, "late": ahead.late},
         "measures": measures,

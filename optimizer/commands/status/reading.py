@@ -15,10 +15,9 @@ from bootstrap.contract.state import ControllerState
 from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
 from optimizer.aws.actuals import DeployedGroup, LaunchFailure
-from optimizer.aws.images import ImageAge, read_age
 from optimizer.aws.log_group import NodeMinute, read_copies, read_gpus
 from optimizer.aws.training import MeasuredRuns, TrainingProgress, read_measured, read_progress
-from optimizer.commands.stack_file import IMAGE_KEY, StackFile
+from optimizer.commands.stack_file import StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 T = TypeVar("T")
@@ -38,7 +37,6 @@ class Reading:
     failures: tuple[LaunchFailure, ...] = ()
     progress: TrainingProgress | None = None
     measured: MeasuredRow | None = None  # newest of the present run
-    image: ImageAge | None = None
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
     copies: Mapping[str, str] = field(default_factory=dict)  # progress of staging by instance id
     gang_window: timedelta | None = None  # limit of a gang that is not whole
@@ -62,9 +60,7 @@ class Reading:
 
 def read_file(file: StackFile, names: Names) -> Reading:
     """Read each part of a stack now, with what its configuration tells."""
-    pinned = file.config.get(IMAGE_KEY)
-    image_id = file.config.get("gpufleet:amiId") or (pinned.get("id") if isinstance(pinned, Mapping) else "")
-    reading = read(names, datetime.now(UTC), str(image_id or ""))
+    reading = read(names, datetime.now(UTC))
     minutes = float(file.config.get("gpufleet:gangWindowMinutes") or DEFAULT_GANG_WINDOW_MINUTES)
     copies = str(file.config.get("gpufleet:data") or "").startswith("s3://")
     staging_s = limit_s(file.plan.staging.node_hours * 3600 if file.plan.staging else 0.0) if copies else 0
@@ -72,11 +68,8 @@ def read_file(file: StackFile, names: Names) -> Reading:
     return reading
 
 
-def read(names: Names, now: datetime, image_id: str = "") -> Reading:
-    """Read each part of a stack; without group and state it is a DataMissingError.
-
-    ``image_id`` is the configured image; by default the image of a node.
-    """
+def read(names: Names, now: datetime) -> Reading:
+    """Read each part of a stack; without group and state it is a DataMissingError."""
     reading = Reading(at=now)
     region, bucket, prefix = names.region, names.bucket, names.control_prefix
     s3, autoscaling = clients.s3(region), clients.autoscaling(region)
@@ -93,14 +86,12 @@ def read(names: Names, now: datetime, image_id: str = "") -> Reading:
     if reading.state is not None:
         reading.measured = _read_measured(reading, names, reading.state.run_id)
     if reading.group is not None:
-        ids = [node.instance_id for node in reading.group.nodes]
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.groups), None)
         reading.group = actuals.with_launches(reading.group, launches or {})
         if launches is not None and reading.state and not reading.state.is_silent(now):
             alive = [key for key, instance in reading.state.instances.items() if not instance.ended_at]
             reading.detached = tuple(sorted(set(alive) - launches.keys()))
-        reading.image = reading.attempt("image", lambda: read_age(ec2, image_id, ids, now), None)
         since = now - FAILURES_WINDOW
         reading.failures = reading.attempt(
             "failed launches", lambda: actuals.read_failures(autoscaling, names.groups, since=since), ()

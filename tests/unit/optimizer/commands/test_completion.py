@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.shell_completion import ShellComplete
 
-from optimizer.catalog import load
 from optimizer.cli import cli
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
@@ -22,20 +19,6 @@ def test_each_shell_gets_its_script(gpufleet: Gpufleet, monkeypatch: pytest.Monk
     monkeypatch.setenv("_GPUFLEET_COMPLETE", f"{shell}_source")
     code, out, _ = gpufleet()
     assert code == 0 and f"_GPUFLEET_COMPLETE={shell}_complete" in out
-
-
-def test_models_types_and_regions_are_completed() -> None:
-    assert {"llama-3.1-8b", "llama-3.1-70b"} <= set(completed("recommend", "--model", incomplete="llama-3.1"))
-    for command, flag in (
-        ("recommend", "--instance-type"),
-        ("estimate", "--instance-type"),
-        ("offers", "--instance-type"),
-    ):
-        names = completed(command, flag, incomplete="p5")
-        assert "p5.48xlarge" in names and all(name.startswith("p5") for name in names)
-    known = {offer.region for offer in load().offers}
-    assert set(completed("what-if", "--region")) == known
-    assert completed(incomplete="stat") == ["status"]
 
 
 @pytest.mark.parametrize(("word", "meant"), [("recomend", "recommend"), ("what_if", "what-if"), ("stak", "stack")])
@@ -71,14 +54,3 @@ def test_help_is_one_screen_and_help_all_has_the_rest(gpufleet: Gpufleet) -> Non
 def test_options_of_a_command_below_logs_go_behind_its_name(gpufleet: Gpufleet) -> None:
     code, _, err = gpufleet("logs", "--rank", "3", "trace")
     assert code == 2 and "options of trace go behind its name" in err
-
-
-def test_stacks_are_completed_and_a_broken_catalog_completes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Pulumi.yaml").touch()
-    (tmp_path / "Pulumi.dev.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    assert completed("status", "--stack") == ["dev"]
-    monkeypatch.setenv("GPUFLEET_CATALOG", str(tmp_path))
-    assert completed("recommend", "--region") == completed("recommend", "--instance-type") == []

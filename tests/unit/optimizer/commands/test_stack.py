@@ -125,27 +125,6 @@ def test_a_move_to_another_region_is_said(project: Path) -> None:
 
 # AWS's image with torch suits a gang without EFA (infra/images.py).
 WITHOUT_EFA = merged(SPOT_P4D, {"node": {"efa_cards": 0}})
-LLAMA = {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("nat: true", False),
-        ("nat: 'true'", False),
-        ("nat: false", True),
-        ("amiName: x", True),
-        ("amiId: ami-0123456789abcdef0", False),
-        ("trainCommand: train.py", False),
-        ("trainCommand: train.py\n  gpufleet:requirements: own.txt", True),
-    ],
-)
-def test_wheels_are_asked_for_where_nodes_need_them(project: Path, key: str, said: bool) -> None:
-    (project / "Pulumi.dev.yaml").write_text(f"config:\n  gpufleet:{key}\n")
-    plan = write(project, merged(WITHOUT_EFA, LLAMA))
-    assert ("once: gpufleet stack wheels --stack dev" in run(project, plan).stdout) is said
-
-
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
 
 
@@ -195,7 +174,6 @@ def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aw
     plan, file = write(project, SPOT_P4D), project / "Pulumi.dev.yaml"
     done = run(project, plan, "--image", f"{REPOSITORY}:1")
     assert f"container image: {REPOSITORY}@{DIGEST}, 9.5 GiB compressed" in done.stdout
-    assert "once: gpufleet stack wheels" not in done.stdout, "torch is in the image"
     assert yaml.safe_load(file.read_text())["config"]["gpufleet:image"] == f"{REPOSITORY}@{DIGEST}"
     assert "stays (--image URI takes another)" in run(project, plan).stdout
     before = file.read_text()
@@ -218,8 +196,6 @@ def test_an_existing_file_system_is_looked_up(project: Path, aws: FakeAws) -> No
     done = run(project, plan, "--file-system", FILE_SYSTEM)
     assert f"file system: {ADDRESS} (gpufleet:fileSystem), beside the plan's cost" in done.stdout
     assert "gpufleet:vpcId vpc-00000001, and gpufleet:subnetIds to a subnet in its zone use1-az2" in done.stdout
-    assert "once: pulumi config set gpufleet:data /mnt/lustre/FOLDER" in done.stdout
-    assert 'once: pulumi config set gpufleet:amiName "Deep Learning' in done.stdout
     kept = yaml.safe_load(file.read_text())["config"]["gpufleet:fileSystem"]
     assert kept == {"address": ADDRESS, "securityGroup": "sg-0123456789abcdef0"}
     FileSystemSettings.model_validate(kept)
@@ -229,28 +205,6 @@ def test_an_existing_file_system_is_looked_up(project: Path, aws: FakeAws) -> No
     aws.answers["DescribeFileSystems"] = Refusal("AccessDeniedException", 400)
     assert "fsx:DescribeFileSystems" in str(run(project, plan, "--file-system", FILE_SYSTEM).exception)
     assert file.read_text() == before
-    assert "/mnt/lustre/FOLDER" in run(project, plan).stdout, "what stays is still to be completed"
-
-
-def test_the_zone_of_a_reservation_is_asked_for(project: Path) -> None:
-    purchase = {"option": "reserved", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
-    plan = write(project, merged(SPOT_P4D, {"purchase": purchase, "zone_ids": ["use1-az1", "use1-az6"]}))
-    assert (
-        "once: pulumi config set gpufleet:zoneId ZONE, the zone cr-0123456789abcdef0 is in" in run(project, plan).stdout
-    )
-    path = project / "Pulumi.dev.yaml"
-    path.write_text(path.read_text() + "  gpufleet:zoneId: use1-az6\n")
-    assert "once: pulumi config set gpufleet:zoneId" not in run(project, plan).stdout
-
-
-def test_a_file_system_s_data_and_an_image_with_its_client_are_asked_for(project: Path) -> None:
-    lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
-    plan = write(project, merged(SPOT_P4D, {"lustre": lustre}))
-    asked = [line for line in run(project, plan).stdout.splitlines() if line.startswith("once: pulumi config set")]
-    assert [line.split()[4] for line in asked[:2]] == ["gpufleet:data", "gpufleet:amiName"]
-    path = project / "Pulumi.dev.yaml"
-    path.write_text(f"{path.read_text()}  gpufleet:data: s3://corpus/tokens\n  gpufleet:amiId: ami-0123456789\n")
-    assert not {"gpufleet:data", "gpufleet:amiName"} & set(run(project, plan).stdout.split())
 
 
 @pytest.mark.parametrize(
