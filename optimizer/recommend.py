@@ -158,7 +158,7 @@ def recommend(
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
     candidates = list(dict.fromkeys([*ranking.pareto, *chosen, *contrasts]))
     built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
-    plans = dict(zip(candidates, built, strict=True))
+    plans = {candidate: plan.seal() for candidate, plan in zip(candidates, built, strict=True)}
     for candidate in chosen[:PRICED_PLANS]:
         outlook = price_policies(plans[candidate])
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})

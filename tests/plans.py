@@ -53,7 +53,12 @@ SPOT_P4D: dict[str, Any] = {
         "grad_accum": 2,
         "activation_checkpointing": "full",
     },
-    "memory": {"peak_gib": 30.0, "limit_gib": 38.0, "breakdown": {"states": 10.0, "activations": 20.0}},
+    "memory": {
+        "peak_gib": 30.0,
+        "p95_gib": 30.0,
+        "limit_gib": 38.0,
+        "breakdown": {"states": 10.0, "activations": 20.0},
+    },
     "step_time_s": 7.2,
     "tokens_per_second": 36408.9,
     "mfu": 0.35,
@@ -67,8 +72,12 @@ SPOT_P4D: dict[str, Any] = {
     "interruption": {
         "rate": 0.0002,
         "source": "test",
+        "wait_hours": 1.0247005988023952,
         "expected_count": 0.002,
         "checkpoint_interval_s": 600,
+        "checkpoint_stall_s": 0.0,
+        "checkpoint_save_s": 0.0,
+        "checkpoint_usd": 0.0,
         "lost_hours": 0.01,
     },
     "prices": [

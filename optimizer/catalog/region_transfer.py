@@ -44,14 +44,14 @@ def transfer_price(from_region: str, to_region: str) -> TransferPrice:
     return replace(highest, **pair, source=f"{bound}; {highest.source}")
 
 
-def transfer_usd(gib: float, from_region: str | None, to_region: str, usd_per_gb: float | None = None) -> float:
-    """Return USD for ``gib`` at the table's price, or another; 0 within a region, or from none.
+def transfer_usd(gib: float, from_region: str | None, to_region: str) -> float:
+    """Return USD for ``gib`` at the table's price; 0 within a region, or from none.
 
     A GB counts as 10^9 bytes, the dearer reading: AWS's pages do not say which it is.
     """
     if from_region in (None, to_region):
         return 0.0
-    return gib * GIB / 1e9 * (usd_per_gb or transfer_price(from_region, to_region).usd_per_gb)
+    return gib * GIB / 1e9 * transfer_price(from_region, to_region).usd_per_gb
 
 
 @cache

@@ -6,6 +6,7 @@ readable: fields may be added with a default, none renamed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from datetime import date, datetime, timedelta
@@ -107,10 +108,7 @@ class NodeSpec(_Model):
     network_gbit_per_s: Positive = Field(description="Network bandwidth of one instance, Gbit/s.")
     network_cards: Count
     efa_cards: int = Field(ge=0, description="EFA interfaces to attach; 0 where the type has none.")
-    gpudirect: bool | None = Field(
-        default=None,
-        description="EFA reads and writes GPU memory; false without EFA, null in plans of before 2026-11-23.",
-    )
+    gpudirect: bool = Field(description="EFA reads and writes GPU memory; false without EFA.")
     interconnect: Literal["none", "pcie", "nvlink", "nvswitch"]
     cpu_architecture: Literal["x86_64", "arm64"]
 
@@ -121,8 +119,8 @@ class NodeSpec(_Model):
 
     @property
     def needs_efa(self) -> bool:
-        """True where NCCL has to use EFA; an older plan does not say that EFA has no GPUDirect RDMA."""
-        return self.efa_cards > 0 and self.gpudirect is not False
+        """True where NCCL has to use EFA."""
+        return self.efa_cards > 0 and self.gpudirect
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
@@ -247,8 +245,8 @@ class Memory(_Model):
     """Peak GPU memory of the fullest rank."""
 
     peak_gib: Positive
-    p95_gib: Positive | None = left_out(
-        "95th percentile of the peak, with what CUDA streams keep from each other; binds the limit."
+    p95_gib: Positive = Field(
+        description="95th percentile of the peak, with what CUDA streams keep from each other; binds the limit."
     )
     limit_gib: Positive = Field(description="What a process can have on this GPU, GiB.")
     breakdown: dict[str, NonNegative] = Field(description="GiB by part; the parts add up to peak_gib.")
@@ -371,17 +369,17 @@ class Interruption(_Model):
     )
     expected_count: NonNegative = Field(description="Interruptions of the whole fleet over the run.")
     checkpoint_interval_s: Positive
-    checkpoint_stall_s: NonNegative | None = Field(None, description="What one checkpoint stops the training for.")
-    checkpoint_save_s: NonNegative | None = Field(
-        None, description="From a checkpoint's step until it is stored and counts, beside the training."
+    checkpoint_stall_s: NonNegative = Field(description="What one checkpoint stops the training for.")
+    checkpoint_save_s: NonNegative = Field(
+        description="From a checkpoint's step until it is stored and counts, beside the training."
     )
-    checkpoint_usd: NonNegative | None = Field(None, description="S3's price of one checkpoint that is pruned later.")
+    checkpoint_usd: NonNegative = Field(description="S3's price of one checkpoint that is pruned later.")
     lost_hours: NonNegative = Field(description="Expected hours lost to recomputation, restarts and copies of data.")
 
     @property
     def most_lost_s(self) -> float:
         """Most work that one interruption undoes, s: an interval, and what was not stored yet."""
-        return self.checkpoint_interval_s + (self.checkpoint_save_s or 0.0)
+        return self.checkpoint_interval_s + self.checkpoint_save_s
 
 
 # Markets that nodes are bought in, with their words in a price's ``item``. Saved plans have these words: do not reword.
@@ -600,15 +598,13 @@ class FleetPlan(_Model):
         "Proposed spot policy of a plan with a fallback and a deadline, with its hours and dollars."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_the_past(cls, data: Any) -> Any:
-        """Saved plans stay readable: those of before the one score say which plan they passed over."""
-        return {key: value for key, value in data.items() if key != "passed_over"} if isinstance(data, dict) else data
+    digest: str = left_out("Digest of the other fields, spot_policy aside: a changed plan is refused.", default="")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         problems = self._problems()
+        if not problems and self.digest not in ("", self._own_digest):
+            problems = ["a field was changed since recommend wrote the plan: change the request, and recommend again"]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -638,11 +634,8 @@ class FleetPlan(_Model):
             problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
         if job.steps != math.ceil(job.samples / job.global_batch):
             problems.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
-        for name, gib in (("peak_gib", memory.peak_gib), ("p95_gib", memory.p95_gib or 0.0)):
-            if gib > memory.limit_gib:
-                problems.append(f"memory.{name} {gib} is above limit_gib {memory.limit_gib}")
-        if memory.p95_gib and memory.p95_gib < memory.peak_gib:
-            problems.append(f"memory.p95_gib {memory.p95_gib} is below peak_gib {memory.peak_gib}")
+        if not memory.peak_gib <= memory.p95_gib <= memory.limit_gib:
+            problems.append(f"memory.p95_gib {memory.p95_gib} is not between peak_gib {memory.peak_gib} and limit_gib")
         if memory.limit_gib > self.node.gpu_memory_gib:
             problems.append(f"memory.limit_gib {memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
         if not math.isclose(sum(memory.breakdown.values()), memory.peak_gib, rel_tol=0.01, abs_tol=0.01):
@@ -731,6 +724,7 @@ class FleetPlan(_Model):
             "expected": None if alternate.node else self.expected,
             **dict.fromkeys(("step_breakdown_s", "spot_range")),
             "alternates": (),
+            "digest": "",
         }
         # Not model_copy, which keeps the values of cached properties.
         return FleetPlan.model_construct(**fields)
@@ -871,6 +865,17 @@ class FleetPlan(_Model):
             nodes = self.compute_usd_per_hour
         running = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
         return ((0.0 if committed else nodes) + running) * self.reserve_s / 3600
+
+    @property
+    def _own_digest(self) -> str:
+        text = json.dumps(self.model_dump(mode="json", exclude={"digest", "spot_policy"}))
+        # A YAML or JSON tool may write 5.0 as 5.
+        plain = json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+    def seal(self) -> FleetPlan:
+        """Return the plan with its digest."""
+        return self.model_copy(update={"digest": self._own_digest})
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""

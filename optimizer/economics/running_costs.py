@@ -52,21 +52,17 @@ def running_costs(
     region: str,
     checkpoint_gib: float,
     *,
-    volumes: Volumes = Volumes(),  # noqa: B008 (frozen)
-    kept: int = PlannedJob.model_fields["checkpoints_kept"].default,
     data_gib: float = 0.0,
     data_region: str | None = None,
     lustre_gib: int = 0,
-    carry_usd_per_gb: float | None = None,
 ) -> RunningCosts:
     """Look up a region's running costs.
 
     Args:
-        kept: checkpoints in S3.
         data_gib: training data in S3, in ``data_region``.
         lustre_gib: storage of a Lustre file system; 0 for none.
-        carry_usd_per_gb: price of bytes out of ``data_region``; the table's by default.
     """
+    volumes, kept = Volumes(), PlannedJob.model_fields["checkpoints_kept"].default
     s3_usd = catalog.unit_price("s3-standard-storage", region).usd
     lustre_usd = lustre_gib * catalog.unit_price("lustre-storage", region).usd if lustre_gib else 0.0
     return RunningCosts(
@@ -82,7 +78,7 @@ def running_costs(
         lustre_usd_per_month=lustre_usd,
         read_request_usd=catalog.unit_price("s3-read-request", region).usd if data_gib else 0.0,
         data_region=data_region if data_region != region else None,
-        carry_usd=transfer_usd(data_gib, data_region, region, carry_usd_per_gb),
+        carry_usd=transfer_usd(data_gib, data_region, region),
         checkpoint_usd=checkpoint_usd(catalog, region, checkpoint_gib),
     )
 

@@ -119,7 +119,7 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     """Split the expected hours; the parts add up to them (docs/economics.md)."""
     training = plan.job.steps * plan.step_time_s / 3600
     useful = plan.hours.expected - plan.interruption.lost_hours
-    stalls = useful * _stall_s(plan) / plan.interruption.checkpoint_interval_s
+    stalls = useful * plan.interruption.checkpoint_stall_s / plan.interruption.checkpoint_interval_s
     staging = plan.staging.hours if plan.staging else 0.0
     interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls - staging
     return {
@@ -130,10 +130,6 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
         "stalls for checkpoints": stalls,
         "interruptions": max(0.0, interruptions),
     }
-
-
-def _stall_s(plan: FleetPlan) -> float:
-    return plan.interruption.checkpoint_stall_s or 0.0  # none in a plan of before it was written
 
 
 def group_rejections(rejected: Iterable[Rejection]) -> list[FactGroup]:

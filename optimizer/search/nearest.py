@@ -229,7 +229,7 @@ def _build(
     """The answer's first plan with ``changes``, which are rounded up; old spot prices head nothing."""
     moved = problem.revise(**changes)
     (plan,) = PlanBuilder(moved).build([rank_first(tables, moved.request) or candidate])
-    return NearestPlan(changes=changes, distance=distance, plan=plan)
+    return NearestPlan(changes=changes, distance=distance, plan=plan.seal())
 
 
 def describe_wider(problem: Problem) -> str:

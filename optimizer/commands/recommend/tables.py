@@ -82,7 +82,7 @@ def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
 
 def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
     split, memory = plan.parallelism, plan.memory
-    p95_gib = memory.p95_gib or memory.peak_gib
+    p95_gib = memory.p95_gib
     option = plan.purchase.in_short
     return {
         "rank": rank,
@@ -215,7 +215,7 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
 def _describe_needs(plan: FleetPlan) -> str:
     """Say how much of a GPU's memory is used, and what the account needs."""
     memory, purchase, letter = plan.memory, plan.purchase, plan.instance_type[0].upper()
-    fits = f"{memory.p95_gib or memory.peak_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU"
+    fits = f"{memory.p95_gib:.3g} of {memory.limit_gib:.3g} GiB a GPU"
     spot = plan.node_count - purchase.on_demand_nodes if purchase.option == "spot" else 0
     bought = purchase.on_demand_nodes if purchase.capacity_reservation_id or spot else plan.node_count
     # Quotas count vCPUs by the first letter of the type, and spot ones of P types by its generation as well:

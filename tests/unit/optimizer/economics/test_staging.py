@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from bootstrap.contract.staging import CONNECTIONS, LIMIT_S, PART_BYTES, limit_s
-from optimizer.audit import audit
 from optimizer.catalog import load
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import Volumes, plan_from_dict
+from optimizer.contract.plan import Volumes
 from optimizer.contract.request import request_from_dict
 from optimizer.economics import staging
 from optimizer.economics.checkpoint import checkpoints
@@ -113,7 +112,7 @@ def answer(types: list[str], option: str = "on-demand", **work: Any) -> Recommen
     return recommend(request_from_dict(request), load(), load_calibration())
 
 
-def test_a_plan_has_its_copies_in_hours_and_dollars_and_the_audit_follows_them() -> None:
+def test_a_plan_has_its_copies_in_hours_and_dollars() -> None:
     plain = answer(["p4d.24xlarge"]).plans[0]
     plan = answer(["p4d.24xlarge"], data_gib=4000, data_files=2_000_000).plans[0]
     staged = plan.staging
@@ -134,19 +133,6 @@ def test_a_plan_has_its_copies_in_hours_and_dollars_and_the_audit_follows_them()
     seconds = staged.model_copy(update={"node_hours": 0.00265})
     assert "GiB in 9.54 s" in seconds.describe_briefly()  # "0.159 min" before
 
-    assert not list(audit(plan, load()))
-    for field, value in {
-        "node_hours": 0.01,
-        "hours": 0.01,
-        "gib_per_s": 9.0,
-        "data_gib": 9000.0,
-        "storage_usd": 0.0,
-        "compute_usd": 1.0,
-    }.items():
-        data = plan.model_dump(mode="json")
-        data["staging"][field] = value
-        assert [fault.field for fault in audit(plan_from_dict(data), load())], field
-
 
 def test_copies_from_another_region_pay_for_the_bytes_that_leave_it() -> None:
     near, far = (
@@ -159,15 +145,6 @@ def test_copies_from_another_region_pay_for_the_bytes_that_leave_it() -> None:
     more = far.cost_usd.breakdown.transfer - near.cost_usd.breakdown.transfer
     assert more == pytest.approx(far.staging.transfer_usd, abs=0.02)
     assert "USD of transfer from af-south-1" in far.staging.describe(far.node_count)
-    assert not list(audit(far, load()))
-    for field, value in {"transfer_usd": 0.0, "data_region": "us-east-2"}.items():
-        data = far.model_dump(mode="json")
-        data["staging"][field] = value
-        assert [fault.field for fault in audit(plan_from_dict(data), load())], field
-    cheap = far.model_dump(mode="json")
-    (price,) = (price for price in cheap["prices"] if price["item"] == "region-transfer af-south-1 us-east-1")
-    price["usd"] = 0.01
-    assert any(fault.field.startswith("prices.") for fault in audit(plan_from_dict(cheap), load()))
     with pytest.raises(InvalidInputError, match="data_gib missing"):
         answer(["p4d.24xlarge"], data_region="af-south-1")
 
@@ -197,11 +174,6 @@ def test_a_file_system_replaces_the_copies_and_its_price_is_in_every_dollar() ->
     # The p95 run is longer, and pays for all of its hours.
     assert plan.cost_usd.p95 - plain.cost_usd.p95 >= (per_hour + in_s3 / hours) * plan.hours.p95 - 0.02
     assert any(price.item == "lustre-storage us-east-1" for price in plan.prices)
-    assert not list(audit(plan, catalog))
-    written = plan.model_dump(mode="json")
-    for changed in ({"storage_gib": 7200}, {"usd": plan.lustre.usd + 1}):
-        faults = audit(plan_from_dict({**written, "lustre": written["lustre"] | changed}), catalog)
-        assert "lustre.usd" in {fault.field for fault in faults}
 
 
 def test_a_plan_with_a_file_system_stays_in_its_zone() -> None:
