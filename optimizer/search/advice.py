@@ -118,8 +118,8 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     saved = plan.cost_usd.expected - usd
     takes = f"{short(table.outcome.hours_expected[row])} h and {usd_text(usd, is_old=purchase.stale)} USD"
     bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
-    own = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
-    if bought == own and candidate.fleet == f"{plan.node_count} x {plan.instance_type}":
+    planned = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
+    if bought == planned and candidate.fleet == f"{plan.node_count} x {plan.instance_type}":
         where = f"{takes} on the same nodes"
     else:
         where = f"{candidate.fleet}, {purchase.in_short} in {purchase.offer.region}, {takes} expected"
