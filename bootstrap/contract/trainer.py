@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT, FULL_TRAINING, PURE, FineTuning, fine_tuning_problems
 from bootstrap.contract.node_plan import NodePlan
-from bootstrap.contract.shares import IN_STEP, parse_shares, shares_problem
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3")
 # Mesh dimensions; "data" is always there.
@@ -22,8 +21,10 @@ UNSHARDED_OPTIMIZERS = ("adafactor", EIGHT_BIT)
 CHECKPOINTINGS = ("none", "selective", "full")
 # Processes that decode images for one rank, at most: a GPU trains at most some 3,000 images/s.
 MAX_LOADER_WORKERS = 16
-# Shares of the global batch: given or equal, or set by the speed of each rank in the first steps.
+# Shares of the global batch: equal, or set by the speed of each rank in the first steps.
 BALANCES = ("none", "measured")
+# Shardings whose ranks exchange parameters or gradients in every micro-batch, so that all must run as many.
+IN_STEP = ("zero2", "zero3")
 # Profiles of training code (optimizer/performance/data/frameworks.toml) that are the trainer's own.
 FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 
@@ -68,14 +69,13 @@ def loader_workers(cores: int, ranks: int) -> int:
 
 
 def unsupported(
-    plan: NodePlan, *, gpus_per_node: int, framework: str = FRAMEWORKS[0], shares: str = "", balance: str = BALANCES[0]
+    plan: NodePlan, *, gpus_per_node: int, framework: str = FRAMEWORKS[0], balance: str = BALANCES[0]
 ) -> list[str]:
     """List the parts of a plan that the trainer does not carry out, each with value and limit; empty for none.
 
     Args:
         framework: profile of the training code that the plan's estimate is of.
         gpus_per_node: ranks of one node.
-        shares: samples of unequal ranks (``shares.py``); empty where all take as many.
     """
     if model := _model_problem(plan.architecture):
         return [model]
@@ -91,7 +91,11 @@ def unsupported(
         )
         if value not in known
     ]
-    reasons += filter(None, (_balance_problem(plan.sharding, shares, balance),))
+    if balance == "measured" and plan.sharding in IN_STEP:
+        reasons.append(
+            f"balance is measured, and sharding {plan.sharding} exchanges states in every micro-batch, so all ranks "
+            "run as many: take ddp or zero1"
+        )
     if plan.sharding != "ddp" and plan.optimizer in UNSHARDED_OPTIMIZERS:
         reasons.append(f"optimizer {plan.optimizer} has no sharded form, and sharding is {plan.sharding}")
     kind = model_kind(plan.architecture)
@@ -120,25 +124,6 @@ def unsupported(
     if context > 1 and isinstance(heads, int) and heads % (tensor * context):
         reasons.append(f"context parallelism is {context}, which does not divide a tensor rank's part of {heads} heads")
     return reasons
-
-
-def _balance_problem(sharding: str, text: str, balance: str) -> str:
-    if balance == "measured" and sharding in IN_STEP:
-        return (
-            f"balance is measured, and sharding {sharding} exchanges states in every micro-batch, so all ranks run "
-            "as many: take ddp or zero1, or give --shares with micro-batches of other sizes"
-        )
-    if not text:
-        return ""
-    try:
-        shares = parse_shares(text)
-    except ValueError as error:
-        return f"shares: {error}"
-    batches = list(shares.values()) if isinstance(shares, dict) else shares
-    for batch in batches:
-        if batch.checkpointing not in ("", *CHECKPOINTINGS):
-            return f"shares: activation checkpointing {batch.checkpointing} is not one of {', '.join(CHECKPOINTINGS)}"
-    return shares_problem(batches, sharding)
 
 
 def shardings(optimizer: str, tuning: FineTuning = FULL_TRAINING) -> tuple[str, ...]:

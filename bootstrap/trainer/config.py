@@ -51,8 +51,7 @@ FLAGS = {
     "global_batch": Flag("samples of one step; 0: data ranks x micro-batch x accumulation"),
     "micro_batch": Flag("samples of a data rank's forward pass"),
     "grad_accum": Flag("forward passes of one step, where --global-batch is 0"),
-    "shares": Flag("unequal ranks: MICRO_BATCHxGRAD_ACCUM by data rank, or TYPE=... by instance type"),
-    "balance": Flag("measured: shares by the speed of each rank in the first steps", BALANCES),
+    "balance": Flag("measured: micro-batches by the speed of each rank in the first steps", BALANCES),
     "precision": Flag("arithmetic", PRECISIONS),
     "compiled": Flag("torch.compile"),
     "sharding": Flag("states that data x context ranks share out", SHARDINGS),
@@ -88,7 +87,6 @@ class TrainerConfig(NodePlan):
     """One run: the plan's job and layout, and the settings of the training code (FLAGS)."""
 
     grad_accum: int = 1
-    shares: str = ""
     balance: str = "none"
     gpus_per_node: int = 1
     learning_rate: float = 0.0
@@ -170,7 +168,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         _check_least(config, name, 0)
     if not 0 <= config.seed < 2**32:  # the order of the samples takes 32 bits of it
         raise ConfigurationError(f"--seed is {config.seed}; expected 0 to {2**32 - 1}")
-    if reasons := unsupported(config, gpus_per_node=config.gpus_per_node, shares=config.shares, balance=config.balance):
+    if reasons := unsupported(config, gpus_per_node=config.gpus_per_node, balance=config.balance):
         raise ConfigurationError(
             f"the trainer does not carry this out: {'; '.join(reasons)}. Take a plan of gpufleet recommend without "
             "--parallelism and --framework, or set gpufleet:trainCommand to training code of your own "

@@ -47,11 +47,11 @@ def data_rank(mesh: DeviceMesh) -> int:
     return mesh["dp_replicate"].get_local_rank() * mesh["dp_shard"].size() + mesh["dp_shard"].get_local_rank()
 
 
-def with_batches(config: TrainerConfig, data_ranks: int, micro_batch_limit: int | None = None) -> TrainerConfig:
+def with_batches(config: TrainerConfig, data_ranks: int, *, micro_batch_limit: int | None) -> TrainerConfig:
     """Fill in global batch and accumulation for the data ranks there are; the global batch stays the plan's.
 
     Raises:
-        ConfigurationError: the global batch is no multiple of the data ranks.
+        ConfigurationError: the global batch is no multiple of the data ranks; there is nothing to balance.
     """
     total = config.global_batch or data_ranks * config.micro_batch * config.grad_accum
     if total % data_ranks:
@@ -62,4 +62,10 @@ def with_batches(config: TrainerConfig, data_ranks: int, micro_batch_limit: int 
     micro = next(
         size for size in range(min(config.micro_batch, micro_batch_limit or each, each), 0, -1) if each % size == 0
     )
+    if config.balance == "measured" and each == micro:
+        raise ConfigurationError(
+            "--balance measured moves whole micro-batches between ranks and times those that do not reduce gradients, "
+            f"and a rank has one micro-batch of {micro} samples: give a smaller --micro-batch, at most half of a "
+            "rank's samples"
+        )
     return dataclasses.replace(config, global_batch=total, micro_batch=micro, grad_accum=each // micro)

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from bootstrap.contract.shares import RankBatch
 from bootstrap.trainer import oom
 from bootstrap.trainer.adapters import choose_trained
 from bootstrap.trainer.clock import StepClock
@@ -27,12 +26,12 @@ from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.open import Split
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement, measured_row
-from bootstrap.trainer.mesh import build_mesh, data_rank, data_size
+from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, rate_share
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
-from bootstrap.trainer.shares import Balance, rank_batches, with_batch
+from bootstrap.trainer.shares import Balance
 from bootstrap.trainer.weights import load_weights, save_adapters, save_weights, stage_weights, weights_digest
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
@@ -48,10 +47,9 @@ CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assembled:
-    """Parts of one run on this rank; ``config`` has its own batch sizes, ``batches`` those of every data rank."""
+    """Parts of one run on this rank; ``config`` has the batch sizes of a data rank."""
 
     config: TrainerConfig
-    batches: tuple[RankBatch, ...]
     device: torch.device
     mesh: DeviceMesh
     model: nn.Module
@@ -104,8 +102,7 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     """Build model, layout, optimizer and step on this rank; collective, after ``init_process_group``."""
     mesh = build_mesh(config, world_size=dist.get_world_size(), device_type=device.type)
     ranks, rank = data_size(mesh), data_rank(mesh)
-    batches = rank_batches(config, mesh, micro_batch_limit=oom.micro_batch_limit())
-    config = with_batch(config, batches, rank)
+    config = with_batches(config, ranks, micro_batch_limit=oom.micro_batch_limit())
     # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
@@ -122,7 +119,6 @@ def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
     scale = LossScale(config.precision == "fp16")
     return Assembled(
         config=config,
-        batches=batches,
         device=device,
         mesh=mesh,
         model=model,
@@ -182,8 +178,8 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
         row=lambda measurement: measured_row(config, parts.model, measurement, os.environ),
     )
     # A row of unequal ranks would tell the calibration the speed of none of them.
-    measures = len(set(parts.batches)) == 1
-    balance = Balance(parts.batches, parts.mesh, stepper, device) if config.balance == "measured" else None
+    measures = True
+    balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
     evaluation = _evaluation(parts, held_out) if held_out is not None else None
     rehearsal: Callable[[], object] | None = None
     if isinstance(parts.model, DistributedDataParallel):
@@ -210,7 +206,6 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             dataset_size=len(data),
             global_batch=config.global_batch,
             facts={**parts.facts, "data": data.digest},
-            shares=[batch.samples for batch in parts.batches],
             store=store,
             tokens_per_sample=tokens,
             seed=config.seed,
@@ -241,11 +236,11 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             )
             if measures:
                 measured.step(step + 1, data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
-            if balance is not None and (batches := balance.step()) is not None:
+            if balance is not None and (passes := balance.step()) is not None:
                 measures = False
                 loader.close()  # has fetched ahead for the shares of before
-                run.set_shares([batch.samples for batch in batches])
-                stepper.grad_accum = batches[parts.data_rank].grad_accum
+                run.set_shares([config.micro_batch * number for number in passes])
+                stepper.grad_accum = passes[parts.data_rank]
             if evaluation is not None and (step + 1) % config.evaluate_every == 0:
                 _evaluate(run, stepper, report, evaluation())
                 clock.restart()
@@ -294,11 +289,9 @@ def _evaluation(parts: Assembled, held_out: Dataset) -> Callable[[], Iterator[Ba
             "give at least one a rank, or --evaluate-every 0"
         )
     indices = torch.arange(parts.data_rank * each, (parts.data_rank + 1) * each)
-    # ZeRO-3 gathers in every pass, so all ranks need as many.
-    smallest = min(batch.micro_batch for batch in parts.batches)
 
     def batches() -> Iterator[Batch]:
-        for part in torch.split(indices, smallest):
+        for part in torch.split(indices, config.micro_batch):
             yield held_out.batch(part, parts.device)
 
     return batches

@@ -18,7 +18,7 @@ RANKS, STEPS = 3, 26
 
 @pytest.mark.timeout(300)
 def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
-    """Each phase resumes from the one before, in another layout with other shares; the last measures them."""
+    """Each phase resumes from the one before; the second measures the shares, the last has equal ones again."""
     common = [
         "--architecture", json.dumps(LLAMA), "--seq-len", "16", "--global-batch", "12", "--precision", "fp32",
         "--schedule", "constant", "--log-every", "1", "--gpus-per-node", str(RANKS), "--evaluate-every", "4",
@@ -26,9 +26,9 @@ def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
     ]  # fmt: skip
     phases: list[tuple[str, str, int | None]] = [
         ("equal", f"--micro-batch 4 --steps {STEPS}", None),
-        ("unequal", "--sharding zero3 --steps 4 --shares 1x2:full,3x2,2x2:selective", None),
-        ("unequal", "--sharding zero1 --steps 8 --shares 1x1:full,1x8,3x1", None),
-        ("unequal", f"--steps {STEPS} --shares 1x3,1x4,1x5 --balance measured", 2),
+        ("unequal", "--sharding zero3 --steps 4", None),
+        ("unequal", "--sharding zero1 --steps 22 --balance measured", 2),
+        ("unequal", f"--steps {STEPS} --micro-batch 4", None),
     ]
     (tmp_path / "phases.json").write_text(
         json.dumps(
@@ -56,7 +56,7 @@ def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
         assert float((tensor - others[name]).abs().max()) < 1e-5, name
 
     # 60 ms a micro-batch against at most 25 on a busy machine: the slowed rank keeps one or two of twelve.
-    match = re.search(r"by data rank are now \[(\d+), (\d+), (\d+)\], before \[3, 4, 5\]", log)
+    match = re.search(r"by data rank are now \[(\d+), (\d+), (\d+)\], before 4 each", log)
     assert match, log[-3000:]
     passes = [int(number) for number in match.groups()]
     assert sum(passes) == 12 and passes[2] <= 2 and min(passes) >= 1

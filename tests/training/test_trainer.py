@@ -59,7 +59,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
     "llama cp2": (LLAMA, "--context-parallel 2 --micro-batch 4"),
     # Two key-value heads a tensor rank; with eight ranks they would be repeated.
     "llama tp2 cp2 zero2": (LLAMA, "--tensor-parallel 2 --context-parallel 2 --sharding zero2 --micro-batch 4"),
-    "llama tp2 shares": (LLAMA, "--tensor-parallel 2 --shares 1x2,2x3"),
     "qwen3 ddp": (QWEN3, "--micro-batch 2"),
     "qwen3 tp2 zero1": (QWEN3, "--tensor-parallel 2 --sharding zero1 --sequence-parallel --micro-batch 4"),
     "biased ddp": (BIASED, "--micro-batch 2"),
@@ -71,7 +70,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
     "odd tp2 zero3": (ODD, "--tensor-parallel 2 --sharding zero3 --micro-batch 2"),
     "bert ddp": (BERT, "--micro-batch 2"),
     "bert zero3 accumulated": (BERT, "--sharding zero3 --micro-batch 1 --activation-checkpointing full"),
-    "bert ddp shares": (BERT, "--shares 1x1,2x1,1x4,1x1"),
     "resnet ddp": (RESNET, "--micro-batch 2 --optimizer sgd --learning-rate 1e-4"),
     "resnet zero3": (RESNET, "--micro-batch 2 --optimizer sgd --learning-rate 1e-4 --sharding zero3"),
     "t5 ddp": (T5, "--micro-batch 2"),

@@ -37,8 +37,7 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
     order = SampleOrder(dataset_size=len(data), global_batch=config.global_batch, seed=config.seed, shuffle=True)
 
     def batches(step: int) -> Iterator[dict[str, torch.Tensor]]:
-        shares = [batch.samples for batch in parts.batches]
-        indices = order.indices(step, rank=parts.data_rank, world_size=parts.data_size, shares=shares)
+        indices = order.indices(step, rank=parts.data_rank, world_size=parts.data_size)
         for part in torch.split(indices, config.micro_batch):
             yield data.batch(part, device, step=step)
 

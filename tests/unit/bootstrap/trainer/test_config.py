@@ -105,7 +105,7 @@ def test_global_batch_stays_whatever_the_ranks(
 
 def test_ranks_that_do_not_divide_the_global_batch_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--global-batch is 10, which 4 data ranks do not divide"):
-        with_batches(parse("--global-batch", "10"), 4)
+        with_batches(parse("--global-batch", "10"), 4, micro_batch_limit=None)
 
 
 def test_a_fault_of_one_rank_s_own_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
