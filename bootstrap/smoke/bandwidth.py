@@ -20,7 +20,6 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", 
 SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
 # Buffers per size: two buffers, indices, expected values, two temporaries, and reserve.
 GPU_MEMORY_PER_SIZE = 8
-WARM_UP = 5
 ITERATIONS = 20
 # Elements count up to this prime and start again: every rank and chunk has another phase, and sums stay below 2**24,
 # exact in float32.
@@ -41,10 +40,10 @@ def check(
     ranks: Ranks,
     sizes_mib: Sequence[int],
     *,
+    budget_s: float,
     min_bus_bandwidth_gb_per_s: float | None = None,
     expected: Band | None = None,
     collective: Collective = "all_reduce",
-    budget_s: float | None = None,
 ) -> list[CheckResult]:
     """Run a collective of float32 buffers: exact results, and the largest size's bandwidth against the limit.
 
@@ -53,8 +52,8 @@ def check(
     """
     rows: list[dict[str, Any]] = []
     for size_mib in sizes_mib:
-        row_s = budget_s and budget_s / len(sizes_mib)
-        if rows and row_s and rows[-1]["time_ms"]["median"] * size_mib / rows[-1]["size_mib"] > row_s * 1e3:
+        row_s = budget_s / len(sizes_mib)
+        if rows and rows[-1]["time_ms"]["median"] * size_mib / rows[-1]["size_mib"] > row_s * 1e3:
             break
         rows.append(_measure(ranks, collective, size_mib, row_s))
     largest = rows[-1]
@@ -127,15 +126,14 @@ def bus_factor(collective: Collective, ranks: int) -> float:
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def _measure(ranks: Ranks, collective: Collective, size_mib: int, budget_s: float | None) -> dict[str, Any]:
+def _measure(ranks: Ranks, collective: Collective, size_mib: int, budget_s: float) -> dict[str, Any]:
     run, wrong_elements, size_bytes = _prepare(ranks, collective, size_mib)
     wrong = wrong_elements()
     ranks.barrier(f"{collective} {size_mib} MiB")
-    warm_up, iterations = WARM_UP, ITERATIONS
-    if budget_s is not None:
-        probe_s = seconds_each(run, device=ranks.device, warm_up=0, iterations=1)[0]
-        slowest_s = max(ranks.gather(f"{collective} probe", probe_s))
-        warm_up, iterations = 0, max(1, min(ITERATIONS, int(budget_s / slowest_s)))
+    probe_s = seconds_each(run, device=ranks.device, warm_up=0, iterations=1)[0]
+    slowest_s = max(ranks.gather(f"{collective} probe", probe_s))
+    iterations = max(1, min(ITERATIONS, int(budget_s / slowest_s)))
+    warm_up = iterations // 4
     times = seconds_each(run, device=ranks.device, warm_up=warm_up, iterations=iterations)
     wrong += wrong_elements()
     answers = ranks.gather(collective, {"times": times, "wrong": wrong})

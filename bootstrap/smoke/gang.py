@@ -1,4 +1,4 @@
-"""Gang test: all nodes of a run prove together, before the first step, that they can train; a bad host is named."""
+"""The smoke test on the ranks of one node, or of all nodes of a run together (gang); a gang's bad hosts are named."""
 
 from __future__ import annotations
 
@@ -20,26 +20,45 @@ from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggle
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0
+# The same on a node whose first program of CUDA's this is: its libraries take up to a minute from a cold EBS volume.
+COLD_JOIN_S = 120.0
 # Steps that load libraries too; and DDP a second part of torch.
-FIRST_STEPS = ("connect", "gradients")
+FIRST_STEPS = ("connect", "gradients", "gradients of 64 bits")
 SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
+# Seconds that measurements may take in all, however late the test is ended.
+MEASURING_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangOptions:
-    """Options of the test; ``name`` is this host's, ``out`` None prints the report of rank 0 only."""
+class SmokeOptions:
+    """Options of the test; ``name`` is this host's, ``out`` None prints the report of rank 0 only.
+
+    Attributes:
+        is_gang: test all nodes of a run together, with pairs of hosts, every collective and products.
+        sizes_mib: buffers of one node's all-reduce, ascending.
+        min_bus_bandwidth_gb_per_s: limit of one node's all-reduce, in place of the plan's.
+    """
 
     device: Literal["cpu", "cuda"]
     name: str
     expected: Expected
     time_limit_s: float
     out: Path | None
+    is_gang: bool = True
+    sizes_mib: tuple[int, ...] = ()
+    min_bus_bandwidth_gb_per_s: float | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The report's ``arguments``."""
+        own = {"sizes_mib": self.sizes_mib, "min_bus_bandwidth_gb_per_s": self.min_bus_bandwidth_gb_per_s}
+        return {"device": self.device, "time_limit_s": self.time_limit_s} | ({} if self.is_gang else own)
 
 
 class _Gang:
     """State of one run on this rank: the results so far, and the report of this host."""
 
-    def __init__(self, options: GangOptions, place: ranks.Ranks) -> None:
+    def __init__(self, options: SmokeOptions, place: ranks.Ranks) -> None:
         self.options, self.place = options, place
         self.started_at, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
         self.results: list[report.CheckResult] = []
@@ -77,7 +96,7 @@ class _Gang:
         text = report.build(
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
-            arguments={"device": self.options.device, "time_limit_s": self.options.time_limit_s},
+            arguments=self.options.arguments,
             facts=self.facts,
             results=self.results,
             error=error,
@@ -102,17 +121,18 @@ class _Gang:
         self.finish("; ".join([*told, reason]), tuple(bad), hung)
 
 
-def run(options: GangOptions) -> int:
+def run(options: SmokeOptions) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; 0 where the gang may train, else 1."""
-    place = ranks.meet(options.device, timeout_s=JOIN_S)
+    join_s = JOIN_S if options.is_gang else COLD_JOIN_S
+    place = ranks.meet(options.device, timeout_s=join_s)
     gang = _Gang(options, place)
     guard = watch.Watch(place, limit_s=options.time_limit_s, report=gang.lose)
     try:
-        guard.step("meet", JOIN_S)
+        guard.step("meet", join_s)
         gang.meet()
         place.timeout = timedelta(seconds=watch.STEP_S)
         for name, measure in measurements(gang):
-            guard.step(name, JOIN_S if name in FIRST_STEPS else None)
+            guard.step(name, join_s if name in FIRST_STEPS else None)
             began = time.monotonic()
             results = measure()
             gang.add(results, time.monotonic() - began)
@@ -129,13 +149,14 @@ def run(options: GangOptions) -> int:
 
 def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckResult]]]]:
     """Measurements in order: connect, correctness, speed of the links, speed of the ranks."""
-    place, expected, limit_s = gang.place, gang.options.expected, gang.options.time_limit_s
+    place, options, expected = gang.place, gang.options, gang.options.expected
+    budget_s = min(options.time_limit_s, MEASURING_S)
     band = expected.network_gb_per_s if len(gang.names) > 1 else expected.link_gb_per_s
 
     def connect() -> list[report.CheckResult]:
         # NCCL's own watchdog would end the process without a report; the step's limit is shorter.
         on_gpu = place.device.type == "cuda"
-        ranks.connect(place, timeout=timedelta(seconds=10 * limit_s if on_gpu else watch.STEP_S))
+        ranks.connect(place, timeout=timedelta(seconds=10 * options.time_limit_s if on_gpu else watch.STEP_S))
         return []
 
     def collective(name: bandwidth.Collective) -> Callable[[], list[report.CheckResult]]:
@@ -145,13 +166,29 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
             # The plan states the rate of rings that use all of a node's cards.
             expected=band if name in ("all_reduce", "all_gather", "reduce_scatter") else None,
             collective=name,
-            budget_s=COLLECTIVES / len(get_args(bandwidth.Collective)) * limit_s,
+            budget_s=COLLECTIVES / len(get_args(bandwidth.Collective)) * budget_s,
         )
 
+    if not options.is_gang:
+        return [
+            ("connect", connect),
+            ("gradients of 64 bits", lambda: gradients.check(place, torch.float64)),
+            ("gradients", lambda: gradients.check(place, torch.float32)),
+            (
+                "all_reduce",
+                lambda: bandwidth.check(
+                    place,
+                    options.sizes_mib,
+                    min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s,
+                    expected=band,
+                    budget_s=COLLECTIVES * budget_s,
+                ),
+            ),
+        ]
     steps: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
         ("connect", connect),
         ("gradients", lambda: gradients.check(place, torch.float32)),
-        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * limit_s)),
+        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)),
         # A plugin may pass some of them and hang in another (bootstrap/known-bad.csv).
         *((name, collective(name)) for name in get_args(bandwidth.Collective)),
     ]
@@ -160,7 +197,7 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
     steps.append(
         (
             "products",
-            lambda: straggler.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * limit_s),
+            lambda: straggler.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s),
         )
     )
     return steps
@@ -192,7 +229,7 @@ def table(text: dict[str, Any]) -> str:
         rows.append((test["verdict"], test["name"], value, bound, ", ".join(test["hosts"]) or test["note"]))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]) for row in rows]
-    verdict = f"gang test: {text['verdict']} in {text['duration_s']:.0f} s"
+    verdict = f"smoke test: {text['verdict']} in {text['duration_s']:.0f} s"
     verdict += f"; bad: {', '.join(text['bad_hosts'])}" if text["bad_hosts"] else ""
     verdict += f"; {text['error']}" if text["error"] else ""
     return "".join(f"{line.rstrip()}\n" for line in [*lines, verdict])

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 # Variables that may explain a slow result.
 _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+STORE_PREFIX = "gpufleet_smoke"
 # Rank 0 names the silent rank before the others stop waiting for it.
 COLLECTING = timedelta(seconds=5)
 
@@ -95,15 +96,8 @@ class Ranks:
             self.store.wait([f"left/{peer}" for peer in range(self.world_size)], self.timeout)
 
 
-def join(device_type: str, *, timeout_s: float) -> Ranks:
-    """Join the ranks of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: "cpu" with gloo, "cuda" with NCCL."""
-    ranks = meet(device_type, timeout_s=timeout_s)
-    connect(ranks)
-    return ranks
-
-
 def meet(device_type: str, *, timeout_s: float) -> Ranks:
-    """Meet the ranks at their store, without a process group yet."""
+    """Meet the ranks of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT at their store, without a process group yet."""
     timeout = timedelta(seconds=timeout_s)
     root, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
@@ -120,20 +114,20 @@ def meet(device_type: str, *, timeout_s: float) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        store=PrefixStore("gpufleet_smoke", root),
+        store=PrefixStore(STORE_PREFIX, root),
         timeout=timeout,
     )
 
 
-def connect(ranks: Ranks, *, timeout: timedelta | None = None) -> None:
-    """Form the process group; a collective may take ``timeout``, which is the store's by default."""
+def connect(ranks: Ranks, *, timeout: timedelta) -> None:
+    """Form the process group, "cpu" with gloo, "cuda" with NCCL; a collective may take ``timeout``."""
     on_gpu = ranks.device.type == "cuda"
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
         store=PrefixStore("process_group", ranks.store),
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=timeout or ranks.timeout,
+        timeout=timeout,
         # With its device named, NCCL connects now and a bad link fails here, not in the first collective.
         device_id=ranks.device if on_gpu else None,
     )

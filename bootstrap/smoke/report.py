@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from bootstrap.contract.node_plan import Band
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Verdict = Literal["pass", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -69,15 +69,6 @@ class CheckResult:
         """Fields of the report, in its order."""
         verdict = {"passed": self.passed, "verdict": self.verdict}
         return {"name": self.name, **verdict, **asdict(self), "duration_s": round(self.duration_s, 3)}
-
-    def line(self) -> str:
-        """One line for a terminal or a log."""
-        shown = "-" if self.value is None else f"{self.value:.4g}"
-        bound = self.warn if self.verdict == "warn" or self.limit is None else self.limit
-        limit = "" if bound is None else f" ({self.must_be.replace('_', ' ')} {bound:.4g})"
-        note = f": {self.note}" if self.note else ""
-        word = "pass" if self.verdict == "pass" else self.verdict.upper()
-        return f"{word} {self.name} {shown} {self.unit}{limit}{note}"
 
 
 def build(

@@ -98,12 +98,10 @@ class Watch:
 
         def ask() -> None:
             store = _clone(self._ranks.store)
-            if fault:
-                store.set(f"fault/{self._ranks.rank}", fault)
             if hung:
                 # Before the failure, upon which the other ranks look for it.
                 store.set("hung", hung)
-            store.add("failures", 1)
+            tell_fault(store, self._ranks.rank, fault)
             counts = self._counts(store)
             time.sleep(ROLL_CALL_S)
             silent = [rank for rank, count in enumerate(self._counts(store)) if count == counts[rank]]
@@ -123,6 +121,13 @@ class Watch:
 
     def _counts(self, store: Any) -> Sequence[int]:
         return [store.add(f"beat/{rank}", 0) for rank in range(self._ranks.world_size)]
+
+
+def tell_fault(store: Any, rank: int, fault: str | None) -> None:
+    """Have all ranks end the test, because of this ``fault`` of a rank if there is one."""
+    if fault:
+        store.set(f"fault/{rank}", fault)
+    store.add("failures", 1)
 
 
 def _clone(store: Any) -> Any:

@@ -14,8 +14,8 @@ import re
 import statistics
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,7 @@ from torch import nn
 from bootstrap.contract.measured import Measured, MeasuredRow, object_name
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
-from bootstrap.trainer.report import INPUT_BOUND_SHARE
-from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import TrainingError
-from bootstrap.training.ledger import PRICE_VARIABLE
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -45,34 +42,21 @@ _CONFIGURED = (
 
 
 class RunMeasurement:
-    """Writes the row after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process, and says so if the run is slow.
-
-    Args:
-        row: makes the row of a measurement, on rank 0.
-    """
+    """Writes the row of ``model`` after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process."""
 
     def __init__(
-        self,
-        config: TrainerConfig,
-        *,
-        clock: StepClock,
-        device: torch.device,
-        store: Store,
-        row: Callable[[Measured], MeasuredRow],
+        self, config: TrainerConfig, model: nn.Module, *, clock: StepClock, device: torch.device, store: Store
     ) -> None:
+        self._config, self._model = config, model
         self._clock = clock
         self._device = device
         self._store = store
-        self._row = row
-        self._config = config
-        # Read here: a variable that is no number must not end a run that trains.
-        self._usd_per_hour = positive_number(PRICE_VARIABLE, "dollars an hour")
         self._steps = 0
         self._waited_s = 0.0
         self._writer: threading.Thread | None = None
 
-    def step(self, done: int, *, data_wait_s: float, tokens_per_sample: int) -> None:
-        """Count a step, ``done`` in all; collective on the one at which the row is written."""
+    def step(self, *, data_wait_s: float, tokens_per_sample: int) -> None:
+        """Count a step; collective on the one at which the row is written."""
         self._steps += 1
         if self._steps == WARMUP_STEPS:
             self._waited_s = data_wait_s
@@ -81,10 +65,7 @@ class RunMeasurement:
         measured = self._measure(data_wait_s - self._waited_s, tokens_per_sample)
         if measured is None or os.environ.get("RANK", "0") != "0":
             return
-        row = self._row(measured)
-        notice = slow_notice(row, self._config, done=done, usd_per_hour=self._usd_per_hour, now=datetime.now(UTC))
-        if notice is not None:
-            logger.warning("%s", notice)
+        row = measured_row(self._config, self._model, measured, os.environ)
         self._writer = threading.Thread(target=self._write, args=(row,), name="measured-run")
         self._writer.start()
 
@@ -136,33 +117,6 @@ class RunMeasurement:
                 self._store.uri,
                 name,
             )
-
-
-def slow_notice(
-    row: MeasuredRow, config: TrainerConfig, *, done: int, usd_per_hour: float | None, now: datetime
-) -> str | None:
-    """Notice of a run slower than its plan's p95, with what it now costs and when it ends; None for any other."""
-    predicted, measured, total_steps = row.predicted, row.measured, config.steps
-    if predicted is None or measured.step_time_s <= predicted.step_time_p95_s:
-        return None
-    hours = total_steps * measured.step_time_s / 3600
-    end = now + timedelta(seconds=(total_steps - done) * measured.step_time_s)
-    parts = [
-        f"this run is slower than planned: {measured.step_time_s:.3f} s/step, the plan says "
-        f"{predicted.step_time_s:.3f} and at most {predicted.step_time_p95_s:.3f} in 95 of 100 runs",
-        f"its {total_steps:,} steps take {hours:.1f} h instead of {total_steps * predicted.step_time_s / 3600:.1f} h "
-        f"and end at {end:%Y-%m-%d %H:%M} UTC without interruptions",
-    ]
-    if deadline := config.deadline_hours:
-        parts.append(f"the deadline is {deadline:g} h{' and will be missed' if hours > deadline else ''}")
-    if usd_per_hour:
-        parts.append(f"they cost ${hours * usd_per_hour:,.2f} of compute")
-        if budget := config.budget_usd:
-            short = " and ends the run before its last step" if hours * usd_per_hour > budget else ""
-            parts.append(f"the budget is ${budget:,.2f}{short}")
-    if measured.data_wait_share > INPUT_BOUND_SHARE:
-        parts.append(f"steps wait for data {measured.data_wait_share:.0%} of the time (docs/data.md)")
-    return "; ".join(parts) + ". Compare: gpufleet status; plan anew with it: gpufleet calibrate --from-stack"
 
 
 def measured_row(

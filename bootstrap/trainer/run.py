@@ -25,7 +25,7 @@ from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
 from bootstrap.trainer.data.open import Split
 from bootstrap.trainer.loop import Stepper
-from bootstrap.trainer.measured import RunMeasurement, measured_row
+from bootstrap.trainer.measured import RunMeasurement
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, rate_share
@@ -170,13 +170,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     store = open_store(uri)
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
-    measured = RunMeasurement(
-        config,
-        clock=clock,
-        device=device,
-        store=store,
-        row=lambda measurement: measured_row(config, parts.model, measurement, os.environ),
-    )
+    measured = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
     # A row of unequal ranks would tell the calibration the speed of none of them.
     measures = True
     balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
@@ -235,7 +229,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
                 data_wait_s=loader.wait_s,
             )
             if measures:
-                measured.step(step + 1, data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
+                measured.step(data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
             if balance is not None and (passes := balance.step()) is not None:
                 measures = False
                 loader.close()  # has fetched ahead for the shares of before

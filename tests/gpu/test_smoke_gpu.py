@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,14 +50,11 @@ def test_a_floor_beyond_the_hardware_fails() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_rank_that_dies_does_not_hang_nccl() -> None:
-    sabotaged = ROOT / "tests/unit/bootstrap/smoke/sabotaged.py"
-    done = subprocess.run(
-        [sys.executable, str(sabotaged), "dies", "--device", "cuda", "--timeout-s", "120"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "rank 1 exited with code 7" in json.loads(done.stdout)["error"]
+    command = [sys.executable, "-m", "bootstrap.smoke", "--device", "cuda", "--timeout-s", "120"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        pids = next(line for line in process.stderr if "pids" in line).split()
+        os.kill(int(pids[-1]), signal.SIGKILL)
+        output, _ = process.communicate(timeout=140)
+    assert process.returncode == 1
+    assert "was killed by SIGKILL" in json.loads(output)["error"]

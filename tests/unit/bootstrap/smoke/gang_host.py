@@ -113,7 +113,7 @@ def run_rank(scenarios: list[str]) -> int:
         gang.JOIN_S = watch.STEP_S = LONG_S
         bandwidth.LARGE_MIB = 1
         gang.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
-        options = gang.GangOptions(
+        options = gang.SmokeOptions(
             device="cpu",
             name=f"host-{os.environ['RANK']}",
             expected=EXPECTED,

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.smoke import __main__ as cli
-from bootstrap.smoke import bandwidth, gradients, ranks, supervisor, worker
+from bootstrap.smoke import bandwidth, gang, gradients, ranks, supervisor
 
 TENSOR = "layers.layers.0.linear1.weight"
 
@@ -101,7 +101,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "nan_gradient": nan_gradient,
     "wrong_sum": wrong_sum,
     "misses_a_floor": lambda: None,
-    "dies": lambda: instead_of_bandwidth(lambda: os._exit(7)),
     "is_killed": lambda: instead_of_bandwidth(lambda: os.kill(os.getpid(), 9)),
     "hangs": lambda: instead_of_bandwidth(hang),
     "is_ended_from_outside": lambda: instead_of_bandwidth(hang),
@@ -162,9 +161,11 @@ def all_at_once(runs: Mapping[str, list[str]], folder: Path) -> None:
 
 def one_after_another(faults: list[str], arguments: list[str], folder: Path) -> None:
     """Run the smoke test once a fault: each run joins the group of the first and leaves it to the next."""
-    place = ranks.join("cpu", timeout_s=worker.COLLECTIVE_TIMEOUT_S)
+    place = ranks.meet("cpu", timeout_s=gang.COLD_JOIN_S)
+    ranks.connect(place, timeout=place.timeout)
     leave = place.leave
-    ranks.join = lambda *_, **__: place
+    ranks.meet = lambda *_, **__: place
+    ranks.connect = lambda *_, **__: None
     place.leave = lambda: None  # type: ignore[method-assign]
     for fault in faults:
         originals = [(owner, name, getattr(owner, name)) for owner, name in REPLACED]

@@ -15,7 +15,6 @@ from bootstrap.smoke import report
 from bootstrap.smoke.gradients import relative_error
 from bootstrap.smoke.ranks import slowest_rank
 from bootstrap.smoke.report import CheckResult
-from bootstrap.smoke.worker import SmokeOptions
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
         (["--timeout-s", "0"], "not a finite number above 0"),
         (["--out", "/nowhere/r.json"], "cannot be written"),
         (["--out", "/"], "cannot be written"),
-        (["stray"], "unrecognized arguments"),
+        (["stray"], "invalid choice"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +95,7 @@ def test_under_torchrun_nproc_is_wrong_usage(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--device", "cpu", "--nproc", "2"])
+        cli.main(["--device", "cpu", "--nproc", "3"])
     assert ended.value.code == 2
     assert "torchrun has started this one already" in capsys.readouterr().err
 
@@ -128,9 +127,3 @@ def test_relative_error() -> None:
 
 def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
     assert slowest_rank([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
-
-
-def test_options_reach_the_ranks_unchanged() -> None:
-    options = SmokeOptions(device="cpu", sizes_mib=(1, 8), min_bus_bandwidth_gb_per_s=2.5, timeout_s=30.0, out=None)
-    parsed = vars(cli._parser().parse_args(options.as_arguments()))
-    assert {name: parsed[name] for name in options.as_dict()} == options.as_dict()
