@@ -50,12 +50,14 @@ SECTIONS = {
         "manifest": "Print a plan as Kubernetes manifests.",
     },
     "Data": {
-        "catalog": "Show, check and refresh instance types and prices.",
-        "calibrate": "Fit the speed model to your own measured runs.",
+        "catalog": "Show and refresh prices; calibrate the speed model.",
         "blocks": "Find Capacity Blocks, and buy one.",
         "schema": "Print the JSON Schema of a request, a plan or an answer.",
+        "mcp": "Serve the commands that only read to an agent.",
     },
 }
+# Names of earlier versions that work on, each below the command of its second word now.
+ALIASES = {"calibrate": "catalog"}
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # Commands and options of earlier versions, and what does their work now.
@@ -110,7 +112,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command, or None for an unknown name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS.keys() | ALIASES.keys():
             return None
         command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)

@@ -23,7 +23,21 @@ from optimizer.commands.progress import steps
 from optimizer.contract.errors import GpufleetError
 
 
-@click.group(cls=WholeSentences)
+class _WithCalibrate(WholeSentences):
+    """The group with calibrate, which alone needs pandas and scipy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["calibrate", *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "calibrate":
+            return super().get_command(ctx, cmd_name)
+        from optimizer.commands.calibrate import command as calibrate
+
+        return calibrate
+
+
+@click.group(cls=_WithCalibrate)
 def command() -> None:
     """Show, check and refresh the catalog of instance types and prices.
 

@@ -27,8 +27,8 @@ class WholeSentences(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands."""
         with formatter.section("Commands"):
-            rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
-            formatter.write_dl(rows)
+            commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+            formatter.write_dl([(name, found.get_short_help_str(1000)) for name, found in commands.items() if found])
 
 
 class Hours(click.ParamType[float]):

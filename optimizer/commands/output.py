@@ -71,10 +71,15 @@ def say(text: object, *, err: bool = False, indent: str = "  ") -> None:
 
 def write_error(error: Exception, exit_code: int, *, as_json: bool) -> None:
     """Print an error on standard error: as text, or as one line of JSON."""
-    if not as_json:
+    if as_json:
+        click.echo(json.dumps({"error": describe_error(error, exit_code)}), err=True)
+    else:
         say(f"error: {error}", err=True)
-        return
-    document = {"code": exit_code, "kind": type(error).__name__, "message": str(error)}
+
+
+def describe_error(error: Exception, exit_code: int) -> dict[str, Any]:
+    """Return an error as programs read it: what is unknown of it is None."""
+    document: dict[str, Any] = {"code": exit_code, "kind": type(error).__name__, "message": str(error)}
     document |= dict.fromkeys(("value", "limit", "next"))
     if isinstance(error, GpufleetError):
         document["message"] = ": ".join(filter(None, (error.got, error.why)))
@@ -83,7 +88,7 @@ def write_error(error: Exception, exit_code: int, *, as_json: bool) -> None:
         context = getattr(error, "ctx", None)
         document["message"] = error.format_message()
         document["next"] = f"{context.command_path} --help" if context else None
-    click.echo(json.dumps({"error": document}), err=True)
+    return document
 
 
 def write_json(data: Any) -> None:
