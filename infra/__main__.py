@@ -52,7 +52,7 @@ def main(*, starts_nodes: bool = True) -> None:
             train_code=bundle.pack(settings.train_dir, "train") if settings.train_dir else None,
         ),
     )
-    observability = Observability(stack, security.key_arn, security.claim, network.own_vpc_id)
+    observability = Observability(stack, security.key_arn, security.claim)
     lustre = None
     mounted: pulumi.Input[str] = settings.file_system.address if settings.file_system else ""
     if plan.lustre:

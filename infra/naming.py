@@ -89,7 +89,6 @@ class Names:
     queue = _Name("{prefix}-node-events")  # 80
     dead_letter_queue = _Name("{prefix}-node-events-dead")
     log_group = _Name("/gpufleet/{slug}")
-    flow_log_group = _Name("/gpufleet/{slug}/flow")
     metric_namespace = _Name("gpufleet/{slug}")  # 255; one a stack, so that a policy can name it
     budget = _Name("{prefix}-{region}")  # 100
     # Controller; Lambda names the log group.

@@ -70,7 +70,7 @@ class Network(Component):
 
     Attributes:
         vpc_id, subnet_ids: place of the nodes.
-        own_vpc_id, endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
+        endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
         places: by name; ``own_zones`` are the zone ids of the plan's own.
         subnets: subnet by zone id, those of the plan's alternates too.
         zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
@@ -82,7 +82,6 @@ class Network(Component):
         settings = self._settings
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
-        self.own_vpc_id: pulumi.Output[str] | None = None
         self.vpc_id: pulumi.Input[str]
         self.subnet_ids: list[pulumi.Input[str]]
         self.own_zones: list[str] = []
@@ -121,7 +120,7 @@ class Network(Component):
             tags=self._named(prefix),
             opts=self._own,
         )
-        self.vpc_id = self.own_vpc_id = vpc.id
+        self.vpc_id = vpc.id
         # Adopted without rules, the VPC's default group lets nothing in or out.
         aws.ec2.DefaultSecurityGroup(f"{prefix}-default-group", vpc_id=vpc.id, tags=tags, opts=self._own)
         routes = aws.ec2.RouteTable(

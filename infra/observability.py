@@ -12,34 +12,22 @@ from infra.alarms import Alarm, alarms
 from infra.component import Component, Stack
 from infra.naming import PROJECT
 from infra.policies.resources import EVENTS, queue_policy, topic_policy
-from infra.policies.roles import flow_log_policy, flow_log_trust
 
 EVENT_RETENTION_S = 86_400
 DEAD_RETENTION_S = 14 * 86_400
-# On Nitro records cover a minute at most in any case, and they are billed by the GB:
-# https://docs.aws.amazon.com/vpc/latest/userguide/flow-log-records.html
-FLOW_LOG_INTERVAL_S = 600
 STACK_TAG = f"{PROJECT}:stack"
 # Shares of the budget that send a mail: percent, and AWS's word for actual or forecast spend.
 BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED"))
 
 
 class Observability(Component):
-    """EventBridge rules into a queue, logs of nodes and network; budget and alarms for an address."""
+    """EventBridge rules into a queue, the nodes' logs; budget and alarms for an address."""
 
-    def __init__(
-        self,
-        stack: Stack,
-        key_arn: pulumi.Input[str],
-        claim: pulumi.Resource,
-        own_vpc_id: pulumi.Output[str] | None,
-    ) -> None:
+    def __init__(self, stack: Stack, key_arn: pulumi.Input[str], claim: pulumi.Resource) -> None:
         super().__init__(stack, None)
         self._key_arn, self._claimed = key_arn, self._after(claim)
         names, settings, prefix = self._names, self._settings, self._prefix
         log_group = self._log_group(f"{prefix}-nodes", names.log_group, key_arn)
-        if own_vpc_id is not None:
-            self._flow_log(own_vpc_id)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
         # EC2's events name no group or tag, so the controller drops those of other instances:
@@ -179,21 +167,4 @@ class Observability(Component):
             ],
             tags=self._tags,
             opts=self._own,
-        )
-
-    def _flow_log(self, vpc_id: pulumi.Output[str]) -> None:
-        names, name = self._names, f"{self._prefix}-flow"
-        group = self._log_group(name, names.flow_log_group, self._key_arn)
-        role = self._role(name, flow_log_trust(names), description=f"Flow logs of gpufleet stack {names.stack}")
-        policy = self._role_policy(name, role, json.dumps(flow_log_policy(names)))
-        aws.ec2.FlowLog(
-            name,
-            vpc_id=vpc_id,
-            traffic_type="ALL",
-            log_destination_type="cloud-watch-logs",
-            log_destination=group.arn,
-            iam_role_arn=role.arn,
-            max_aggregation_interval=FLOW_LOG_INTERVAL_S,
-            tags=self._named(self._prefix),
-            opts=self._after(policy),
         )

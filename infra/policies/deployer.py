@@ -60,8 +60,7 @@ def deployer_policy(
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
     bounded = ["iam:CreateRole", "iam:PutRolePolicy"]
-    services = ["autoscaling", "ec2", "lambda", "vpc-flow-logs"]
-    log_groups = [names.log_group, names.flow_log_group, names.controller_log_group]
+    services, log_groups = ["autoscaling", "ec2", "lambda"], [names.log_group, names.controller_log_group]
     statements = [
         allow(
             "Read", [f"{service}:{word}" for service, words in ACTIONS["reads"].items() for word in words.split()], "*"

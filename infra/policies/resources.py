@@ -41,7 +41,7 @@ def key_policy(names: Names, *, service_role_arn: str, alarms: bool) -> Policy:
     https://docs.aws.amazon.com/kms/latest/developerguide/key-policy-overview.html
     """
     auto_scaling = {"AWS": service_role_arn}
-    groups = (names.log_group, names.controller_log_group, names.flow_log_group)
+    groups = (names.log_group, names.controller_log_group)
     log_arns = [names.arn("logs", f"log-group:{group}") for group in groups]
     statements = [
         # Without this statement nobody could change the key; it leaves the grants to IAM policies:

@@ -10,7 +10,7 @@ from bootstrap.contract import report
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.contract.ecr import read_ecr_image
 from infra.naming import Names
-from infra.policies.statements import Policy, Statement, Values, allow, deny, document
+from infra.policies.statements import Policy, Statement, allow, deny, document
 from infra.s3_uri import read_s3_prefix
 
 # Statements of node_policy that the training's own role has; agent and services have the node's.
@@ -20,38 +20,9 @@ TRAINING_STATEMENTS = (
 )
 
 
-def assume_role(service: str, condition: Statement | None = None, actions: Values = "sts:AssumeRole") -> Policy:
-    """Trust policy of a role for one AWS service, like "ec2.amazonaws.com".
-
-    ``condition`` binds services that name a source: https://docs.aws.amazon.com/IAM/latest/UserGuide/confused-deputy.html
-    """
-    trust: Statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": actions}
-    return document({**trust, "Condition": condition} if condition else trust)
-
-
-def flow_log_trust(names: Names) -> Policy:
-    """Trust policy of the flow log's role, for flow logs of this account and region.
-
-    https://docs.aws.amazon.com/vpc/latest/userguide/flow-logs-iam-role.html
-    """
-    return assume_role(
-        "vpc-flow-logs.amazonaws.com",
-        {
-            "StringEquals": {"aws:SourceAccount": names.account_id},
-            "ArnLike": {"aws:SourceArn": names.arn("ec2", "vpc-flow-log/*")},
-        },
-    )
-
-
-def flow_log_policy(names: Names) -> Policy:
-    """Policy of the flow log's role."""
-    group = names.arn("logs", f"log-group:{names.flow_log_group}")
-    return document(
-        _write_logs("WriteFlowLogs", group),
-        allow("FindFlowLogs", "logs:DescribeLogStreams", [group, f"{group}:*"]),
-        # The page above lists it; it names groups and reads nothing of them.
-        allow("FindFlowLogGroup", "logs:DescribeLogGroups", "*"),
-    )
+def assume_role(service: str) -> Policy:
+    """Trust policy of a role for one AWS service, like "ec2.amazonaws.com"."""
+    return document({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
 
 
 def node_policy(

@@ -27,7 +27,6 @@ ACCOUNT = "123456789012"  # moto's
 # Arguments of terraform-provider-aws 5.x that 6.x, and so pulumi-aws 7, no longer has; the program uses none of them.
 GONE_IN_6 = {
     "aws_eip": {"vpc"},
-    "aws_flow_log": {"logGroupName"},
     "aws_launch_template": {"elasticGpuSpecifications", "elasticInferenceAccelerator"},
 }
 
@@ -158,7 +157,7 @@ def check_lustre(deployed: Deployment, linked: str) -> None:
 
 
 def check_network(deployed: Deployment) -> None:
-    """No way in from outside: no public address, no rule for an address outside the VPC, and its flows are logged.
+    """No way in from outside: no public address, no rule for an address outside the VPC.
 
     An internet gateway exists only where a NAT gateway, which answers nobody from outside, needs one.
     """
@@ -171,8 +170,6 @@ def check_network(deployed: Deployment) -> None:
     by_vpc = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
     gateways = ec2.describe_internet_gateways(Filters=by_vpc)["InternetGateways"]
     assert bool(gateways) is bool(ec2.describe_nat_gateways()["NatGateways"])
-    for log in ec2.describe_flow_logs()["FlowLogs"]:
-        assert (log["TrafficType"], log["FlowLogStatus"]) == ("ALL", "ACTIVE")
     groups = ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["SecurityGroups"]
     for permission in (permission for item in groups for permission in item["IpPermissions"]):
         for allowed in permission["IpRanges"]:

@@ -37,7 +37,6 @@ def _ec2(client: Client) -> Iterable[tuple[str, Iterable[str]]]:
     yield "volume", ids("describe_volumes", "Volumes", "VolumeId")
     yield "address", [item["AllocationId"] for item in ec2.describe_addresses()["Addresses"]]
     yield "placement group", [item["GroupId"] for item in ec2.describe_placement_groups()["PlacementGroups"]]
-    yield "flow log", ids("describe_flow_logs", "FlowLogs", "FlowLogId")
     # Deleted gateways and endpoints and terminated instances stay visible for a while, at no cost.
     gateways = ec2.describe_nat_gateways()["NatGateways"]
     yield "NAT gateway", [item["NatGatewayId"] for item in gateways if item["State"] != "deleted"]

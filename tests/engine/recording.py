@@ -31,7 +31,6 @@ _ROLE = re.compile(r"arn:aws:iam::\d+:role/[\w+=,.@/-]+")
 # Type of an EC2 resource, by the letters of its id, where they are not its own.
 _EC2_TYPES = {
     "eipalloc": "elastic-ip",
-    "fl": "vpc-flow-log",
     "igw": "internet-gateway",
     "lt": "launch-template",
     "nat": "natgateway",
@@ -76,7 +75,6 @@ _REST = ("s3", "lambda")
 _PASSED_TO = {
     "AddRoleToInstanceProfile": "ec2",
     "CreateAutoScalingGroup": "autoscaling",
-    "CreateFlowLogs": "vpc-flow-logs",
     "CreateFunction": "lambda",
 }
 # Operations that look like another's request, or like a deprecated one of the same path.

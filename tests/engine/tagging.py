@@ -77,7 +77,6 @@ def readers(aws: Client) -> dict[str, Reader]:
         "VPC endpoint",
         "address",
         "capacity reservation",
-        "flow log",
         "internet gateway",
         "launch template",
         "placement group",

@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
 from infra.policies.resources import EVENTS
-from tests.infra.deployed import ALARM, EXISTING_VPC, Deployed, deploy
+from tests.infra.deployed import ALARM, Deployed, deploy
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +53,14 @@ def test_only_this_stacks_rules_send_to_an_encrypted_queue(stack: Deployed, endi
     }
 
 
-@pytest.mark.parametrize(("ending", "name"), [("-nodes", "/gpufleet/dev"), ("-flow", "/gpufleet/dev/flow")])
-def test_logs_are_encrypted_and_end(stack: Deployed, ending: str, name: str) -> None:
+def test_logs_are_encrypted_and_end(stack: Deployed) -> None:
+    ending, name = "-nodes", "/gpufleet/dev"
     group = stack.one("LogGroup", ending)
     assert group["kmsKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
     assert group["name"] == name
     assert group["retentionInDays"] == 30
     encrypted = stack.policy("Key")["LogsEncryptsGroup"]["Condition"]["ArnEquals"]
     assert f"arn:aws:logs:us-east-1:000000000000:log-group:{name}" in encrypted["kms:EncryptionContext:aws:logs:arn"]
-
-
-def test_an_existing_vpc_gets_no_flow_log() -> None:
-    stack = deploy(config=EXISTING_VPC)
-    assert not stack.all("FlowLog")
-    assert [group.inputs["name"] for group in stack.all("LogGroup") if group.name.endswith("-flow")] == []
 
 
 def test_alarms_reach_the_address_over_an_encrypted_topic(stack: Deployed) -> None:

@@ -225,7 +225,7 @@ def test_a_boundary_and_a_path_hold_for_every_role() -> None:
     kinds = ("Role", "InstanceProfile")
     for config, path in ((FULL | own, "/teams/ml/"), (FULL, "/")):
         made = {kind: [one.inputs for one in deploy(config=config).all(kind)] for kind in kinds}
-        assert len(made["Role"]) == 4
+        assert len(made["Role"]) == 3
         assert {one["path"] for kind in kinds for one in made[kind]} == {path}
         assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
 
@@ -280,7 +280,7 @@ def test_the_training_has_a_role_of_its_own() -> None:
     existing = deploy(config=own | EXISTING_VPC)
     assert "OnlyInOwnVpc" not in existing.policy("RolePolicy", "-training")
     plain = deploy(config={"gpufleet:isolateTraining": "false"})
-    assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 3
+    assert "TakeTrainingRole" not in plain.policy("RolePolicy", "-node") and len(plain.all("Role")) == 2
     assert "GPUFLEET_TRAIN_ROLE_ARN=''\n" in plain.user_data
 
 

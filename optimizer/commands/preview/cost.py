@@ -265,9 +265,6 @@ class _Biller:
         yield self._unit_line(system, "FSx for Lustre", "lustre-storage", system.inputs["storageCapacity"])
 
     def _log_group(self, group: Resource) -> Iterator[CostLine]:
-        # Flow logs are billed as the FlowLog's.
-        if any(f":{group.name}" in str(flow.inputs.get("logDestination", "")) for flow in self._of_kind("FlowLog")):
-            return
         yield self._unit_line(group, "log data", "log-ingestion")
 
     def _alarm(self, alarm: Resource) -> Iterator[CostLine]:
