@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
@@ -125,8 +126,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
     plan, block = settings.plan, settings.plan.purchase.capacity_block
     if settings.ami_id and settings.ami_name:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
-    if settings.ami_id and not re.fullmatch(r"ami-[0-9a-f]{8,17}", settings.ami_id):
-        yield f"gpufleet:amiId {settings.ami_id!r} is not an AMI id (ami- and 8 to 17 hex digits)"
     if not settings.train_command.isprintable():
         yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
     words = split_command(settings.train_command)
@@ -142,6 +141,8 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.scaling and settings.mode == "training":
         yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
+    if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
+        yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
     for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
         # It becomes a resource of the nodes' policy, and no wildcard may widen it.
         if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):
@@ -155,8 +156,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
             "try the plan (`pulumi config rm gpufleet:data`), or train with your own code (gpufleet:trainDir, "
             "gpufleet:trainCommand, docs/training.md)"
         )
-    if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
-        yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
     try:
         node_prices(plan)
     except ConfigError as error:
@@ -170,19 +169,14 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
 
 
 def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
-    plan, back = settings.plan, "`pulumi config rm gpufleet:spotPolicy` takes the default"
-    if settings.mode != "training":
-        yield f"gpufleet:spotPolicy adaptive is for a gang, and the stack has mode {settings.mode}: {back}"
-    if plan.purchase.option != "spot" or plan.purchase.fallback != "on-demand":
+    plan = settings.plan
+    buys = f"{plan.purchase.option} with fallback {plan.purchase.fallback}"
+    if settings.mode != "training" or buys != "spot with fallback on-demand" or plan.job.deadline_hours is None:
         yield (
-            f"gpufleet:spotPolicy adaptive moves between spot and on-demand nodes, and the plan buys "
-            f"{plan.purchase.option} with fallback {plan.purchase.fallback}: make the plan with `gpufleet recommend "
-            f"--purchase spot --spot-fallback on-demand`; {back}"
-        )
-    if plan.job.deadline_hours is None:
-        yield (
-            "gpufleet:spotPolicy adaptive keeps a deadline, and the plan has none: make it with `gpufleet recommend "
-            f"--deadline 72h`; {back}"
+            "gpufleet:spotPolicy adaptive moves a training gang between spot and on-demand nodes by its deadline, and "
+            f"this stack of mode {settings.mode} buys {buys}, deadline {plan.job.deadline_hours or 'none'}: make the "
+            "plan with `gpufleet recommend --purchase spot --spot-fallback on-demand --deadline 72h`, or take the default "
+            "policy (`pulumi config rm gpufleet:spotPolicy`)"
         )
 
 
@@ -287,31 +281,23 @@ def _file_refusals(settings: StackSettings) -> Iterator[str]:
 
 
 def _tag_refusals(settings: StackSettings) -> Iterator[str]:
-    given = settings.tags
-    for key, text in given.items():
-        # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
-        if not 1 <= len(key) <= 128 or key.lower().startswith("aws:") or len(text) > TAG_VALUE_LENGTH:
+    # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+    for key, text in settings.tags.items():
+        is_long = not 1 <= len(key) <= 128 or len(text) > TAG_VALUE_LENGTH
+        if is_long or key.lower().startswith("aws:") or NOT_IN_TAGS.search(key + text):
             yield (
-                f"gpufleet:tags {key!r}: a tag has 1 to 128 characters, a value up to {TAG_VALUE_LENGTH}, and no aws: "
-                "prefix"
-            )
-        if NOT_IN_TAGS.search(key + text):
-            yield (
-                f"gpufleet:tags {key!r}: {text!r} has a character that AWS refuses in tags: use letters, digits, "
-                "spaces and _ . : / = + - @"
+                f"gpufleet:tags {key!r}: {text!r}: a key has 1 to 128 characters and no aws: prefix, a value up to "
+                f"{TAG_VALUE_LENGTH}, of letters, digits, spaces and _ . : / = + - @"
             )
     # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
-    for key in given:
-        twins = sorted(other for other in tags("", "", dict(given)) if other.lower() == key.lower() and other != key)
-        if twins:
-            yield (
-                f"gpufleet:tags {key!r} differs from {twins[0]!r} in case alone, and IAM refuses two such tags: name "
-                "it otherwise"
-            )
-    if len(given) > TAGS_LIMIT:
+    keys = sorted(tags("", "", dict(settings.tags)), key=str.lower)
+    for key, twin in pairwise(keys):
+        if key.lower() == twin.lower():
+            yield f"gpufleet:tags {key!r} and {twin!r} differ in case alone, and IAM refuses two such tags"
+    if len(settings.tags) > TAGS_LIMIT:
         yield (
-            f"gpufleet:tags has {len(given)} tags: the limit is {TAGS_LIMIT}, as an S3 object takes 10 with gpufleet's "
-            "own"
+            f"gpufleet:tags has {len(settings.tags)} tags: the limit is {TAGS_LIMIT}, as an S3 object takes 10 with "
+            "gpufleet's own"
         )
 
 

@@ -127,7 +127,7 @@ class StackSettings(_Model):
     has for the plan's type, and keeps it until --new-image. Unset, each `pulumi up` takes the newest."""
     ami_name: str = ""
     """Exact name of a Deep Learning AMI by Amazon, in place of the one for the plan's type."""
-    ami_id: str = ""
+    ami_id: str = Field(default="", pattern=r"^(ami-[0-9a-f]{8,17})?$")
     """AMI of your own, derived from a Deep Learning AMI for Ubuntu. Excludes amiName."""
     wheels: LocalPath | None = None
     """Archive that `gpufleet stack wheels` packs, uploaded for nodes, which reach no package index: what the trainer or
