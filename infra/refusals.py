@@ -175,8 +175,8 @@ def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
         yield (
             "gpufleet:spotPolicy adaptive moves a training gang between spot and on-demand nodes by its deadline, and "
             f"this stack of mode {settings.mode} buys {buys}, deadline {plan.job.deadline_hours or 'none'}: make the "
-            "plan with `gpufleet recommend --purchase spot --spot-fallback on-demand --deadline 72h`, or take the default "
-            "policy (`pulumi config rm gpufleet:spotPolicy`)"
+            "plan with `gpufleet recommend --purchase spot --spot-fallback on-demand --deadline 72h`, or "
+            "`pulumi config rm gpufleet:spotPolicy`"
         )
 
 
