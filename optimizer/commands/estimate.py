@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.long_help import FurtherOption, LongCommand
-from optimizer.commands.options import OutputFile
+from optimizer.commands.options import F, OutputFile
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_notes, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
@@ -42,18 +42,17 @@ from optimizer.performance.setups import (
     positions_note,
 )
 from optimizer.performance.table import explain
-from optimizer.performance.types import (
-    CHECKPOINTINGS,
-    SHARDINGS,
-    Grid,
-    Hardware,
-)
+from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 
 COUNT = click.IntRange(min=1, max=99_999)
 COUNT.name = "count"  # the type in click's help
+
+
+def _count_option(name: str, text: str, **settings: Any) -> Callable[[F], F]:
+    return click.option(name, type=COUNT, default=1, show_default=True, help=text, **settings)
 
 
 @click.command(
@@ -75,33 +74,17 @@ Presets: {", ".join(presets())}.""",
 @click.option("--gpus", type=COUNT, help="With --gpu; else 8 a node.")
 @click.option("--nodes", type=COUNT, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
 @workload_options
-@click.option(
-    "--micro-batch", type=COUNT, default=1, show_default=True, help="Sequences of one forward pass of a rank."
-)
+@_count_option("--micro-batch", "Sequences of one forward pass of a rank.")
 @click.option(
     "--sharding",
     type=click.Choice(SHARDINGS),
     help="[default: zero3 for a decoder on several GPUs, zero1 with a pipeline, else ddp]",
 )
-@click.option("--tensor", type=COUNT, default=1, show_default=True, help="Tensor ranks.")
-@click.option("--pipeline", type=COUNT, default=1, show_default=True, help="Pipeline stages.")
-@click.option("--context", cls=FurtherOption, type=COUNT, default=1, show_default=True, help="Context-parallel ranks.")
-@click.option(
-    "--expert",
-    cls=FurtherOption,
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Data-parallel ranks that share a mixture's experts.",
-)
-@click.option(
-    "--virtual-stages",
-    cls=FurtherOption,
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Chunks of a pipeline stage (interleaved).",
-)
+@_count_option("--tensor", "Tensor ranks.")
+@_count_option("--pipeline", "Pipeline stages.")
+@_count_option("--context", "Context-parallel ranks.", cls=FurtherOption)
+@_count_option("--expert", "Data-parallel ranks that share a mixture's experts.", cls=FurtherOption)
+@_count_option("--virtual-stages", "Chunks of a pipeline stage (interleaved).", cls=FurtherOption)
 @click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
 @click.option(
     "--batch",
@@ -227,6 +210,11 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
     residual, source = setup.speed_source(calibration)
+    tuned: dict[str, Any] = {}
+    if not work.tuning.trains_all:
+        names = ("method", *(("lora_rank", "lora_targets") if work.tuning.adapts else ()), "frozen")
+        tuned = {name: getattr(work.tuning, name) for name in names}
+        tuned["trained_parameters"] = trained_parameters(spec, work.tuning)
     band = math.exp(residual.relative_error)
     return {
         "model": spec.name,
@@ -250,7 +238,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "precision": work.precision,
         "optimizer": work.optimizer,
         "framework": recipe.framework,
-        **_describe_tuning(work.tuning, trained_parameters(spec, work.tuning)),
+        **tuned,
         "unit": "samples" if spec.counts_samples else "tokens",
         "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
@@ -280,14 +268,6 @@ EXPLAINED = {
     "operation": "operation", "count": "layers, calls", "ranks": "ranks", "tflop": "TFLOP",
     "moved_gb": "GB moved, sent", "kept_mb_a_layer": "MB kept a layer", "s": "s",
 }  # fmt: skip
-
-
-def _describe_tuning(tuning: FineTuning, trained: int) -> dict[str, Any]:
-    """Fields of a run that trains a part of the model; none where all of it trains."""
-    if tuning.trains_all:
-        return {}
-    adapters = {"lora_rank": tuning.lora_rank, "lora_targets": tuning.lora_targets} if tuning.adapts else {}
-    return {"method": tuning.method, **adapters, "frozen": tuning.frozen, "trained_parameters": trained}
 
 
 def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,10 +29,9 @@ PUBLIC = RUNS.with_name("public_runs.csv")
 LEARNED = "dgxc-llama"
 
 # Columns that no estimate reads.
-DESCRIPTIVE_COLUMNS = (
-    "row_id", "suite", "model", "source", "tokens_per_second_per_gpu", "peak_memory_gib", "memory_kind",
-    "reserved_memory_gib",
-)  # fmt: skip
+DESCRIPTIVE_COLUMNS = ("row_id", "suite", "model", "source", "memory_kind", "reserved_memory_gib")
+# Least measured speed and memory; 0 is no measurement.
+LEAST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,18 +142,7 @@ def _read_run(row: Row, cells: Mapping[str, Any], gpus: Mapping[str, Gpu], line:
         row_id=cells.get("row_id") or str(line),
         suite=cells.get("suite") or "",
         setup=read_row(row, gpus),
-        tokens_per_second_per_gpu=_read_positive(cells, "tokens_per_second_per_gpu"),
-        peak_memory_gib=_read_positive(cells, "peak_memory_gib") if cells.get("peak_memory_gib") else None,
+        tokens_per_second_per_gpu=row.number("tokens_per_second_per_gpu", least=LEAST),
+        peak_memory_gib=row.number("peak_memory_gib", least=LEAST) if row.given("peak_memory_gib") else None,
         line=line,
     )
-
-
-def _read_positive(cells: Mapping[str, Any], column: str) -> float:
-    text = cells.get(column) or ""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidInputError(f"{column} is {text or 'empty'}", limit="a measured number above 0")
-    return value

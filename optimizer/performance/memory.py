@@ -192,27 +192,22 @@ def _nccl_bytes(x: Case) -> Number:
 
 # Measured peak above the estimate that 19 of 20 rows of a layout stay below (of fewer rows, all), in rows of plain
 # PyTorch and the reference trainer on one to four H200 (data/measured_runs.csv, 2026-11-21, and
-# tests/benchmarks/results/h200_x2_trainer_202611.csv; a test compares). No layout takes less than all of them together:
-# the rows are of one GPU model.
+# tests/benchmarks/results/h200_x2_trainer_202611.csv; a test compares). No layout takes less than all of them together,
+# as the rows are of one GPU model: 0.009 of 33 rows with ZeRO and of 7 with context ranks, 0.002 of 5 with experts.
 ALL_LAYOUTS = 0.032  # 193 rows: 0.024
 DDP_LAYOUTS = 0.035  # 19
-SHARDED = ALL_LAYOUTS  # 33 rows: 0.009; ZeRO-1 to ZeRO-3 over data ranks
 TENSOR = 0.038  # 5
-CONTEXT = ALL_LAYOUTS  # 7 rows: 0.009
-EXPERT = ALL_LAYOUTS  # 5 rows: 0.002
 CONVOLUTIONAL = 0.079  # 19: cuDNN's workspace
 # No measured peak has pipeline stages, fused kernels, or an encoder with a decoder: as far off as the worst above.
 UNMEASURED = CONVOLUTIONAL
 
 
 def _margin(x: Case) -> Number:
-    share = np.where(x.ranks > 1, np.where(x.sharding == DDP, DDP_LAYOUTS, SHARDED), ALL_LAYOUTS)
-    splits = ((x.tensor, TENSOR), (x.context, CONTEXT), (x.expert, EXPERT), (x.pipeline, UNMEASURED))
-    for ranks, own in splits:
-        share = np.where(ranks > 1, np.maximum(share, own), share)
-    if x.model.convolutions:
-        share = np.maximum(share, CONVOLUTIONAL)
-    return np.maximum(share, UNMEASURED) if x.code.fused_kernels or x.is_t5 else share
+    if x.model.convolutions or x.code.fused_kernels or x.is_t5:
+        return UNMEASURED
+    share = np.where((x.ranks > 1) & (x.sharding == DDP), DDP_LAYOUTS, ALL_LAYOUTS)
+    share = np.where(x.tensor > 1, np.maximum(share, TENSOR), share)
+    return np.where(x.pipeline > 1, UNMEASURED, share)
 
 
 def limit_bytes(gpu_memory_bytes: Number, nccl_bytes: Number) -> Number:

@@ -96,8 +96,8 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
         file.write("gpt2,1024,mi300x,1,8,16000,\n")
         file.write("gpt2,1024,l4-24gb,1,8,1600000,\n")
         file.write('"a model\nof two lines",1024,l4-24gb,1,8,-3,\n')
-        file.write("gpt2,1024,l4-24gb,1,8,16000,nan\n")
-        file.write("gpt2,1024,l4-24gb,1,8,1e-320,\n")
+        file.write("gpt2,1024,l4-24gb,1,8,16000,-1\n")
+        file.write("gpt2,1024,l4-24gb,1,8,1e-8,\n")
     code, out, err = gpufleet("calibrate", str(runs), "--format", "json")
     assert code == 0
     refused = {entry["line"]: entry["reason"] for entry in json.loads(out)["refused"]}
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
     assert "gpu is 'mi300x'" in refused[6]
     assert "of the L4's bf16 peak (limit: 1e-05 to 1); is it of all GPUs together?" in refused[7]
     assert "without layers and hidden_size" in refused[9]
-    assert "peak_memory_gib is nan" in refused[10]
+    assert "peak_memory_gib is -1" in refused[10]
     assert "is it a row of this model and GPU?" in refused[11]
     assert "\nline 6 refused: gpu is 'mi300x'\n  limit: one of v100-16gb" in err, "parts on lines of their own"
     assert len(json.loads(out)["runs"]) == 3
