@@ -31,7 +31,14 @@ from examples.local_imds import LocalImds
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.simulator import Launching, PoolsView, SimulatedRun, SpotPolicy, simulate
+from optimizer.economics.simulation.simulator import (
+    DONE_HOURS,
+    Launching,
+    PoolsView,
+    SimulatedRun,
+    SpotPolicy,
+    simulate,
+)
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Bools
 
@@ -120,7 +127,7 @@ class LiveRun(SimulatedRun):
         """Let the training do the steps of these hours."""
         super().advance(hours)
         if self._process is not None:
-            held = LEAVING_STEPS if self.work > 0 else 0
+            held = LEAVING_STEPS if self.work > DONE_HOURS else 0
             self._let(self._steps_worked() - held)
             self._node.wait_for_step(self._allowed, self._process)
 
