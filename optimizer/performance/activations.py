@@ -41,11 +41,16 @@ WORKSPACE_BYTES_32_BIT = 2.4
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved."""
+    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved.
+
+    Attributes:
+        uneven: share of ``saved`` that a router adds which is not forced to balance, as NVIDIA's recipes force it.
+    """
 
     saved: Number
     working: Number
     layer: Number
+    uneven: Number = 0.0
 
 
 def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
@@ -66,9 +71,9 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     written_norms = eager * (not x.has_fused_norms) if model.gated_mlp or x.is_t5 else 0.0
     # Fused fp8 keeps the inputs of products in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
     product_input = 1.0 if x.has_fused_fp8 else element
-    dispatched = _dispatched_bytes(x)
-    # NVIDIA's recipes permute rows in one kernel, which keeps none, and weight them before the last product.
-    yield "dispatch of experts", dispatched * (product_input / element if x.code.nvidia_recipe else 1.0 + 1.0 / x.split)
+    # Ranks that share an expert keep its rows whole. NVIDIA's recipes permute rows in a kernel that keeps none.
+    sent = product_input / element * x.expert_slices / x.tensor
+    yield "dispatch of experts", _dispatched_bytes(x) * (sent if x.code.nvidia_recipe else sent + 1.0 / x.split)
     redone = x.recipe.recomputed
     norm_output = 0.0 if "layernorm" in redone else product_input
     norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + norm_output)
@@ -141,10 +146,10 @@ def _expert_element(x: Case) -> Number:
 
 
 def _dispatched_bytes(x: Case) -> Number:
-    """Bytes a token of the rows that experts get: whole on each tensor rank that shares an expert."""
+    """Bytes a token of the rows that experts get."""
     mixtures = x.model.mixture_layers / max(x.model.layers, 1)
     used = max(1, x.model.experts_per_token)
-    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x) * x.expert_slices / x.tensor
+    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x)
 
 
 def activation_bytes(x: Case) -> Activations:
@@ -153,7 +158,8 @@ def activation_bytes(x: Case) -> Activations:
     if not x.model.layers:
         return Activations(samples, working_of_samples, 0.0)
     layer, model, element = x.layer, x.model, x.element
-    everything: Number = sum(kept for _, kept in kept_bytes(x))
+    kept = dict(kept_bytes(x))
+    everything: Number = sum(kept.values())
     dispatched = _dispatched_bytes(x)
     # Selective keeps inputs, attention's output and the products that it does not repeat.
     ffn = layer.inner + layer.routed * _capacity(x)
@@ -174,9 +180,11 @@ def activation_bytes(x: Case) -> Activations:
     backward = backward + np.where(splits, element * model.hidden_size, 0.0)
     backward = backward + np.where(x.context > 1, 8.0 * element * layer.kv / x.tensor, 0.0)
     backward = backward + np.where(x.expert > 1, 2.0 * dispatched / x.split, 0.0)
-    here = x.live_share * (1.0 - x.recipe.offloaded_layers / model.layers)
-    saved = x.tokens * per_token * x.stage_layers * here + samples
-    return Activations(saved, x.tokens * backward + working_of_samples, x.tokens * everything)
+    resident = x.live_share * (1.0 - x.recipe.offloaded_layers / model.layers)
+    saved = x.tokens * per_token * x.stage_layers * resident + samples
+    of_experts = kept["dispatch of experts"] + kept.get("experts", 0.0)
+    uneven = (EXPERT_CAPACITY - 1.0) * of_experts / everything if x.code.nvidia_recipe else 0.0
+    return Activations(saved, x.tokens * backward + working_of_samples, x.tokens * everything, uneven)
 
 
 def _sample_bytes(x: Case) -> tuple[Number, Number]:

@@ -48,12 +48,8 @@ class PeakMemory:
     """Bytes at the peak, at the loss or at the end of the backward pass.
 
     Attributes:
-        streams: bytes that the allocator holds beyond the peak. A block belongs to the CUDA stream that asked for it
-            (https://pytorch.org/docs/stable/notes/cuda.html, memory management). FSDP2 makes reduced gradients on the
-            stream of its reductions, which cannot take what the backward pass frees of activations. Where no room is
-            left, the allocator returns all free blocks to the driver in each step: 0.60 s for 0.36 (8B, two H100,
-            tests/benchmarks/results/trainer_2xh100_202611.md).
         nccl: NCCL's buffers.
+        uneven: activations of experts above a mean that the router need not keep.
         margin: 95th percentile of a measured peak above the estimated one, as a share of the estimate.
     """
 
@@ -70,6 +66,7 @@ class PeakMemory:
     activations: Number
     gathered: Number
     reduced: Number
+    uneven: Number
     nccl: Number
     margin: Number
 
@@ -106,14 +103,15 @@ class PeakMemory:
 
     @property
     def p95(self) -> Number:
-        """95th percentile of the bytes that the allocator holds."""
-        return self.peak * (1.0 + self.margin) + self.streams
+        """95th percentile of the bytes that the allocator holds, with those that only other streams can use.
 
-    @property
-    def streams(self) -> Number:
-        """Bytes that only other streams can use."""
-        at_loss, at_end = self.at_loss, self.at_end
-        return np.maximum(at_loss + self.reduced - np.maximum(at_loss, at_end), 0.0)
+        A block belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
+        management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the backward
+        pass frees of activations. Where no room is left, the allocator returns all free blocks to the driver in each
+        step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
+        """
+        streams = self.at_loss + self.reduced - np.maximum(self.at_loss, self.at_end)
+        return self.peak * (1.0 + self.margin) + np.maximum(streams, 0.0) + self.uneven
 
 
 def memory(x: Case) -> PeakMemory:
@@ -179,6 +177,7 @@ def memory(x: Case) -> PeakMemory:
         activations=end[1],
         gathered=end[2],
         reduced=reduced,
+        uneven=saved * kept.uneven,
         nccl=_nccl_bytes(x),
         margin=_margin(x),
     )

@@ -110,8 +110,8 @@ GATED_FFN_MULTIPLE = 256
 SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
 # Architectures that the columns of a shape do not describe.
-_BY_NAME = ("seq2seq", "image", "speech")
-ARCHITECTURES = {name: name for name in ("decoder", "encoder", "cnn", *_BY_NAME)}
+_BY_NAME = ("cnn", "seq2seq", "image", "speech")
+ARCHITECTURES = {name: name for name in ("decoder", "encoder", *_BY_NAME)}
 ARCHITECTURES |= {"llama": "decoder", "gpt": "decoder"}
 
 
@@ -120,16 +120,10 @@ def read_model(row: Row) -> ModelSpec:
     architecture = row.word("architecture", ARCHITECTURES, default="")
     name = row.text("model")
     preset = presets().get(name.lower())
-    if architecture == "cnn" or (not architecture and preset is not None and preset.architecture == "cnn"):
-        if preset is None or preset.architecture != "cnn":
-            raise InvalidInputError(
-                f"model is {name.lower()!r} and architecture is cnn",
-                limit=f"one of {', '.join(key for key, value in presets().items() if value.architecture == 'cnn')}",
-                why="a CNN's FLOPs are published per model, not derived from columns",
-            )
-        return preset
     if architecture in _BY_NAME:
         return _read_by_name(row, architecture, name.lower())
+    if not architecture and preset is not None and preset.architecture == "cnn":
+        return preset
     if row.given("layers") or row.given("hidden_size"):
         return _read_transformer(row, architecture or "decoder", name or "unnamed")
     if preset is not None and preset.architecture != "cnn":
@@ -158,7 +152,7 @@ def _read_by_name(row: Row, architecture: str, name: str) -> ModelSpec:
     raise InvalidInputError(
         f"model is {row.text('model')!r} and architecture is {architecture}",
         limit=f"one of {', '.join(known)}, or their model_type with their parameters",
-        why="the columns of a shape describe one stack of like layers",
+        why="the columns describe one stack of like layers",
         next_step="give the name of a preset",
     )
 
@@ -219,10 +213,9 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     gpu = find_gpu(row.text("gpu"), gpus)
     count = row.count("gpus", default=1)
     per_node = min(row.count("gpus_per_node", default=min(USUAL_GPUS_PER_NODE, count)), count)
-    tensor = row.count("tensor_parallel", default=1)
-    pipeline = row.count("pipeline_parallel", default=1)
-    context = row.count("context_parallel", default=1)
-    expert = row.count("expert_parallel", default=1)
+    names = ("tensor", "pipeline", "context", "expert")
+    ranks = {name: row.count(f"{name}_parallel", default=1) for name in names}
+    tensor, pipeline, context, expert = ranks.values()
     splits_sequence = row.flag("sequence_parallel")
     data = data_ranks(count, tensor, pipeline, context)
     network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
@@ -281,10 +274,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     grid = Grid(
         nodes=math.ceil(count / per_node),
         data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        expert=expert,
+        **ranks,
         sequence_parallel=splits,
         virtual_stages=virtual_stages,
         sharding=types.SHARDINGS.index(sharding),
