@@ -54,7 +54,7 @@ def main(*, starts_nodes: bool = True) -> None:
     )
     observability = Observability(stack, security.key_arn, security.claim)
     lustre = None
-    mounted: pulumi.Input[str] = settings.file_system.address if settings.file_system else ""
+    mounted: pulumi.Input[str] = ""
     if plan.lustre:
         lustre = Lustre(
             stack,

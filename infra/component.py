@@ -107,20 +107,16 @@ class Component(pulumi.ComponentResource):
         *,
         protocol: str = "tcp",
         port: int | None = 443,
-        last_port: int | None = None,
         **peer: pulumi.Input[str],
     ) -> None:
-        """A rule of a security group for ports ``port`` to ``last_port``, by default that one.
-
-        ``peer`` is the other end, as an argument of the provider's.
-        """
+        """A rule of a security group for one port; ``peer`` is the other end, as an argument of the provider's."""
         kind(
             f"{self._prefix}-{name}",
             security_group_id=group_id,
             description=description,
             ip_protocol=protocol,
             from_port=port,
-            to_port=last_port or port,
+            to_port=port,
             tags=self._tags,
             opts=self._own,
             **peer,

@@ -23,7 +23,6 @@ from infra.naming import NOT_IN_TAGS, TAG_VALUE_LENGTH, slug, tags
 from infra.s3_uri import read_s3_prefix
 from infra.secret_text import secrets_in
 from infra.settings import (
-    LUSTRE_FOLDER,
     TRAINER_COMMAND,
     WITH_LUSTRE_CLIENT,
     ConfigError,
@@ -311,39 +310,13 @@ def _lustre_refusals(settings: StackSettings) -> Iterator[str]:
             f"{file_system}, and gpufleet:data is {settings.data or 'not set'}: it would be paid for and empty; "
             f"`pulumi config set gpufleet:data s3://BUCKET/PREFIX`, {without}"
         )
-    yield from _image_refusal(settings, f"{file_system}, and", f", {without}")
-
-
-def _file_system_refusals(settings: StackSettings) -> Iterator[str]:
-    """Settings that leave the nodes without the existing file system or its data."""
-    existing, without = "gpufleet:fileSystem is set", "or `pulumi config rm gpufleet:fileSystem`"
-    if settings.plan.lustre:
-        yield (
-            f"{existing}, and the plan has a file system of its own for the same folder: make the plan without "
-            f"workload.lustre_gib, {without}"
-        )
-    if not settings.vpc_id:
-        yield (
-            f"{existing}, and a VPC of the stack's own does not reach it: set gpufleet:vpcId to its VPC and "
-            f"gpufleet:subnetIds to a subnet in its zone, {without}"
-        )
-    if not f"{settings.data}/".startswith(f"{LUSTRE_FOLDER}/"):
-        yield (
-            f"{existing}, and gpufleet:data is {settings.data or 'not set'}: name the data's folder of it, "
-            f"`pulumi config set gpufleet:data {LUSTRE_FOLDER}/FOLDER`, {without}"
-        )
-    yield from _image_refusal(settings, f"{existing}, and", f", {without}")
-
-
-def _image_refusal(settings: StackSettings, what: str, otherwise: str) -> Iterator[str]:
     if not (settings.ami_name or settings.ami_id):
         # The client is a module of one kernel release. Newer releases boot kernel 7.0, for which no notes list one:
         # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html
         yield (
-            f"{what} the newest Deep Learning AMI may have no Lustre client for its kernel: name a release "
-            "whose notes list lustre-client-modules of its kernel_version, for x86_64 `pulumi config set "
-            f'gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, an image of your own with the client in gpufleet:amiId'
-            f"{otherwise}"
+            f"{file_system}, and the newest Deep Learning AMI may have no Lustre client for its kernel: name a "
+            "release whose notes list lustre-client-modules of its kernel_version, for x86_64 `pulumi config set "
+            f'gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, your own image with the client in gpufleet:amiId, {without}'
         )
 
 
@@ -361,5 +334,4 @@ RULES: tuple[tuple[Callable[[StackSettings], object], Callable[[StackSettings], 
     (lambda s: s.spot_policy == "adaptive", _adaptive_refusals),
     (lambda s: s.mode == "workers", _worker_refusals),
     (lambda s: s.plan.lustre, _lustre_refusals),
-    (lambda s: s.file_system, _file_system_refusals),
 )

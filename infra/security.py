@@ -43,8 +43,6 @@ class Security(Component):
         self.key_arn = key.arn
         self.instance_profile_arn = self._instance_profile(args.vpc_id)
         self.node_group_id = self._node_group(args)
-        if self._settings.file_system:
-            self._file_system_traffic(self._settings.file_system.security_group)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
     def _service_role(self) -> aws.iam.ServiceLinkedRole:
@@ -153,23 +151,3 @@ class Security(Component):
                 name, words = f"to-dns-{protocol}", "Name servers of the VPC"
                 self._rule(out, name, group.id, words, protocol=protocol, port=53, cidr_ipv4=_ANYWHERE)
         return group.id
-
-    def _file_system_traffic(self, file_system: str) -> None:
-        """Allow Lustre's traffic, in both directions, between the nodes and the group of an existing file system.
-
-        https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
-        """
-        nodes = self.node_group_id
-        sides = (("nodes", nodes, "file-system", file_system), ("file-system", file_system, "nodes", nodes))
-        for own, group, other, peer in sides:
-            for first, last in ((988, 988), (1018, 1023)):
-                for kind, way in ((SecurityGroupIngressRule, "from"), (SecurityGroupEgressRule, "to")):
-                    self._rule(
-                        kind,
-                        f"{own}-{way}-{other}-{first}",
-                        group,
-                        f"Lustre {way} {other.replace('-', ' ')}",
-                        port=first,
-                        last_port=last,
-                        referenced_security_group_id=peer,
-                    )

@@ -23,8 +23,6 @@ from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutloo
 # Command of nodes where gpufleet:trainCommand is not set; and its value for nodes that join and wait.
 TRAINER_COMMAND = "-m bootstrap.trainer"
 NO_COMMAND = "none"
-# LUSTRE_MOUNT of bootstrap/lib.sh.
-LUSTRE_FOLDER = "/mnt/lustre"
 # PyTorch 2.11 for x86_64, with kernel 6.17 and lustre-client-modules-6.17.0-1020-aws:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-ul2404-2026-08-17.html
 WITH_LUSTRE_CLIENT = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260815"
@@ -95,16 +93,6 @@ class DlamiSettings(_Model):
     region: str
 
 
-class FileSystemSettings(_Model):
-    """Value of gpufleet:fileSystem."""
-
-    # https://docs.aws.amazon.com/fsx/latest/LustreGuide/mounting-ec2-instance.html
-    address: str = Field(pattern=r"^fs-[0-9a-f]{8,17}\.fsx\.[a-z0-9-]+\.amazonaws\.com(\.cn)?@tcp:/\w{1,8}$")
-    """DNS name and mount name, as `mount -t lustre` takes them."""
-    security_group: str = Field(pattern=r"^sg-[0-9a-f]{8,17}$")
-    """Security group of its network interfaces; the stack adds rules for its nodes to it."""
-
-
 class StackSettings(_Model):
     """Checked configuration of a stack; a value of nothing ("", 0, false, [], {}) means the default."""
 
@@ -156,10 +144,6 @@ class StackSettings(_Model):
     plan with a Lustre file system links that instead), or a folder on the nodes. The command finds it in
     GPUFLEET_DATA_DIR; without data gpufleet's own trainer makes synthetic samples. A bucket outside the stack's account
     or under another key must grant it too."""
-    file_system: FileSystemSettings | None = None
-    """Existing FSx for Lustre file system that every node mounts at /mnt/lustre, {address, securityGroup}: `gpufleet
-    stack set --file-system fs-...` asks AWS for both. data is then a folder of it. It is in vpcId, and
-    neither plan nor meter counts its cost."""
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
@@ -282,8 +266,6 @@ class StackSettings(_Model):
         parts: list[Any] = [train_archive, self.train_command, plan]
         if self.data:
             parts.append(self.data)
-        if self.file_system:
-            parts.append({"file_system": self.file_system.address})
         if self.base_weights:
             parts.append({"base_weights": self.base_weights})
         if self.image:

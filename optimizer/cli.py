@@ -86,6 +86,7 @@ GONE = {
     "simulate --try-minutes": "a refusal takes two minutes, as the controller waits",
     "simulate --move-hours": "--restart-hours counts what a restart takes anywhere",
     "simulate --plot": "--format csv has the figures for a program of your own",
+    "stack set --file-system": "workload.lustre_gib of the request gives the plan a file system of its own",
     "offers --type": "use --instance-type",
     "offers --max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates",
     "refresh --cloud": "prices of other clouds come with each version; refresh reads AWS's",

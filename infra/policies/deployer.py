@@ -42,11 +42,10 @@ def deployer_policy(
     boundary: str = "",
     vpc_id: str = "",
     lustre: bool = False,
-    file_system_group: str = "",
 ) -> Policy:
     """Policy of the deployer of one stack; ``iam_path``, ``boundary`` and ``vpc_id`` as the stack's keys have them.
 
-    ``lustre``: its plan has a file system. ``file_system_group``: security group of an existing one.
+    ``lustre``: its plan has a file system.
 
     Names that Pulumi makes up begin with the stack's prefix, so those of a stack "dev-2" also fit "dev-*". Whoever may
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
@@ -100,17 +99,6 @@ def deployer_policy(
             condition={"StringEquals": {"iam:PassedToService": [f"{service}.amazonaws.com" for service in services]}},
         ),
         *(_file_system(names, requested, tagged) if lustre else []),
-        *(
-            [
-                allow(
-                    "FileSystemGroup",
-                    _actions("ec2", "group_rules"),
-                    here("ec2", f"security-group/{file_system_group}"),
-                )
-            ]
-            if file_system_group
-            else []
-        ),
         allow("MakeKey", ["kms:CreateKey", "kms:TagResource"], "*", condition=requested),
         allow("Key", _actions("kms", "key"), here("kms", "key/*"), condition=tagged),
         allow("Alias", ["kms:CreateAlias", "kms:DeleteAlias"], here("kms", names.key_alias)),

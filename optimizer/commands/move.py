@@ -59,7 +59,7 @@ from optimizer.economics.policy_outlook import forecast_rest
 # Follow from the plan, the image and the packages of the new stack.
 NEW_KEYS = (PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY, WHEELS_KEY)
 # Name something of one region.
-BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image", "gpufleet:fileSystem")
+BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image")
 
 
 @click.command(

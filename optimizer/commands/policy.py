@@ -79,7 +79,6 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
         lustre=file is not None and file.plan.lustre is not None,
-        file_system_group=file.file_system[1] if file and file.file_system else "",
     )
     parts = enumerate(deployer_documents(policy), start=1)
     return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _PREFLIGHT

@@ -197,7 +197,6 @@ def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deplo
         endpoints=interface_endpoints(image=text("image")),
         container_image=text("image"),
         data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
-        file_system=file.file_system if file else None,
         ami_id=ami_id,
         ami_name=ami_name,
         ami_parameter=ami_parameter,

@@ -15,7 +15,6 @@ from infra.refusals import plan_refusals
 from infra.settings import ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
-from optimizer.aws.file_systems import find_file_system
 from optimizer.aws.images import find_image
 from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
@@ -25,7 +24,6 @@ from optimizer.commands.policy import command as policy
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import (
     CONTAINER_KEY,
-    FILE_SYSTEM_KEY,
     IMAGE_KEY,
     POLICY_KEY,
     REGION_KEY,
@@ -64,7 +62,6 @@ Example:
 @click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
 @click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
 @click.option("--image", metavar="URI", help="Container image of ECR that the training runs in; a tag is resolved.")
-@click.option("--file-system", metavar="ID", help="Existing FSx for Lustre file system that the nodes mount.")
 def set_plan(
     plan: str,
     stack: str,
@@ -73,16 +70,14 @@ def set_plan(
     accept_stale_prices: bool,
     new_image: bool,
     image: str | None,
-    file_system: str | None,
 ) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
     PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region, gpufleet:dlami
     and, for a plan at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. With AWS credentials
     the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image; --image
-    writes the digest that a container image has now (gpufleet:image), --file-system the address and security group of
-    an existing file system (gpufleet:fileSystem). Nothing is written when the plan is wrong; its numbers must agree
-    (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no Pulumi CLI.
+    writes the digest that a container image has now (gpufleet:image). Nothing is written when the plan is wrong; its
+    numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
@@ -93,7 +88,6 @@ def set_plan(
         accept_stale_prices=accept_stale_prices,
         new_image=new_image,
         image=image,
-        file_system=file_system,
     )
     say(f"next: pulumi stack select --create {stack} && pulumi up")
 
@@ -106,13 +100,11 @@ def put_plan(
     accept_stale_prices: bool,
     new_image: bool = False,
     image: str | None = None,
-    file_system: str | None = None,
 ) -> None:
     """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
 
     Raises:
-        InvalidInputError: the plan cannot be deployed, the folder is no project, or there is no such container image or
-            file system.
+        InvalidInputError: the plan cannot be deployed, the folder is no project, or there is no such container image.
         DataStaleError: its spot prices are older than their limit.
     """
     check_plan(chosen, load())
@@ -129,7 +121,6 @@ def put_plan(
         _refuse_stale_prices(chosen)
     path = stack_path(directory, stack)
     container = _resolve(image, chosen) if image else None
-    mounted = _find_file_system(file_system, chosen) if file_system else None
     before = write_stack_file(path, chosen)
     say(
         f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "
@@ -156,8 +147,6 @@ def put_plan(
         change_stack_file(path, {CONTAINER_KEY: container})
     elif CONTAINER_KEY in before:
         say(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
-    if mounted:
-        change_stack_file(path, {FILE_SYSTEM_KEY: mounted})
     say(describe_demands(chosen))
     if outlook := _policy_outlook(chosen, before):
         say(f"spot policy: {outlook.describe()}")
@@ -231,20 +220,6 @@ def _resolve(uri: str, plan: FleetPlan) -> str:
     pinned = image.pinned(found.digest)
     say(f"container image: {pinned}, {found.size_gib:.1f} GiB compressed ({CONTAINER_KEY})")
     return pinned
-
-
-def _find_file_system(file_system_id: str, plan: FleetPlan) -> dict[str, str]:
-    """Return gpufleet:fileSystem of an existing file system, and say where it is."""
-    needed = "allow fsx:DescribeFileSystems, ec2:DescribeSubnets and ec2:DescribeNetworkInterfaces"
-    with errors.explained(f"file system {file_system_id} cannot be looked up", next_step=needed):
-        found = find_file_system(file_system_id, plan.region)
-    if isinstance(found, str):
-        raise InvalidInputError(found, next_step=f"aws fsx describe-file-systems --region {plan.region}")
-    say(
-        f"file system: {found.address} ({FILE_SYSTEM_KEY}), beside the plan's cost; once: pulumi config set "
-        f"gpufleet:vpcId {found.vpc_id}, and gpufleet:subnetIds to a subnet in its zone {found.zone_id}"
-    )
-    return {"address": found.address, "securityGroup": found.security_groups[0]}
 
 
 def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from optimizer.economics.policy_outlook import price_adaptive
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
 POLICY_KEY = "gpufleet:spotPolicy"
-CONTAINER_KEY, FILE_SYSTEM_KEY = "gpufleet:image", "gpufleet:fileSystem"
+CONTAINER_KEY = "gpufleet:image"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +42,6 @@ class StackFile:
             for key, value in self.config.items()
             if key not in (PLAN_KEY, REGION_KEY)
         }
-
-    @property
-    def file_system(self) -> tuple[str, str] | None:
-        """Address and security group of gpufleet:fileSystem; None where it is not set as the program takes it."""
-        value = self.config.get(FILE_SYSTEM_KEY)
-        if not isinstance(value, Mapping) or not {"address", "securityGroup"} <= value.keys():
-            return None
-        return str(value["address"]), str(value["securityGroup"])
 
 
 def check_name(stack: str, next_step: str = "choose another --stack NAME") -> None:

@@ -86,7 +86,6 @@ class Deployment:
             ``ami_problem`` says why there is none.
         container_image: URI of the image that the training runs in; empty for none.
         data_bucket: bucket of the training data; empty for none.
-        file_system: address and security group of an existing file system.
     """
 
     plan: FleetPlan
@@ -104,7 +103,6 @@ class Deployment:
     ceiling_usd: float | None
     container_image: str
     data_bucket: str
-    file_system: tuple[str, str] | None
 
     @property
     def one_zone(self) -> bool:
@@ -132,10 +130,9 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 _READS = {
     "budgets": "ViewBudget",
     "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
-    "DescribeInstanceTypes DescribeInstances DescribeNetworkInterfaces DescribeRouteTables DescribeSpotPriceHistory "
+    "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
     "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
     "ecr": "BatchGetImage",
-    "fsx": "DescribeFileSystems",
     "kms": "DescribeKey",
     "pricing": "GetProducts",
     "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",

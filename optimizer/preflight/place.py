@@ -1,10 +1,11 @@
-"""Check that the instance types have the planned hardware, where they are offered, and how likely spot nodes come."""
+"""Check instance types' hardware and zones, how likely spot nodes come, and the region of the data's bucket."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.paging import filters, pages
 from optimizer.catalog.sources import offerings
@@ -13,6 +14,8 @@ from optimizer.preflight.model import (
     Finding,
     Level,
     Unknown,
+    ask,
+    failure,
     named,
     passed,
     unknown,
@@ -164,3 +167,24 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
             f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
         )
     yield Finding(text, level=level, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)
+
+
+def check_data_bucket(context: Context) -> Iterator[Finding]:
+    """Check that a bucket which a file system is linked to is in the fleet's region."""
+    bucket, plan = context.target.data_bucket, context.plan
+    if plan.lustre is None or not bucket:
+        return  # the configuration's check refuses a file system without data
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+    region = ask(lambda: clients.s3(context.region).head_bucket(Bucket=bucket)["BucketRegion"])
+    if isinstance(region, Unknown):
+        yield region.finding(about=f"region of {bucket}", why="reading across regions is billed by the GB")
+    elif region == plan.region:
+        yield passed(f"{bucket} is in {region}, as the file system that shows it", value=region)
+    else:
+        yield failure(
+            f"{bucket} is in {region}, and the file system in {plan.region}",
+            value=region,
+            limit=plan.region,
+            why="what it reads across regions is billed by the GB, which neither plan nor meter counts",
+            next_step=f"copy the data into a bucket in {plan.region}, or plan without workload.lustre_gib",
+        )

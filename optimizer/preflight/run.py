@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from optimizer.aws import clients
-from optimizer.preflight import account, capacity, image, money, network, place, reservation, storage
+from optimizer.preflight import account, capacity, image, money, network, place, reservation
 from optimizer.preflight.model import LEVELS, Account, Check, Context, Deployment, Finding, Unknown, ask, named, passed
 
 # In the order of printing within a level.
@@ -21,8 +21,7 @@ CHECKS = (
     Check("image", image.check_image),
     Check("container image", image.check_container_image),
     Check("KMS key", account.check_key),
-    Check("data bucket", storage.check_data_bucket),
-    Check("file system", storage.check_file_system),
+    Check("data bucket", place.check_data_bucket),
     Check("VPC", network.check_vpc),
     Check("way to AWS", network.check_reach),
     Check("prices", money.check_prices),

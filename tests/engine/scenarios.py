@@ -18,7 +18,7 @@ from infra.settings import WITH_LUSTRE_CLIENT
 from optimizer.aws import control
 from optimizer.contract.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
-from tests.engine.deployment import REGION, Deployment, Tools, deployment, write_project
+from tests.engine.deployment import Deployment, Tools, deployment, write_project
 from tests.engine.faults import refuse_next
 from tests.engine.inventory import Inventory, inventory, left_behind
 from tests.engine.pulumi_cli import PulumiError, Run
@@ -241,7 +241,7 @@ def first_fleet(tools: Tools, scratch: Path) -> None:
 
 
 def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
-    """A reservation, a VPC and a file system that were there before, and stay: of two nodes one is rented."""
+    """A reservation and a VPC that were there before, and stay: of two nodes one is rented."""
     write_project(scratch, "existing")
     with deployment(tools, scratch, "existing") as deployed:
         ec2 = deployed.aws("ec2")
@@ -254,12 +254,9 @@ def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
             InstanceCount=1,
             InstanceMatchCriteria="targeted",
         )["CapacityReservation"]
-        group = ec2.create_security_group(GroupName="data", Description="a file system's", VpcId=vpc)["GroupId"]
-        mounted = {"address": f"fs-01234567.fsx.{REGION}.amazonaws.com@tcp:/abcdefgh", "securityGroup": group}
         plan = sample_plan(**as_topped_up(owned["CapacityReservationId"]))
         deployed.set_plan(plan)
-        deployed.set_config({"vpcId": vpc, "subnetIds": [subnet["SubnetId"]], "fileSystem": mounted})
-        deployed.set_config({"data": "/mnt/lustre/tokens", "amiName": WITH_LUSTRE_CLIENT})
+        deployed.set_config({"vpcId": vpc, "subnetIds": [subnet["SubnetId"]]})
         before = inventory(deployed.aws)
         assert_created(deployed)
         facts.check(deployed, plan, own_network=False)

@@ -112,19 +112,6 @@ def deploy_anew(changes: Mapping[str, Any] | None = None, config: Mapping[str, s
 # A plan that reads its data from a file system, and its configuration.
 LUSTRE = {"lustre": {"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0}}
 LINKED = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:amiName": WITH_LUSTRE_CLIENT}
-# An existing file system in the existing VPC.
-MOUNTED = {
-    **EXISTING_VPC,
-    "gpufleet:fileSystem": json.dumps(
-        {
-            "address": "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh",
-            "securityGroup": "sg-0123456789abcdef0",
-        }
-    ),
-    "gpufleet:data": "/mnt/lustre/tokens",
-    "gpufleet:amiName": WITH_LUSTRE_CLIENT,
-}
-
 # Plan and configuration of each shape of stack, which together declare every type of resource.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "spot": ({}, ALARM),
@@ -134,7 +121,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "capacity block": (capacity_block(), ALARM),
     "lone node": (LONE_NODE, {"gpufleet:isolateTraining": "false"}),
     "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions", "gpufleet:image": CONTAINER}),
-    "existing vpc": ({}, MOUNTED),
+    "existing vpc": ({}, EXISTING_VPC),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),
 }

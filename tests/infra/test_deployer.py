@@ -173,20 +173,6 @@ def test_a_stack_asks_for_nothing_of_what_it_does_not_have() -> None:
     assert "fsx" not in policy
 
 
-def test_rules_are_added_to_the_group_of_the_existing_file_system_alone() -> None:
-    policy = deployer_policy(NAMES, file_system_group="sg-1")
-    for action in ("ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress"):
-        assert allows(policy, Question(action, NAMES.arn("ec2", "security-group/sg-1")))
-        assert not allows(policy, Question(action, NAMES.arn("ec2", "security-group/sg-2")))
-
-
-def test_rules_of_the_nodes_own_group_may_name_another_file_system() -> None:
-    """The provider changes the other end of a rule in place."""
-    group, policy = NAMES.arn("ec2", "security-group/sg-1"), deployer_policy(NAMES)
-    assert allows(policy, Question("ec2:ModifySecurityGroupRules", group, tagged="dev"))
-    assert not allows(policy, Question("ec2:ModifySecurityGroupRules", group))
-
-
 def test_an_existing_vpc_is_named() -> None:
     statements = {one["Sid"]: one for one in deployer_policy(NAMES, vpc_id="vpc-1")["Statement"]}
     assert statements["InVpc"]["Resource"].endswith("vpc/vpc-1")

@@ -25,7 +25,7 @@ OFFLINE = {
 }
 # What makes one of these ask AWS, a registry or another program.
 ASKS = (
-    *("--refresh", "--from-stack", "--image", "--file-system", "report demo", "&& pulumi"),
+    *("--refresh", "--from-stack", "--image", "report demo", "&& pulumi"),
     "stack wheels",
 )
 BY_THE_WHEEL = {"quick-start.md"}

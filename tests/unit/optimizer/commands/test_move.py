@@ -163,7 +163,6 @@ def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions:
         ({}, ["moon-base-1"], "moon-base-1"),
         ({"gpufleet:mode": "workers"}, [EUROPE], "gpufleet:mode"),
         ({"gpufleet:vpcId": "vpc-1"}, [EUROPE, "--plans", "same.json"], "--config vpcId=VALUE"),
-        ({"gpufleet:fileSystem": {"address": "fs-1"}}, [EUROPE, "--plans", "same.json"], "--config fileSystem=VALUE"),
         ({"gpufleet:secret": {"secure": "x"}}, [EUROPE, "--plans", "same.json"], "encrypted for its stack"),
         ({"gpufleet:data": "s3://BUCKET/tokens"}, [EUROPE, "--plans", "same.json"], f"a bucket in {EUROPE}"),
         ({}, [EUROPE, "--yes", "--plans", "other.json"], "samples, steps, tokens differ"),

@@ -53,10 +53,6 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
     file.write_text(json.dumps({"config": {**config, "gpufleet:plan": {**plan, "lustre": lustre}}}))
     assert "fsx:CreateFileSystem" in gpufleet(*arguments)[1]
-    assert "security-group/sg-" not in out
-    mounted = {"gpufleet:fileSystem": {"address": "fs-1", "securityGroup": "sg-1"}}
-    file.write_text(json.dumps({"config": {**config, **mounted}}))
-    assert "security-group/sg-1" in gpufleet(*arguments)[1]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from optimizer.preflight.model import iam_action, preflight_policy
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import (
-    ADDRESS,
     DENIED,
     DENIED_EC2,
     DIGEST,
@@ -32,7 +31,6 @@ from tests.unit.optimizer.preflight.account import (
     FakeAws,
     Refusal,
     aws,
-    file_system_answers,
     healthy,
     instance,
     quota_answer,
@@ -291,7 +289,6 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
         lustre={"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0},
     )
     aws.answers |= {
-        **file_system_answers(),
         "GetServiceQuota": Refusal("NoSuchResourceException"),
         "GetAWSDefaultServiceQuota": quota_answer(),
         "DescribeRouteTables": {"RouteTables": []},
@@ -303,7 +300,7 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [instance()]}]}
     aws.answers["BatchGetImage"] = registry_answer()
     running.preflight(target(container_image=f"{REPOSITORY}@{DIGEST}"), at=NOW)
-    own = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",), "file_system": (ADDRESS, "sg-0123456789abcdef0")}
+    own = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",)}
     running.preflight(target(block, data_bucket="corpus", **own), at=NOW)
     made = {iam_action(operation) for operation, _ in aws.calls}
     allowed: set[str] = set()

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from infra.settings import FileSystemSettings
 from optimizer.aws import images
 from optimizer.cli import cli
 from optimizer.commands.stack_file import write_stack_file
@@ -17,14 +16,11 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan
 from tests.unit.optimizer.preflight.account import (
-    ADDRESS,
     DIGEST,
-    FILE_SYSTEM,
     REPOSITORY,
     FakeAws,
     Refusal,
     aws,
-    file_system_answers,
     registry_answer,
 )
 
@@ -187,23 +183,6 @@ def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aw
         assert isinstance(done.exception, InvalidInputError) and message in str(done.exception), uri
     aws.answers["BatchGetImage"] = Refusal("AccessDeniedException", 400)
     assert "ecr:BatchGetImage" in str(run(project, plan, "--image", f"{REPOSITORY}:1").exception)
-    assert file.read_text() == before
-
-
-def test_an_existing_file_system_is_looked_up(project: Path, aws: FakeAws) -> None:
-    aws.answers |= file_system_answers()
-    plan, file = write(project, SPOT_P4D), project / "Pulumi.dev.yaml"
-    done = run(project, plan, "--file-system", FILE_SYSTEM)
-    assert f"file system: {ADDRESS} (gpufleet:fileSystem), beside the plan's cost" in done.stdout
-    assert "gpufleet:vpcId vpc-00000001, and gpufleet:subnetIds to a subnet in its zone use1-az2" in done.stdout
-    kept = yaml.safe_load(file.read_text())["config"]["gpufleet:fileSystem"]
-    assert kept == {"address": ADDRESS, "securityGroup": "sg-0123456789abcdef0"}
-    FileSystemSettings.model_validate(kept)
-    before = file.read_text()
-    done = run(project, plan, "--file-system", "fs-00000000")
-    assert isinstance(done.exception, InvalidInputError) and "there is no file system fs-0" in str(done.exception)
-    aws.answers["DescribeFileSystems"] = Refusal("AccessDeniedException", 400)
-    assert "fsx:DescribeFileSystems" in str(run(project, plan, "--file-system", FILE_SYSTEM).exception)
     assert file.read_text() == before
 
 

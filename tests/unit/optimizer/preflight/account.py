@@ -259,35 +259,6 @@ def registry_answer(*, size_gib: float = 9.5, platforms: tuple[str, ...] = ()) -
     return answer
 
 
-FILE_SYSTEM = "fs-0123456789abcdef0"
-ADDRESS = f"{FILE_SYSTEM}.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh"
-
-
-def file_system_answers(**changes: Any) -> dict[str, Answer]:
-    """Answers about an existing Lustre file system in vpc-00000001 and zone use1-az2, with ``changes``."""
-    system = {
-        "FileSystemId": FILE_SYSTEM,
-        "FileSystemType": "LUSTRE",
-        "Lifecycle": "AVAILABLE",
-        "VpcId": "vpc-00000001",
-        "SubnetIds": ["subnet-00000001"],
-        "NetworkInterfaceIds": ["eni-00000001", "eni-00000002"],
-        "DNSName": ADDRESS.partition("@")[0],
-        "LustreConfiguration": {"MountName": "abcdefgh"},
-        **changes,
-    }
-
-    def described(asked: dict[str, Any]) -> Answer:
-        known = asked.get("FileSystemIds", [FILE_SYSTEM]) == [FILE_SYSTEM]
-        return {"FileSystems": [system]} if known else Refusal("FileSystemNotFound", 400)
-
-    return {
-        "DescribeFileSystems": described,
-        "DescribeSubnets": {"Subnets": [{"SubnetId": "subnet-00000001", "AvailabilityZoneId": "use1-az2"}]},
-        "DescribeNetworkInterfaces": {"NetworkInterfaces": [{"Groups": [{"GroupId": "sg-0123456789abcdef0"}]}]},
-    }
-
-
 def target(plan: FleetPlan | None = None, **changes: Any) -> Deployment:
     """The sample plan for stack "dev", with ``changes``."""
     plan = plan or sample_plan()
@@ -307,7 +278,6 @@ def target(plan: FleetPlan | None = None, **changes: Any) -> Deployment:
         "ceiling_usd": plan.job.budget_usd,
         "container_image": "",
         "data_bucket": "",
-        "file_system": None,
     }
     return Deployment(**{**given, **changes})
 

@@ -10,23 +10,20 @@ import pytest
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from optimizer.preflight.image import check_container_image, check_image
 from optimizer.preflight.network import subnet_zones
-from optimizer.preflight.storage import check_data_bucket, check_file_system
+from optimizer.preflight.place import check_data_bucket
 from tests.plans import sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
-    ADDRESS,
     CHECK,
     DENIED,
     DENIED_EC2,
     DIGEST,
-    FILE_SYSTEM,
     PARAMETER,
     REPOSITORY,
     FakeAws,
     Refusal,
     aws,
     context,
-    file_system_answers,
     image,
     levels,
     only,
@@ -155,41 +152,6 @@ def test_a_file_system_reads_from_its_own_region(aws: FakeAws, answer: Any, leve
     row = only(check_data_bucket(context(plan, data_bucket="corpus")))
     assert row.level == level and "corpus" in row.text
     assert not list(check_data_bucket(context(data_bucket="corpus"))), "copies are planned by their region"
-
-
-MOUNTED = (ADDRESS, "sg-0123456789abcdef0")
-IN_VPC: dict[str, Any] = {"vpc_id": "vpc-00000001", "subnet_ids": ("subnet-9",), "subnet_zones": ("use1-az2",)}
-
-
-def test_an_existing_file_system_is_beside_the_nodes(aws: FakeAws) -> None:
-    assert not list(check_file_system(context(**IN_VPC)))
-    aws.answers |= file_system_answers()
-    row = only(check_file_system(context(file_system=MOUNTED, **IN_VPC)))
-    assert (row.level, row.value) == ("ok", FILE_SYSTEM)
-
-
-@pytest.mark.parametrize(
-    ("system", "changes", "said"),
-    [
-        ({"Lifecycle": "CREATING"}, {}, "is CREATING, not AVAILABLE"),
-        ({"FileSystemType": "OPENZFS"}, {}, "is of type OPENZFS"),
-        ({"LustreConfiguration": {"MountName": "other"}}, {}, "and AWS has"),
-        ({}, {"file_system": (ADDRESS, "sg-9")}, "and AWS has"),
-        (
-            {},
-            {"file_system": ("fs-00000000.fsx.us-east-1.amazonaws.com@tcp:/a", "sg-9")},
-            "there is no file system fs-0",
-        ),
-        ({"VpcId": "vpc-00000002"}, {}, "is in vpc-00000002, and gpufleet:vpcId is vpc-00000001"),
-        ({}, {"subnet_zones": ("use1-az2", "use1-az6")}, "is in zone use1-az2, and gpufleet:subnetIds in use1-az6"),
-    ],
-)
-def test_an_existing_file_system_that_the_nodes_do_not_reach_is_an_error(
-    aws: FakeAws, system: dict[str, Any], changes: dict[str, Any], said: str
-) -> None:
-    aws.answers |= file_system_answers(**system)
-    row = only(check_file_system(context(**{"file_system": MOUNTED, **IN_VPC, **changes})))
-    assert row.level == "error" and said in row.text and row.next_step
 
 
 def subnet(**changes: Any) -> dict[str, Any]:
