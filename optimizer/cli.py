@@ -95,6 +95,7 @@ GONE = {
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "calibrate --without-shipped": "runs always move the shipped numbers; python -m tools.calibration fits those",
+    "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
     "preview --against": "pulumi preview --diff compares with the deployed stack",

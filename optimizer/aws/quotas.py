@@ -114,27 +114,6 @@ def limit(client: Any, quota: Quota) -> float:
     return float(actual["Value"])
 
 
-def open_request(client: Any, quota: Quota) -> Mapping[str, Any] | None:
-    """Return the account's open request for ``quota``, as AWS describes it; AWS takes no second one meanwhile.
-
-    https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_ListRequestedServiceQuotaChangeHistoryByQuota.html
-    """
-    operation = "list_requested_service_quota_change_history_by_quota"
-    requests = pages(client, operation, "RequestedQuotas", ServiceCode=SERVICE, QuotaCode=quota.code)
-    return next((request for request in requests if request["Status"] in ("PENDING", "CASE_OPENED")), None)
-
-
-def request_increase(client: Any, quota: Quota, value: int) -> Mapping[str, Any]:
-    """Ask AWS for a higher value; return the request.
-
-    https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_RequestServiceQuotaIncrease.html
-    """
-    asked = {"ServiceCode": SERVICE, "QuotaCode": quota.code, "DesiredValue": float(value)}
-    answer = client.request_service_quota_increase(**asked)
-    request: Mapping[str, Any] = answer["RequestedQuota"]
-    return request
-
-
 def is_block(reservation: Mapping[str, Any]) -> bool:
     """Return whether a reservation is a Capacity Block."""
     return reservation.get("ReservationType") == "capacity-block"

@@ -13,7 +13,6 @@ import click
 from pulumi import RunError
 
 from bootstrap.contract.launcher import Start, loses_sigterm, split_command, start_of
-from bootstrap.contract.words import counted
 from infra import configuration
 from infra.images import dlami_of
 from infra.naming import Names
@@ -21,9 +20,7 @@ from infra.offline.preview import stand_in
 from infra.s3_uri import read_s3_prefix
 from infra.settings import ConfigError, interface_endpoints
 from optimizer.audit import audit
-from optimizer.aws import clients, errors, quotas
 from optimizer.catalog import load
-from optimizer.commands.asking import confirm, consent_options, require_terminal
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
 from optimizer.commands.progress import steps
@@ -33,7 +30,6 @@ from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.preflight.model import (
     Deployment,
     Finding,
-    explain,
     failure,
     named,
     passed,
@@ -57,33 +53,25 @@ Example:
   gpufleet preflight plans.json
   gpufleet preflight plans.json --plan 2 --stack dev
   gpufleet preflight plans.json --stack dev --format json > preflight.json
-  gpufleet preflight plans.json --request-quotas
 """
 )
 @plan_arguments
-@click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration, bucket and key count.")
+@click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration and key count.")
 @directory_option
-@click.option("--request-quotas", is_flag=True, help="Ask AWS for higher quotas where they are too small.")
-@consent_options
 @format_option
 def command(
     plan: str,
     plan_number: int,
     stack: str | None,
     directory: Path,
-    request_quotas: bool,
-    yes: bool,
     output_format: str,
 ) -> None:
     """Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed.
 
     Asks with the credentials of the environment, which need read permissions only (docs/preflight.md has the policy):
-    quotas less their use, zones, spot placement score, reservations and Capacity Blocks, image, key, bucket, network,
-    EFA, prices, budgets. An unanswered check is "unknown", with the missing permission. PLAN is one plan or the output
+    quotas less their use, zones, spot placement score, reservations and Capacity Blocks, image, key, network, prices,
+    budgets. An unanswered check is "unknown", with the missing permission. PLAN is one plan or the output
     of recommend; - reads standard input. With --stack, its configuration in Pulumi.NAME.yaml counts.
-
-    --request-quotas opens a request for each quota that is too small, unless one is open; AWS takes its
-    time to answer, and the exit status is that of the checks.
 
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
@@ -97,8 +85,6 @@ def command(
         write_findings(report.findings)
     counts = report.counts()
     say(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
-    if request_quotas:
-        _request_quotas(report, chosen.region, yes=yes)
     if counts["error"]:
         sys.exit(GpufleetError.exit_code)
 
@@ -109,48 +95,6 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
 
     with steps("checks of the account", len(CHECKS), is_patient=True) as told:
         return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file), told=told)
-
-
-def _request_quotas(report: PreflightReport, region: str, *, yes: bool) -> None:
-    """Open a request for each quota that is too small, unless one is open; what is said goes to standard error."""
-    values: dict[quotas.Quota, int] = {}
-    for quota, value in filter(None, (finding.increase for finding in report.findings)):
-        values[quota] = max(value, values.get(quota, 0))
-    client = clients.service_quotas(region)
-    wanted = []
-    try:
-        for quota, value in values.items():
-            request = quotas.open_request(client, quota)
-            if request is None:
-                wanted.append((quota, value))
-                say(f"to request in {region}: {quota.name} ({quota.code}) of {value:,} vCPUs", err=True)
-                continue
-            asked = float(request["DesiredValue"])
-            less = "" if asked >= value else f", less than the {value:,} needed: AWS takes one request at a time"
-            say(
-                f"open since {request['Created']:%Y-%m-%d}: {quota.name} ({quota.code}) of {asked:,.0f} vCPUs, "
-                f"{request['Status']}, request {request['Id']}{less}",
-                err=True,
-            )
-        if not wanted:
-            say("no quota is to be requested", err=True)
-            return
-        if not yes:
-            _confirm(len(wanted))
-        for quota, value in wanted:
-            request = quotas.request_increase(client, quota, value)
-            say(f"requested: {quota.name}, {request['Status']}, request {request['Id']}", err=True)
-    except errors.AWS_ERRORS as error:
-        reason = explain(error)
-        raise GpufleetError(
-            f"quotas were not all requested: {reason.reason}",
-            next_step=f"allow {reason.action}" if reason.action else "run gpufleet preflight again",
-        ) from error
-
-
-def _confirm(count: int) -> None:
-    require_terminal(why="a request opens a case with AWS", next_step="gpufleet preflight PLAN --request-quotas --yes")
-    confirm(f"Send {counted(count, 'request')} to AWS?", nothing_was="requested")
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

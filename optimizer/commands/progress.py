@@ -45,34 +45,24 @@ def relayed(title: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda line: click.echo(line, err=True)
         return
-    with _bar(title, None, ticks=True, counts=False) as (bar, _):
+    with _bar(title, None, ticks=True) as (bar, _):
         yield lambda line: bar.console.print(line, markup=False, highlight=False)
 
 
 @contextmanager
-def _bar(
-    title: str, total: int | None, *, ticks: bool, counts: bool = True, redirect: bool = True
-) -> Iterator[tuple[Progress, TaskID]]:
-    """Draw a bar with the time gone and left, or a spinner with the time gone where nothing ``counts``.
+def _bar(title: str, total: int | None, *, ticks: bool, redirect: bool = True) -> Iterator[tuple[Progress, TaskID]]:
+    """Draw a bar with the time left, or without a ``total`` a spinner, both with the time gone.
 
     Without ``ticks`` no thread redraws it, so that a fork is safe. Lines that are printed meanwhile go above it by
     rich's stand-ins for the streams (``redirect``), which have no file below them, as click.echo needs.
     """
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
-    bar_of = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), *(bar_of if counts else (SpinnerColumn(), TimeElapsedColumn())))
+    columns = Progress.get_default_columns() if total else (SpinnerColumn(), "{task.description}")
     with Progress(
         *columns,
+        TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         auto_refresh=ticks,
@@ -92,7 +82,7 @@ def patience(title: str) -> Iterator[None]:
             if not sys.stderr.isatty():
                 click.echo(f"{title} ...", err=True)
                 return
-            bar, task = stack.enter_context(_bar(title, None, ticks=True, counts=False, redirect=False))
+            bar, task = stack.enter_context(_bar(title, None, ticks=True, redirect=False))
             bar.tasks[task].start_time = begun
 
         timer = threading.Timer(PATIENCE_S, say)

@@ -60,7 +60,6 @@ def _compare(context: Context, need: Need, used: Counter[Quota] | Unknown) -> Fi
             limit=free,
             why=_WHY,
             next_step=quota.increase(total, context.region),
-            increase=(quota, total),
         )
     if isinstance(used, Unknown):
         return used.finding(check=check, about=text, why=_WHY)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from botocore.exceptions import ClientError
 
 from optimizer.aws import errors
-from optimizer.aws.quotas import Quota
 from optimizer.contract.plan import FleetPlan
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ class Finding:
     limit: Value = None
     why: str = ""
     next_step: str = ""
-    increase: tuple[Quota, int] | None = None  # the quota that is too small, and the vCPUs to ask for
 
 
 failure = partial(Finding, level="error")
@@ -139,13 +137,11 @@ _READS = {
     "ssm": "GetParameter",
     "sts": "GetCallerIdentity",
 }
-# Calls whose IAM action has another name, and those of --request-quotas:
+# Calls whose IAM action has another name:
 # https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
 _OTHER_ACTIONS = {
     "DescribeBudgets": "budgets:ViewBudget",
     "HeadBucket": "s3:ListBucket",
-    "ListRequestedServiceQuotaChangeHistoryByQuota": "servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota",
-    "RequestServiceQuotaIncrease": "servicequotas:RequestServiceQuotaIncrease",
 }
 
 

@@ -310,39 +310,3 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     assert made == allowed | {"s3:ListBucket"}
     # Nothing that writes: the names of AWS's reading calls.
     assert all(re.match(r"[a-z0-9]+:(BatchGet|Describe|Get|List|View)", action) for action in allowed)
-
-
-LISTED = "ListRequestedServiceQuotaChangeHistoryByQuota"
-
-
-def quota_request(value: float, status: str) -> dict[str, Any]:
-    return {"Id": "r-1", "Status": status, "DesiredValue": value, "Created": NOW, "QuotaCode": "L-7212CCBC"}
-
-
-def test_quotas_that_are_too_small_are_requested_once(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
-    arguments = ("preflight", plan, "--stack", "dev", "--request-quotas")
-    aws.answers[LISTED] = {"RequestedQuotas": []}
-    code, _, err = gpufleet(*arguments, "--yes")
-    assert code == 0 and err.endswith("no quota is to be requested\n")
-    assert not aws.asked(LISTED)
-
-    aws.answers["GetServiceQuota"] = quota_answer({"L-7212CCBC": 0.0})
-    aws.answers[LISTED] = {"RequestedQuotas": [quota_request(96, "DENIED"), quota_request(96, "CASE_CLOSED")]}
-    code, _, err = gpufleet(*arguments)
-    assert code == 2 and "standard input is no terminal" in err and "--yes" in err
-    aws.answers["RequestServiceQuotaIncrease"] = {"RequestedQuota": quota_request(96, "PENDING")}
-    code, _, err = gpufleet(*arguments, "--yes", "--format", "json")
-    assert code == 1, "the quota is still too small"
-    assert "to request in us-east-1: All P4, P3 and P2 Spot Instance Requests (L-7212CCBC) of 96 vCPUs" in err
-    assert "requested: All P4, P3 and P2 Spot Instance Requests, PENDING, request r-1" in err
-    assert aws.asked("RequestServiceQuotaIncrease") == [
-        {"ServiceCode": "ec2", "QuotaCode": "L-7212CCBC", "DesiredValue": 96.0}
-    ]
-    for value, says in ((96, "PENDING, request r-1\n"), (48, "less than the 96 needed")):
-        aws.answers[LISTED] = {"RequestedQuotas": [quota_request(value, "PENDING")]}
-        code, _, err = gpufleet(*arguments, "--yes")
-        assert code == 1 and says in err and "open since 2026-11-21" in err
-    assert len(aws.asked("RequestServiceQuotaIncrease")) == 1
-    aws.answers[LISTED] = DENIED
-    code, _, err = gpufleet(*arguments, "--yes")
-    assert code == 1 and "allow servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota" in err
