@@ -46,8 +46,7 @@ SECTIONS = {
         "preflight": "Check whether this AWS account can carry out a plan now.",
         "stack": "Hand a plan to a Pulumi stack; its wheels and permissions.",
         "simulate": "Replay spot policies over traces of spot capacity.",
-        "launch-config": "Write a plan as another training engine's configuration.",
-        "manifest": "Print a plan as Kubernetes manifests.",
+        "launch-config": "Write a plan for another engine, or for Kubernetes.",
     },
     "Data": {
         "catalog": "Show and refresh prices; calibrate the speed model.",
@@ -56,8 +55,8 @@ SECTIONS = {
         "mcp": "Serve the commands that only read to an agent.",
     },
 }
-# Names of earlier versions that work on, each below the command of its second word now.
-ALIASES = {"calibrate": "catalog"}
+# Names that work on, with the words that they stand for.
+ALIASES = {"calibrate": ["catalog", "calibrate"], "manifest": ["launch-config", "--engine", "kubernetes"]}
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # Commands and options of earlier versions, and what does their work now.
@@ -100,8 +99,8 @@ GONE = {
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
     "preview --against": "pulumi preview --diff compares with the deployed stack",
     "move --request": "give a plan for the region with --plans",
-    "manifest --stack": "give PLAN, which recommend wrote, and --checkpoints",
-    "manifest --outputs": "give PLAN, which recommend wrote, and --checkpoints",
+    "launch-config --stack": "give PLAN, which recommend wrote, and --checkpoints",
+    "launch-config --outputs": "give PLAN, which recommend wrote, and --checkpoints",
 }
 
 
@@ -114,7 +113,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command, or None for an unknown name."""
-        if cmd_name not in COMMANDS.keys() | ALIASES.keys():
+        if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
@@ -125,7 +124,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; the error of an unknown one names the near ones, which click seeks among imported ones."""
         try:
-            return super().resolve_command(ctx, args)
+            return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
         except click.UsageError as error:
             if args[0] in GONE:
                 raise click.UsageError(f"{args[0]} is gone: {GONE[args[0]]}", ctx) from error

@@ -48,9 +48,9 @@ def test_shown_commands_parse(page: str, line: str) -> None:
     context: click.Context = click.Context(cli, info_name="gpufleet")
     command: click.Command = cli
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        child = command.get_command(context, words[0])
-        assert child is not None, f"{page}: there is no command {words[0]}"
-        command, words = child, words[1:]
+        _, child, words = command.resolve_command(context, words)
+        assert child is not None, page
+        command = child
     command.make_context(command.name, words, resilient_parsing=False)
 
 

@@ -95,4 +95,4 @@ def test_text_stays_text(gpufleet: Gpufleet) -> None:
     code, _, err = gpufleet("offers", "--gpu", "H999", "--format", "csv")
     assert code == 2 and "\nerror: GPU 'H999'" in err
     code, _, err = gpufleet("manifest", "missing.json", "--", "train.py", "--format", "json")
-    assert code == 2 and err.startswith("Usage: gpufleet manifest"), "the format is the training's"
+    assert code == 2 and err.startswith("error: missing.json"), "the format is the training's"

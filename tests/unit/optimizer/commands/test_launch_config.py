@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.commands.launch_config import ENGINE_NAMES
-from optimizer.launch_config import ENGINES
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
 def test_a_file_and_the_lines_that_start_it(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    assert tuple(ENGINES) == ENGINE_NAMES
     plan, out = tmp_path / "plan.json", tmp_path / "my_run.py"
     plan.write_text(sample_plan().to_json(), encoding="utf-8")
     code, printed, notes = gpufleet("launch-config", str(plan), "--engine", "torchtitan", "--out", str(out))
