@@ -168,69 +168,52 @@ def _prepare(
     length = share * ranks.world_size if collective != "all_reduce" else size_mib * 2**18
     index = torch.arange(length, dtype=torch.int32, device=ranks.device) % PERIOD
     whole = torch.empty(length, dtype=torch.float32, device=ranks.device)
-    own = slice(ranks.rank * share, (ranks.rank + 1) * share)
+    everyone, own = range(ranks.world_size), slice(ranks.rank * share, (ranks.rank + 1) * share)
     is_exchange = collective in ("all_to_all", "send_receive")
     part = torch.empty(length if is_exchange else share, dtype=torch.float32, device=ranks.device)
-    before = (ranks.rank - 1) % ranks.world_size
+    before, following = (ranks.rank - 1) % ranks.world_size, (ranks.rank + 1) % ranks.world_size
 
-    def pattern(rank: int) -> torch.Tensor:
-        return (index + rank) % PERIOD
+    def pattern(rank: int, elements: slice = slice(None)) -> torch.Tensor:
+        return (index[elements] + rank) % PERIOD
 
-    def total() -> torch.Tensor:
-        result = torch.zeros_like(whole)
-        for rank in range(ranks.world_size):
-            result += pattern(rank)
+    def total(elements: slice = slice(None)) -> torch.Tensor:
+        result = torch.zeros_like(whole[elements])
+        for rank in everyone:
+            result += pattern(rank, elements)
         return result
-
-    def reduced_everywhere() -> int:
-        whole.copy_(pattern(ranks.rank))
-        dist.all_reduce(whole)
-        return int((whole != total()).sum().item())
-
-    def gathered() -> int:
-        part.copy_(pattern(ranks.rank)[own])
-        dist.all_gather_into_tensor(whole, part)
-        parts = (pattern(rank)[rank * share : (rank + 1) * share] for rank in range(ranks.world_size))
-        return int((whole != torch.cat(list(parts))).sum().item())
-
-    def reduced_in_parts() -> int:
-        whole.copy_(pattern(ranks.rank))
-        dist.reduce_scatter_tensor(part, whole)
-        return int((part != total()[own]).sum().item())
 
     def send_on() -> None:
         if ranks.world_size == 1:
             part.copy_(whole)
             return
-        following = (ranks.rank + 1) % ranks.world_size
         pair = [dist.P2POp(dist.isend, whole, following), dist.P2POp(dist.irecv, part, before)]
         for work in dist.batch_isend_irecv(pair):
             work.wait()
 
-    def broadcasted() -> int:
-        whole.copy_(pattern(ranks.rank))
-        dist.broadcast(whole, src=0)
-        return int((whole != pattern(0)).sum().item())
+    # The collective, the buffer that has its result, and the right result.
+    known: dict[Collective, tuple[Callable[[], object], torch.Tensor, Callable[[], torch.Tensor]]] = {
+        "all_reduce": (lambda: dist.all_reduce(whole), whole, total),
+        "all_gather": (
+            lambda: dist.all_gather_into_tensor(whole, part),
+            whole,
+            lambda: torch.cat([pattern(rank, slice(rank * share, (rank + 1) * share)) for rank in everyone]),
+        ),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole), part, lambda: total(own)),
+        "broadcast": (lambda: dist.broadcast(whole, src=0), whole, lambda: pattern(0)),
+        "all_to_all": (
+            lambda: dist.all_to_all_single(part, whole),
+            part,
+            lambda: torch.cat([pattern(rank, own) for rank in everyone]),
+        ),
+        "send_receive": (send_on, part, lambda: pattern(before)),
+    }
+    run, result, expected = known[collective]
 
-    def exchanged() -> int:
+    def wrong_elements() -> int:
         whole.copy_(pattern(ranks.rank))
-        dist.all_to_all_single(part, whole)
-        return int((part != torch.cat([pattern(rank)[own] for rank in range(ranks.world_size)])).sum().item())
+        if collective == "all_gather":
+            part.copy_(whole[own])
+        run()
+        return int((result != expected()).sum().item())
 
-    def received() -> int:
-        whole.copy_(pattern(ranks.rank))
-        send_on()
-        return int((part != pattern(before)).sum().item())
-
-    size_bytes = length * 4
-    if collective == "all_reduce":
-        return lambda: dist.all_reduce(whole), reduced_everywhere, size_bytes
-    if collective == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part), gathered, size_bytes
-    if collective == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole), reduced_in_parts, size_bytes
-    if collective == "broadcast":
-        return lambda: dist.broadcast(whole, src=0), broadcasted, size_bytes
-    if collective == "all_to_all":
-        return lambda: dist.all_to_all_single(part, whole), exchanged, size_bytes
-    return send_on, received, size_bytes
+    return run, wrong_elements, length * 4

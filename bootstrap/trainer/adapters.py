@@ -116,7 +116,7 @@ class MergedWeight:
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Adapters by the names that ``PeftModel.from_pretrained`` reads."""
     return {
-        f"base_model.model.{_plain(name)}.{part}.weight": getattr(module, part)[ADAPTER].weight
+        f"base_model.model.{plain_name(name)}.{part}.weight": getattr(module, part)[ADAPTER].weight
         for name, module in adapted(model).items()
         for part in ("lora_A", "lora_B")
     }
@@ -140,10 +140,10 @@ def adapter_config(model: nn.Module, base: str) -> dict[str, Any]:
 
 def whole_tensors(model: nn.Module) -> dict[str, Any]:
     """Tensors of the model without adapters, by the names of Hugging Face's files: projections merged."""
-    modules = {_plain(name): module for name, module in adapted(model).items()}
+    modules = {plain_name(name): module for name, module in adapted(model).items()}
     merged: dict[str, Any] = {f"{name}.weight": MergedWeight(module) for name, module in modules.items()}
     others = {
-        _plain(name).replace(BASE, ""): parameter
+        plain_name(name).replace(BASE, ""): parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if "lora_" not in name
     }
@@ -153,7 +153,7 @@ def whole_tensors(model: nn.Module) -> dict[str, Any]:
 def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters that published weights fill, by their names there; those in 4 bits are filled before."""
     return {
-        _plain(name).replace(BASE, ""): parameter
+        plain_name(name).replace(BASE, ""): parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if "lora_" not in name and parameter.dtype.is_floating_point
     }
@@ -163,7 +163,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Name without the wrappers of DistributedDataParallel, torch.compile and activation checkpointing."""
     for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
         name = name.replace(wrapper, "")

@@ -36,21 +36,22 @@ LEARNING_RATES = {"adamw": 3e-4, "adamw8bit": 3e-4, "adam": 3e-4, "adafactor": 1
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Help of a flag, its words, and the node's variable that gives its default where the plan has none."""
+    """Help of a flag, its words or least value, and the node's variable of its default where the plan has none."""
 
     help: str
     words: Sequence[str] | None = None
     variable: str = ""
+    least: int | None = None
 
 
 FLAGS = {
     "architecture": Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it'),
-    "steps": Flag("optimizer steps of the whole run"),
-    "seq_len": Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips"),
-    "target_len": Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript"),
-    "global_batch": Flag("samples of one step; 0: data ranks x micro-batch x accumulation"),
-    "micro_batch": Flag("samples of a data rank's forward pass"),
-    "grad_accum": Flag("forward passes of one step, where --global-batch is 0"),
+    "steps": Flag("optimizer steps of the whole run", least=1),
+    "seq_len": Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips", least=1),
+    "target_len": Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript", least=0),
+    "global_batch": Flag("samples of one step; 0: data ranks x micro-batch x accumulation", least=0),
+    "micro_batch": Flag("samples of a data rank's forward pass", least=1),
+    "grad_accum": Flag("forward passes of one step, where --global-batch is 0", least=1),
     "balance": Flag("measured: micro-batches by the speed of each rank in the first steps", BALANCES),
     "precision": Flag("arithmetic", PRECISIONS),
     "compiled": Flag("torch.compile"),
@@ -58,25 +59,27 @@ FLAGS = {
     "tensor_parallel": Flag("ranks that split each layer"),
     "sequence_parallel": Flag("tensor ranks split norms and residual too"),
     "context_parallel": Flag("ranks that split each sequence"),
-    "gpus_per_node": Flag("ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE"),
+    "gpus_per_node": Flag(
+        "ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE", least=1
+    ),
     "activation_checkpointing": Flag("activations computed again in the backward pass", CHECKPOINTINGS),
     "method": Flag("full, or adapters over a frozen base: lora, qlora", METHODS),
-    "lora_rank": Flag("rank of the adapters"),
-    "lora_alpha": Flag("adapters' products are scaled by alpha / rank"),
+    "lora_rank": Flag("rank of the adapters", least=1),
+    "lora_alpha": Flag("adapters' products are scaled by alpha / rank", least=1),
     "lora_targets": Flag("projections with adapters", TARGETS),
     "frozen": Flag("none, embedding, or a number of first layers (the embedding too)"),
     "optimizer": Flag("optimizer", OPTIMIZERS),
-    "learning_rate": Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1"),
-    "weight_decay": Flag("weight decay of matrices"),
-    "clip_norm": Flag("largest norm of all gradients together; 0: no clipping"),
+    "learning_rate": Flag("peak rate; 0: adamw, adamw8bit, adam 3e-4, adafactor 0.01, sgd 0.1", least=0),
+    "weight_decay": Flag("weight decay of matrices", least=0),
+    "clip_norm": Flag("largest norm of all gradients together; 0: no clipping", least=0),
     "schedule": Flag("rate after the warm-up; wsd: constant, then linear over the last fifth", SCHEDULES),
-    "warmup_steps": Flag("steps of linear warm-up"),
+    "warmup_steps": Flag("steps of linear warm-up", least=0),
     "train_data": Flag("folder, file or s3:// prefix of samples; empty: synthetic", variable="GPUFLEET_TRAIN_DATA"),
     "weights": Flag("folder or s3:// prefix of safetensors to start from, or random", variable="GPUFLEET_BASE_WEIGHTS"),
     "out": Flag("folder of metrics, and of checkpoints without GPUFLEET_CHECKPOINT_URI"),
-    "evaluate_every": Flag("steps between evaluations on held-out samples; 0: none"),
-    "evaluation_steps": Flag("global batches of one evaluation"),
-    "log_every": Flag("steps between log lines"),
+    "evaluate_every": Flag("steps between evaluations on held-out samples; 0: none", least=0),
+    "evaluation_steps": Flag("global batches of one evaluation", least=1),
+    "log_every": Flag("steps between log lines", least=1),
     "seed": Flag("seed of weights, sample order and dropout"),
     "deterministic": Flag("kernels that sum in one order; slower on GPUs"),
 }
@@ -144,28 +147,10 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
     environment = {"GPUFLEET_GPUS_PER_NODE": environment.get("LOCAL_WORLD_SIZE", ""), **environment}
     plan = node_plan(environment) or NodePlan()
     config = TrainerConfig(**vars(plan) | vars(_parser(plan, environment).parse_args(arguments)))
-    for name in (
-        "steps",
-        "seq_len",
-        "micro_batch",
-        "grad_accum",
-        "log_every",
-        "evaluation_steps",
-        "gpus_per_node",
-        "lora_rank",
-        "lora_alpha",
-    ):
-        _check_least(config, name, 1)
-    for name in (
-        "global_batch",
-        "target_len",
-        "learning_rate",
-        "clip_norm",
-        "weight_decay",
-        "warmup_steps",
-        "evaluate_every",
-    ):
-        _check_least(config, name, 0)
+    for name, flag in FLAGS.items():
+        value = getattr(config, name)
+        if flag.least is not None and not flag.least <= value < math.inf:  # not a number is no less than any
+            raise ConfigurationError(f"{_flag(name)} is {value}; expected at least {flag.least}")
     if not 0 <= config.seed < 2**32:  # the order of the samples takes 32 bits of it
         raise ConfigurationError(f"--seed is {config.seed}; expected 0 to {2**32 - 1}")
     if reasons := unsupported(config, gpus_per_node=config.gpus_per_node, balance=config.balance):
@@ -211,11 +196,6 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
     if not config.learning_rate:
         config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
     return config
-
-
-def _check_least(config: TrainerConfig, name: str, least: int) -> None:
-    if not least <= getattr(config, name) < math.inf:  # not a number is no less than any
-        raise ConfigurationError(f"{_flag(name)} is {getattr(config, name)}; expected at least {least}")
 
 
 def _flag(name: str) -> str:

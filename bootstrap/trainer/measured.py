@@ -12,7 +12,6 @@ import math
 import os
 import re
 import statistics
-import threading
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -53,7 +52,6 @@ class RunMeasurement:
         self._store = store
         self._steps = 0
         self._waited_s = 0.0
-        self._writer: threading.Thread | None = None
 
     def step(self, *, data_wait_s: float, tokens_per_sample: int) -> None:
         """Count a step; collective on the one at which the row is written."""
@@ -66,13 +64,7 @@ class RunMeasurement:
         if measured is None or os.environ.get("RANK", "0") != "0":
             return
         row = measured_row(self._config, self._model, measured, os.environ)
-        self._writer = threading.Thread(target=self._write, args=(row,), name="measured-run")
-        self._writer.start()
-
-    def close(self) -> None:
-        """Wait for the row to be written."""
-        if self._writer is not None:
-            self._writer.join()
+        self._write(row)
 
     def _measure(self, waited_s: float, tokens_per_sample: int) -> Measured | None:
         """Measurement of the slowest and fullest rank; the one wait for the device in a run."""

@@ -238,7 +238,6 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             if evaluation is not None and (step + 1) % config.evaluate_every == 0:
                 _evaluate(run, stepper, report, evaluation())
                 clock.restart()
-    measured.close()
     save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
     if config.tuning.adapts:
         save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)

@@ -32,6 +32,7 @@ from bootstrap.trainer.adapters import (
     adapter_config,
     adapter_tensors,
     base_tensors,
+    plain_name,
     whole_tensors,
 )
 from bootstrap.training.errors import CheckpointError, ConfigurationError
@@ -244,18 +245,10 @@ def _state(
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        clean = next((known for known in _unwrapped(name) if known in tensors), None)
-        if clean is not None and (known := first.setdefault(id(parameter), clean)) != clean:
+        clean = plain_name(name)
+        if clean in tensors and (known := first.setdefault(id(parameter), clean)) != clean:
             aliases[clean] = known
     return tensors, aliases
-
-
-def _unwrapped(name: str) -> Iterator[str]:
-    """Name without what DistributedDataParallel, torch.compile and activation checkpointing put into it."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
-        name = name.replace(wrapper, "")
-    yield name
-    yield name.removeprefix("module.")
 
 
 def _names(model: nn.Module, name: str) -> Iterator[str]:

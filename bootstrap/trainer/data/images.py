@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -108,27 +108,19 @@ class ImageFolder(Dataset):
             raise ConfigurationError(f"{path} cannot be decoded ({error}); remove it or copy it again") from error
         if image.dtype != torch.uint8:  # a PNG of 16 bits
             image = functional.to_dtype(image, torch.uint8, scale=True)
-        height, width = image.shape[-2:]
-        size = [self._size, self._size]
         if not self._augment:
             scaled = functional.resize(image, [math.ceil(self._size * RESIZE)], antialias=True)
-            cropped: torch.Tensor = functional.center_crop(scaled, size)
+            cropped: torch.Tensor = functional.center_crop(scaled, [self._size, self._size])
             return cropped
-        draw = torch.rand(42, generator=torch.Generator().manual_seed(hash64((self._seed, step, index)))).tolist()
-        top, left, rows, columns = random_crop(height, width, draw[2:])
-        image = functional.resized_crop(image, top, left, rows, columns, size, antialias=True)
-        if draw[0] < 0.5:
-            image = functional.horizontal_flip(image)
-        return image
+        # torchvision draws from the CPU's generator, which the training's random numbers come from too.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(hash64((self._seed, step, index)))
+            augmented: torch.Tensor = _augmentation(self._size)(image)
+        return augmented
 
 
-def random_crop(height: int, width: int, draw: list[float]) -> tuple[int, int, int, int]:
-    """Top, left, height and width of torchvision's RandomResizedCrop (area 8 to 100%, 3:4 to 4:3), from 40 draws."""
-    for area_draw, ratio_draw, top_draw, left_draw in zip(*[iter(draw)] * 4, strict=True):
-        area = height * width * (0.08 + 0.92 * area_draw)
-        ratio = math.exp((2 * ratio_draw - 1) * math.log(4 / 3))
-        columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < columns <= width and 0 < rows <= height:
-            return int(top_draw * (height - rows + 1)), int(left_draw * (width - columns + 1)), rows, columns
-    side = min(height, width)
-    return (height - side) // 2, (width - side) // 2, side, side
+@functools.cache
+def _augmentation(size: int) -> Any:
+    from torchvision.transforms import v2
+
+    return v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])

@@ -28,7 +28,7 @@ class Loader:
 
     Args:
         sample_indices: the rank's samples of a step, ``SpotTolerantRun.sample_indices``.
-        micro_batch: samples of one forward pass; assign it to change it, and ask for the step again.
+        micro_batch: samples of one forward pass.
         workers: processes for a data set that needs them; default: the rank's part of the CPU cores.
     """
 
@@ -51,16 +51,6 @@ class Loader:
         self._next_step = -1
         self.wait_s = 0.0
         """Seconds that steps waited for data so far; a growing share of the step time names a loader-bound run."""
-
-    @property
-    def micro_batch(self) -> int:
-        """Samples of one forward pass."""
-        return self._micro_batch
-
-    @micro_batch.setter
-    def micro_batch(self, samples: int) -> None:
-        self.close()
-        self._micro_batch = samples
 
     def step(self, step: int) -> Iterator[Batch]:
         """Micro-batches of ``step`` as model inputs; steps after one another are fetched ahead."""

@@ -4,7 +4,6 @@ import json
 import shutil
 import struct
 import time
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 
 from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
-from bootstrap.trainer.data.images import random_crop
 from bootstrap.trainer.data.pack import main as pack_main
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
@@ -191,34 +189,33 @@ class Counting(Dataset):
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
+        self.fetched = 0
 
     def __len__(self) -> int:
         return 40
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         time.sleep(self.seconds)
+        self.fetched += 1
         if int(indices.max()) >= 32:
             raise ConfigurationError(f"sample {int(indices.max())} is damaged")
         return {"x": indices, "step": torch.tensor(step)}
 
 
-def test_loader_follows_the_steps_at_any_micro_batch_and_measures_the_wait() -> None:
+def test_loader_follows_the_steps_and_measures_the_wait() -> None:
     order = SampleOrder(dataset_size=40, global_batch=16, seed=0, shuffle=False)
-    loader = Loader(
-        Counting(0.02), lambda step: order.indices(step, rank=1, world_size=2), micro_batch=4, device=CPU, workers=0
-    )
+    data = Counting(0.02)
+    loader = Loader(data, lambda step: order.indices(step, rank=1, world_size=2), micro_batch=4, device=CPU, workers=0)
 
     assert [batch["x"].tolist() for batch in loader.step(0)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
-    assert 0.02 < loader.wait_s < 1
-    time.sleep(0.1)
-    waited = loader.wait_s
+    assert loader.wait_s > 0.01
+    while data.fetched < 4:  # the next step is fetched ahead
+        time.sleep(0.01)
     with_prefetch = list(loader.step(1))
-    assert loader.wait_s - waited < 0.02, "the next step was not fetched ahead"
     assert [batch["x"][0].item() for batch in with_prefetch] == [24, 28] and with_prefetch[0]["step"].item() == 1
 
-    loader.micro_batch = 2
-    assert [len(batch["x"]) for batch in loader.step(0)] == [2, 2, 2, 2]
-    with pytest.raises(ConfigurationError, match="sample 33 is damaged"), loader:
+    assert [len(batch["x"]) for batch in loader.step(0)] == [4, 4]
+    with pytest.raises(ConfigurationError, match="sample 35 is damaged"), loader:
         list(loader.step(4))
 
 
@@ -284,16 +281,6 @@ def test_validation_classes_have_the_numbers_of_training(image_folder: Path) -> 
     (image_folder / "val" / "fox").mkdir()
     with pytest.raises(ConfigurationError, match=r"val has class folders that .*train lacks: fox"):
         open_dataset(str(image_folder), family="cnn", split="val")
-
-
-def test_random_crops_lie_inside_and_cover_the_range_of_areas() -> None:
-    generator = torch.Generator().manual_seed(0)
-    areas = []
-    for height, width in islice(((300, 500), (20, 400), (7, 7)) * 100, 300):
-        top, left, rows, columns = random_crop(height, width, torch.rand(40, generator=generator).tolist())
-        assert 0 <= top <= height - rows and 0 <= left <= width - columns
-        areas.append(rows * columns / height / width)
-    assert min(areas) < 0.12 and max(areas) > 0.8
 
 
 def test_packed_text_is_read_back_with_an_end_token_after_each_document(

@@ -199,7 +199,6 @@ def test_measured_run_is_written_once(
         wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
         clock.tick()
         run.step(data_wait_s=max(0, step - WARMUP_STEPS) * 0.001, tokens_per_sample=8)
-    run.close()
 
     (path,) = tmp_path.glob("measured/0123456789ab-*.json")
     row = parse(path.read_text(), "the row")
