@@ -24,7 +24,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpufleet needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -e .
+	@$(PIP_INSTALL) -e '.[calibrate,deploy,report]'
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.core

@@ -104,6 +104,18 @@ GONE = {
 }
 
 
+# Packages that some commands alone import, with the extra of pyproject.toml that installs them.
+EXTRAS = {
+    "pulumi": "deploy",
+    "pulumi_aws": "deploy",
+    "jinja2": "report",
+    "vl_convert": "report",
+    "scipy": "calibrate",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+}
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on use; a command's module has it as attribute ``command``."""
 
@@ -194,6 +206,13 @@ def main() -> None:
         sys.exit(status if isinstance(status, int) else 0)
     except (GpufleetError, click.ClickException) as failed:
         error, exit_code = failed, failed.exit_code
+    except ModuleNotFoundError as failed:
+        package = (failed.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        install = f"pip install 'gpufleet[{EXTRAS[package]}]'"
+        why = "this command needs it, which choosing a fleet does not"
+        error, exit_code = GpufleetError(f"{package} is not installed", why=why, next_step=install), 1
     except click.Abort:
         error, exit_code = GpufleetError("interrupted"), 1
     except RecursionError:

@@ -163,14 +163,9 @@ def command() -> None:
     The tools are recommend, estimate, offers, what-if, preview, preflight, status and costs. Needs the package mcp
     (pip install 'gpufleet[mcp]').
     """
-    try:
-        import mcp_types as types
-        from mcp.server.lowlevel import Server
-        from mcp.server.stdio import stdio_server
-    except ImportError as error:
-        raise GpufleetError(
-            f"the Python package mcp cannot be imported ({error})", next_step="pip install 'gpufleet[mcp]'"
-        ) from error
+    import mcp_types as types
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
 
     async def list_tools(_: object, __: object) -> types.ListToolsResult:
         reads = types.ToolAnnotations(read_only_hint=True)

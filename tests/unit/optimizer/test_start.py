@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from optimizer.cli import EXTRAS
 
 CODE = "from optimizer.start import main; main()"
 
@@ -39,3 +43,27 @@ def test_ascii_output_replaces_what_it_lacks() -> None:
     printing = "import sys\nfrom optimizer import cli\ncli.cli = lambda **_: print('mod\\u00e8le')\ncli.main()"
     done = run(code=printing, stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "mod?le\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (["offers", "--gpu", "H100", "--format", "csv"], ""),
+        (["recommend", "--model", "llama-3.2-1b", "--tokens", "1B", "--seq-len", "2048", "--max-nodes", "1"], ""),
+        (["preview", "plans.json"], "deploy"),
+        (["report", "plans.json", "--out", "page.html"], "report"),
+        (["calibrate", "runs.csv", "--out", "mine.json"], "calibrate"),
+        (["mcp"], "mcp"),
+    ],
+)
+def test_choosing_needs_no_extra_and_a_command_names_its_own(command: list[str], extra: str) -> None:
+    """The wheel's environment has what choosing needs: 180 MB, where the Pulumi provider alone has 145."""
+    absent = f"import sys\nsys.modules |= dict.fromkeys({list(EXTRAS)})\n{CODE}"
+    done = run(*command, code=absent, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout != "") == ((1, False) if extra else (0, True)), done.stderr
+    assert f"pip install 'gpufleet[{extra}]'" in done.stderr if extra else "not installed" not in done.stderr
+
+
+def test_extras_are_the_projects() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS.values()) <= set(project["optional-dependencies"])
