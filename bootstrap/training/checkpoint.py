@@ -184,8 +184,6 @@ class CommittedFolders(Generic[M]):
 
         Newer invalid ones stay, and those of another run. ``known_valid``, just written, is not read again.
         """
-        if keep < 1:
-            raise CheckpointError(f"keep is {keep}; at least the newest valid checkpoint is kept")
         scanned, _ = self.scan()
         committed = [checkpoint for checkpoint in scanned if not self.differences(checkpoint.manifest)]
         own = {checkpoint.prefix for checkpoint in committed}

@@ -29,11 +29,6 @@ class DataRanks:
     rank: int
     size: int
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Rank and size, as a checkpoint keeps them."""
-        return self.rank, self.size
-
     @classmethod
     def of(cls, mesh: DeviceMesh | None, *, rank: int, world_size: int) -> DataRanks:
         """Place in ``mesh``; without one every rank has samples of its own."""

@@ -65,13 +65,13 @@ class ModuleForms:
         }
 
     def problem(
-        self, saved: Forms | None, born: Forms | None, may_lack: frozenset[str] = frozenset(), *, part: str = ""
+        self, saved: Forms | None, born: Forms, may_lack: frozenset[str] = frozenset(), *, part: str = ""
     ) -> str:
         """Say why new modules cannot take tensors of the forms ``saved``; empty where they can.
 
         Args:
             saved: None for the forms of now.
-            born: forms at the start of the run, of what it changed; None where an old version saved, which told none.
+            born: forms at the start of the run, of what it changed.
             may_lack: keys that no checkpoint needs to hold.
             part: the module that ``saved`` is of; all by default.
         """
@@ -82,8 +82,7 @@ class ModuleForms:
             if fresh == form or (form is None and key in may_lack):
                 continue
             kind = (form or fresh or ("",))[0]
-            has_changed = fresh is None and kind == "buffer" if born is None else key in born and fresh == born[key]
-            if has_changed and self._may_change(key, kind):
+            if key in born and fresh == born[key] and self._may_change(key, kind):
                 continue
             if fresh is None or form is None:
                 alone.append(key)
@@ -95,7 +94,7 @@ class ModuleForms:
             return ""
         return f"{alone[0]} is in only one of the checkpoint and this model ({len(alone)} such tensors): {AS_BEFORE}"
 
-    def take(self, saved: Forms, born: Forms | None, device: torch.device, *, part: str) -> bool:
+    def take(self, saved: Forms, born: Forms, device: torch.device, *, part: str) -> bool:
         """Give the module ``part`` tensors of the forms ``saved``, not filled yet; True where parameters are new."""
         has_new = False
         slots = {key: (registry, leaf) for key, _, registry, leaf in self._slots() if key.startswith(f"{part}.")}
@@ -109,7 +108,7 @@ class ModuleForms:
             if form is None:
                 if key not in self._born:
                     del registry[leaf]
-                elif key in (born or {}) or self._born[key] is None:
+                elif key in born or self._born[key] is None:
                     registry[leaf] = None
             elif tensor is None or is_lazy(tensor) or form_of(form[0], tensor) != form:
                 _, shape, dtype = form

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import http.client
 import os
-import time
 from urllib.parse import urlsplit
 
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-# Six hours, a token's longest life; renewed after 80%.
+# A token's longest life.
 TOKEN_TTL_S = 21_600
 # The service answers within about a millisecond.
 TIMEOUT_S = 1.0
@@ -27,40 +26,34 @@ class ImdsError(Exception):
 class Imds:
     """One metadata endpoint, reached directly: no proxy may see the token."""
 
-    def __init__(
-        self, endpoint: str | None = None, *, timeout_s: float = TIMEOUT_S, token_ttl_s: int = TOKEN_TTL_S
-    ) -> None:
+    def __init__(self, endpoint: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
         parts = urlsplit(self.endpoint)
         if parts.scheme != "http" or not parts.hostname:
             raise ImdsError(f"{ENDPOINT_VARIABLE} is {self.endpoint!r}; expected http://HOST[:PORT]")
         self._host, self._port = parts.hostname, parts.port or 80
         self._timeout_s = timeout_s
-        self._token_ttl_s = token_ttl_s
         self._token = ""
-        self._token_renew_at = 0.0
 
     def get(self, path: str) -> str | None:
         """Value of ``/latest/meta-data/<path>``; None for 404, ImdsError for a timeout or any other status."""
-        for _ in range(2):
-            headers = {"X-aws-ec2-metadata-token": self._fresh_token()}
-            status, body = self._request("GET", f"/latest/meta-data/{path}", headers)
-            if status != 401:
-                break
-            self._token_renew_at = 0.0  # the token expired or the service forgot it
+        status, body = self._get(path) if self._token else (401, "")
+        if status == 401:  # no token yet, or its six hours are over
+            self._token = self._new_token()
+            status, body = self._get(path)
         if status not in (200, 404):
             raise ImdsError(f"GET {path} answered {status}")
         return body if status == 200 else None
 
-    def _fresh_token(self) -> str:
-        if time.monotonic() >= self._token_renew_at:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._token_ttl_s)}
-            status, body = self._request("PUT", "/latest/api/token", headers)
-            if status != 200 or not body:
-                raise ImdsError(f"PUT /latest/api/token answered {status}")
-            self._token = body
-            self._token_renew_at = time.monotonic() + 0.8 * self._token_ttl_s
-        return self._token
+    def _get(self, path: str) -> tuple[int, str]:
+        return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+
+    def _new_token(self) -> str:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+        status, body = self._request("PUT", "/latest/api/token", headers)
+        if status != 200 or not body:
+            raise ImdsError(f"PUT /latest/api/token answered {status}")
+        return body
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)

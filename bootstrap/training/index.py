@@ -73,18 +73,17 @@ class Index:
         cls, files: Sequence[Sequence[Piece]], checksums: Sequence[Sequence[str]], values: Sequence[Extent]
     ) -> Index:
         """Index of files with these pieces, and their checksums in the same order."""
-        tensors: dict[str, SavedTensor] = {}
-        chunks: dict[str, list[Chunk]] = {}
+        chunks: dict[str, tuple[Piece, list[Chunk]]] = {}
         for file, (pieces, sums) in enumerate(zip(files, checksums, strict=True)):
             for piece, checksum in zip(pieces, sums, strict=True):
                 extent = Extent(file=file, at=piece.at, bytes=piece.bytes, checksum=checksum)
-                chunks.setdefault(piece.key, []).append(Chunk(offsets=piece.offsets, sizes=piece.sizes, extent=extent))
-                tensors.setdefault(piece.key, SavedTensor(dtype=piece.dtype, shape=piece.shape, chunks=()))
-        whole = {
-            key: SavedTensor(dtype=tensor.dtype, shape=tensor.shape, chunks=tuple(chunks[key]))
-            for key, tensor in tensors.items()
+                chunk = Chunk(offsets=piece.offsets, sizes=piece.sizes, extent=extent)
+                chunks.setdefault(piece.key, (piece, []))[1].append(chunk)
+        tensors = {
+            key: SavedTensor(dtype=piece.dtype, shape=piece.shape, chunks=tuple(own))
+            for key, (piece, own) in chunks.items()
         }
-        return cls(tensors=whole, values=tuple(values))
+        return cls(tensors=tensors, values=tuple(values))
 
     def to_json(self) -> dict[str, Any]:
         """Plain form: a chunk is [offsets, sizes, file, byte, bytes, checksum]."""

@@ -6,7 +6,8 @@ and broadcast; any other is read by each rank that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -55,6 +56,10 @@ class ByteRange:
         """Size."""
         return sum(extent.bytes for extent in self.extents)
 
+    def is_read_by(self, rank: int) -> bool:
+        """True where this rank, ``rank``, reads them."""
+        return bool(self.copies) if self.reader is None else self.reader == rank
+
 
 def load_tensors(
     checkpoints: StoredCheckpoints,
@@ -71,18 +76,22 @@ def load_tensors(
     """
     tensors = checkpoint.manifest.index.tensors
     ranges = _ranges(tensors, _copies(tensors, fill), ranks)
-    mine = [
-        byte_range
-        for byte_range in ranges
-        if byte_range.reader == ranks.rank or (byte_range.reader is None and byte_range.copies)
-    ]
+    mine = [byte_range for byte_range in ranges if byte_range.is_read_by(ranks.rank)]
     problem = ""
+
+    def read(byte_range: ByteRange, into: torch.Tensor) -> str:
+        try:
+            checkpoints.read_extents(checkpoint, byte_range.extents, memory_of(into))
+        except InvalidCheckpoint as error:
+            return str(error)
+        return ""
+
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="checkpoint-reader") as threads:
-        reads = _Reads(checkpoints, checkpoint, mine, buffer, threads)
+        reads = _read_ahead(mine, buffer, read, threads)
         for byte_range in ranges:
             data: torch.Tensor | None = None
-            if byte_range in reads:
-                data, fault = reads.result(byte_range)
+            if byte_range.is_read_by(ranks.rank):
+                data, fault = next(reads)
                 problem = problem or fault
             if byte_range.reader is not None:
                 target = device if byte_range.is_on_gpu else torch.device("cpu")
@@ -98,53 +107,25 @@ def load_tensors(
     return problem
 
 
-class _Reads:
-    """Reads of this rank in order, as many ahead as the buffer holds."""
-
-    def __init__(
-        self, checkpoints: StoredCheckpoints, checkpoint: Committed[Manifest], ranges: list[ByteRange],
-        buffer: torch.Tensor, threads: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
-        self._checkpoints, self._checkpoint, self._threads = checkpoints, checkpoint, threads
-        self._buffer = buffer
-        self._waiting = list(reversed(ranges))
-        self._running: dict[int, tuple[torch.Tensor, Future[str]]] = {}
-        self._known = {id(byte_range) for byte_range in ranges}
-
-    def __contains__(self, one: ByteRange) -> bool:
-        return id(one) in self._known
-
-    def result(self, one: ByteRange) -> tuple[torch.Tensor, str]:
-        """Bytes of a range, and what is wrong with them; in the order of the ranges."""
-        if id(one) not in self._running:
-            self._start_next()
-        data, read = self._running.pop(id(one))
-        return data, read.result()
-
-    def _start_next(self) -> None:
-        """Start reads into the whole buffer; copies out of it must be over."""
-        if self._buffer.is_pinned():
-            torch.cuda.current_stream().synchronize()
+def _read_ahead(
+    ranges: Sequence[ByteRange], buffer: torch.Tensor, read: Callable[[ByteRange, torch.Tensor], str],
+    threads: ThreadPoolExecutor,
+) -> Iterator[tuple[torch.Tensor, str]]:  # fmt: skip
+    """Bytes of each range, and what is wrong with them; as many are read ahead as the buffer holds."""
+    waiting = deque(ranges)
+    while waiting:
+        if buffer.is_pinned():
+            torch.cuda.current_stream().synchronize()  # copies out of it are over
         at = 0
-        while self._waiting:
-            one = self._waiting[-1]
-            # Offsets stay aligned for every dtype.
-            fits = at + one.bytes <= self._buffer.nbytes
-            if not fits and at:
-                return
-            self._waiting.pop()
-            data = self._buffer[at : at + one.bytes] if fits else torch.empty(one.bytes, dtype=torch.uint8)
-            at += -(-one.bytes // 64) * 64
-            self._running[id(one)] = data, self._threads.submit(self._read, one.extents, data)
-            if not fits:
-                return
-
-    def _read(self, extents: Sequence[Extent], into: torch.Tensor) -> str:
-        try:
-            self._checkpoints.read_extents(self._checkpoint, extents, memory_of(into))
-        except InvalidCheckpoint as error:
-            return str(error)
-        return ""
+        running: list[tuple[torch.Tensor, Future[str]]] = []
+        while waiting and (not running or at + waiting[0].bytes <= buffer.nbytes):
+            byte_range = waiting.popleft()
+            size = byte_range.bytes
+            data = buffer[at : at + size] if size <= buffer.nbytes else torch.empty(size, dtype=torch.uint8)
+            running.append((data, threads.submit(read, byte_range, data)))
+            at += -(-size // 64) * 64  # offsets stay aligned for every dtype
+        for data, future in running:
+            yield data, future.result()
 
 
 def _copies(tensors: Mapping[str, SavedTensor], fill: Mapping[str, torch.Tensor]) -> dict[Extent, list[Copy]]:
@@ -217,11 +198,11 @@ def _round_robin(lists: list[list[ByteRange]]) -> Iterator[ByteRange]:
                 yield file_ranges[turn]
 
 
-def _scatter(data: torch.Tensor, one: ByteRange) -> None:
+def _scatter(data: torch.Tensor, byte_range: ByteRange) -> None:
     """Copy a range's bytes to this rank's tensors."""
-    first = one.extents[0].at
+    first = byte_range.extents[0].at
     with torch.no_grad():
-        for copy in one.copies:
+        for copy in byte_range.copies:
             at = copy.chunk.extent.at - first
             values = data[at : at + copy.chunk.extent.bytes].view(copy.dtype).view(copy.chunk.sizes)
             copy.target.copy_(values[copy.source], non_blocking=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.index import SavedTensor
 from bootstrap.training.tensors import (
     Geometry,
     empty_like_part,
@@ -40,18 +41,6 @@ class StateForm:
     geometry: Geometry
     device: torch.device
     is_sharded: bool
-
-
-class Saved(Protocol):
-    """Tensor of a checkpoint."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Whole shape."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its elements."""
 
 
 Forms = Mapping[str, StateForm]
@@ -76,20 +65,17 @@ class OptimizerStates:
         self._inner: torch.optim.Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
         self._world_size = world_size
         self._name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in names.items()}
-        if unknown := self._unknown():
+        if unknown := self.unknown():
             raise ConfigurationError(
                 f"the optimizer has a parameter of shape {unknown[0]} that the model has not: a checkpoint would lose "
                 "it; make it a parameter of the model"
             )
         self._forms: dict[str, Forms] = {}
 
-    def _unknown(self) -> list[tuple[int, ...]]:
+    def unknown(self) -> list[tuple[int, ...]]:
+        """Shapes of the optimizer's parameters that have no name."""
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         return [tuple(parameter.shape) for parameter in parameters if parameter not in self._name_of]
-
-    def has_unknown(self) -> bool:
-        """True where the optimizer has got a parameter since."""
-        return bool(self._unknown())
 
     def group_names(self) -> list[list[str]]:
         """Names of each group's parameters."""
@@ -105,7 +91,8 @@ class OptimizerStates:
             for parameter, value in self._states().items()
             if value
         }
-        others = {key: value for key, value in self._state.items() if not isinstance(key, torch.Tensor)}
+        everything: dict[Any, Any] = self._inner.state
+        others = {key: value for key, value in everything.items() if not isinstance(key, torch.Tensor)}
         groups = [
             {**group, "params": names}
             for group, names in zip(self._optimizer.param_groups, self.group_names(), strict=True)
@@ -116,13 +103,10 @@ class OptimizerStates:
             "others": take_apart(others, "others", None),
         }
 
-    @property
-    def _state(self) -> dict[Any, Any]:
-        return self._inner.state
-
     def _states(self) -> dict[torch.Tensor, Any]:
         """States of parameters; an optimizer may keep others under a name."""
-        return {key: value for key, value in self._state.items() if isinstance(key, torch.Tensor)}
+        everything: dict[Any, Any] = self._inner.state
+        return {key: value for key, value in everything.items() if isinstance(key, torch.Tensor)}
 
     def probe(self) -> dict[str, Geometry]:
         """Geometry of the states, from the states themselves where a step was made; empty where a probe fails."""
@@ -195,8 +179,12 @@ class OptimizerStates:
         return 1 if self._inner is not self._optimizer else self._world_size
 
     def restore(
-        self, values: Mapping[str, Any], saved: Mapping[str, Saved], own: list[list[str]], born: list[list[str]] | None
-    ) -> dict[str, torch.Tensor]:
+        self,
+        values: Mapping[str, Any],
+        saved: Mapping[str, SavedTensor],
+        own: list[list[str]],
+        born: list[list[str]] | None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Restore plain values, and return new state tensors by key, which the caller fills.
 
         ``own``: names of each group's parameters at the start of this process; ``born``: of the checkpoint's run, where
@@ -257,7 +245,7 @@ class OptimizerStates:
                 )
 
     def _restored(
-        self, parameter: nn.Parameter, name: str, states: Mapping[str, Any], saved: Mapping[str, Saved],
+        self, parameter: nn.Parameter, name: str, states: Mapping[str, Any], saved: Mapping[str, SavedTensor],
         destinations: dict[str, torch.Tensor],
     ) -> dict[str, Any]:  # fmt: skip
         forms = self._forms.get(name, {})

@@ -112,10 +112,10 @@ def plan_files(geometries: Mapping[str, Geometry], ranks: RankGroup) -> FilePlan
 def _placed(plan: SavePlan) -> tuple[Piece, ...]:
     """Pieces in the file's order: by falling element size, so that each is aligned without gaps."""
     pieces, at = [], 0
-    for item in sorted(plan.items, key=lambda item: -_data(item).properties.dtype.itemsize):
-        data = _data(item)
+    items = [(item.index.fqn, item.tensor_data) for item in plan.items if item.tensor_data is not None]
+    for key, data in sorted(items, key=lambda pair: -pair[1].properties.dtype.itemsize):
         piece = Piece(
-            key=item.index.fqn,
+            key=key,
             offsets=tuple(data.chunk.offsets),
             sizes=tuple(data.chunk.sizes),
             dtype=data.properties.dtype,
@@ -125,8 +125,3 @@ def _placed(plan: SavePlan) -> tuple[Piece, ...]:
         pieces.append(piece)
         at += piece.bytes
     return tuple(pieces)
-
-
-def _data(item: WriteItem) -> TensorWriteData:
-    assert item.tensor_data is not None
-    return item.tensor_data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from bootstrap.training.loading import READ_THREADS, load_tensors
 from bootstrap.training.plain_values import from_bytes
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
-from bootstrap.training.state import MODEL, TrainingState, random_state, seed_everything
+from bootstrap.training.state import MODEL, UNCHANGED, TrainingState, random_state, seed_everything
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class Resume:
         parts = merged([value["parts"] for value in values], self.state.optimizers)
         _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
         # Generators and buffers are a rank's own, and a rank may have another's samples now.
-        places = self.ranks.gather(self.data_ranks.place)
+        places = self.ranks.gather(astuple(self.data_ranks))
         same_ranks = places == [value.get("data_rank") for value in values]
         buffers_of = self.ranks.rank if same_ranks else 0
         fill, finish = self.state.restore(
-            parts, manifest.index.tensors, buffers_of=buffers_of, changes=values[buffers_of].get("changes", {})
+            parts, manifest.index.tensors, buffers_of=buffers_of, changes=values[buffers_of].get("changes", UNCHANGED)
         )
         fault = load_tensors(
             self.checkpoints, checkpoint, fill, buffer=self.buffer, device=self.state.device, ranks=self.ranks
@@ -127,8 +127,9 @@ def _refuse_other_run(place: str, manifest: Manifest, parts: set[str], run: Resu
             f"{place} is of another run: {different}. Going on would change the model, or the samples of each step: "
             "set it back, or use a new store (bootstrap.trainer begins one from weights by --weights)"
         )
-    if parts - {MODEL} != run.state.part_names:
+    own = {*run.state.parts, *run.state.optimizers}
+    if parts - {MODEL} != own:
         raise ConfigurationError(
-            f"{place} holds {sorted(parts)}, and this run has {sorted(run.state.part_names)}: give the same "
-            "scheduler, scaler and extra as before"
+            f"{place} holds {sorted(parts)}, and this run has {sorted(own)}: give the same scheduler, scaler and extra "
+            "as before"
         )

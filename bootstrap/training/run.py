@@ -398,8 +398,7 @@ class SpotTolerantRun:
         return (
             int(self._watcher.stop_notice is not None),
             int(self._saver.wants_save()),
-            int(self._saver.is_busy),
-            int(self._saver.has_failed),
+            *self._saver.flags,
         )
 
     def _save_final(self) -> None:

@@ -19,6 +19,7 @@ from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError, tells_full_disk
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.ledger import Ledger
+from bootstrap.training.plain_values import to_bytes
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.share import Share
@@ -40,8 +41,6 @@ def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0
     J. W. Young, CACM 17(9), 1974, https://doi.org/10.1145/361147.361115; J. T. Daly, FGCS 22(3), 2006,
     https://doi.org/10.1016/j.future.2004.11.016.
     """
-    if not (stall_s >= 0 and write_s >= 0 and mtbf_s > 0):
-        raise ValueError(f"stall_s {stall_s} and write_s {write_s} must be >= 0 and mtbf_s {mtbf_s} > 0")
     return max(math.sqrt(2 * stall_s * mtbf_s), write_s)
 
 
@@ -106,19 +105,15 @@ class Saver:
         return self.every_steps is not None and step % self.every_steps == 0
 
     @property
-    def is_busy(self) -> bool:
-        """True while this rank writes its file or the manifest."""
-        return self._pending is not None and self._pending.is_busy
-
-    @property
     def is_pending(self) -> bool:
         """True while a save is not committed; at the same steps on every rank."""
         return self._pending is not None
 
     @property
-    def has_failed(self) -> bool:
-        """True where this rank knows that the pending save failed."""
-        return self._pending is not None and self._pending.problem is not None
+    def flags(self) -> tuple[int, int]:
+        """Whether this rank writes its file or the manifest, and whether it knows that the pending save failed."""
+        save = self._pending
+        return (0, 0) if save is None else (int(save.is_busy), int(save.problem is not None))
 
     def advance(self, step: int, *, due: bool, any_busy: bool, any_failed: bool) -> None:
         """Take a save further once no rank is busy, then begin a due one; all ranks pass the same arguments."""
@@ -168,18 +163,12 @@ class Saver:
         started = time.monotonic()
         try:
             save.copy_s = self.share.wait_copied()
-            content = self.share.content(values)
-            name = rank_file_name(self.ranks.rank)
+            rank, memory, tail = self.ranks.rank, self.share.memory, to_bytes(values)
             with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checkpoint-checksum") as threads:
-                sums = threads.map(checksum, content.pieces)
-                self.checkpoints.store.write(f"{save.prefix}/{name}", content.parts)
+                sums = threads.map(checksum, self.share.pieces())
+                self.checkpoints.store.write(f"{save.prefix}/{rank_file_name(rank)}", [memory, tail])
                 save.checksums = list(sums)
-            save.values = Extent(
-                file=self.ranks.rank,
-                at=content.values_at,
-                bytes=len(content.values),
-                checksum=checksum(memoryview(content.values)),
-            )
+            save.values = Extent(file=rank, at=memory.nbytes, bytes=len(tail), checksum=checksum(memoryview(tail)))
         except Exception as error:  # noqa: BLE001 - the manifest's writer reports it to every rank
             save.problem = f"rank {self.ranks.rank}: {type(error).__name__}: {error}"
         save.write_s = time.monotonic() - started
@@ -191,9 +180,7 @@ class Saver:
             left_s = deadline - time.monotonic()
             if self.watcher.stop_notice is not None:
                 left_s = min(left_s, self.watcher.stop_notice.save_by - time.time())
-            any_busy, any_failed, minus_left_s = self.ranks.maximum(
-                int(self.is_busy), int(self.has_failed), -max(0, math.ceil(left_s))
-            )
+            any_busy, any_failed, minus_left_s = self.ranks.maximum(*self.flags, -max(0, math.ceil(left_s)))
             if not any_busy:
                 self._take_further(step, any_failed=bool(any_failed))
             elif minus_left_s == 0:

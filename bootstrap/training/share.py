@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.forms import UNTAKEABLE
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
-from bootstrap.training.plain_values import to_bytes
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stager import Stager
@@ -21,20 +20,6 @@ from bootstrap.training.stores import Store
 from bootstrap.training.tensors import Geometry, local_part
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """Bytes of a rank's file: ``parts`` are all of them, ``pieces`` those of each planned piece."""
-
-    parts: list[memoryview | bytes]
-    pieces: list[memoryview]
-    values: bytes
-
-    @property
-    def values_at(self) -> int:
-        """First byte of the plain values, which end the file."""
-        return sum(piece.nbytes for piece in self.pieces)
 
 
 class Share:
@@ -87,7 +72,7 @@ class Share:
             "parts": snapshot.values,
             "changes": changes,
             "random": random_state(self._state.device),
-            "data_rank": self._data_ranks.place,
+            "data_rank": astuple(self._data_ranks),
         }
 
     def finish_copy(self) -> None:
@@ -99,15 +84,14 @@ class Share:
         self.copy_s = self._stager.finish()
         return self.copy_s
 
-    def content(self, values: dict[str, Any]) -> Content:
-        """Bytes of this rank's file after the copy."""
-        memory = memory_of(self.buffer)
-        tail = to_bytes(values)
-        return Content(
-            parts=[memory[: self._plan.bytes], tail],
-            pieces=[memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own],
-            values=tail,
-        )
+    @property
+    def memory(self) -> memoryview:
+        """Bytes of this rank's tensors, as in its file."""
+        return memory_of(self.buffer)[: self._plan.bytes]
+
+    def pieces(self) -> list[memoryview]:
+        """Bytes of each planned piece."""
+        return [self.memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own]
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometries, known ones without computing them again."""

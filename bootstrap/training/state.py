@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
@@ -16,11 +16,14 @@ from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.forms import AS_BEFORE, Forms, ModuleForms, form_of, plain_name
-from bootstrap.training.optimizer_states import OptimizerStates, Saved, is_zero_redundancy
+from bootstrap.training.index import SavedTensor
+from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
 from bootstrap.training.plain_values import refuse_unreadable
 from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
 
 MODEL = "model"
+# Changes of a run that made none.
+UNCHANGED: Mapping[str, Any] = {"born": {}, "trains": {}, "groups": {}}
 # Packages whose wrappers of an optimizer add nothing to its state.
 _STATELESS_WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 
@@ -93,10 +96,14 @@ class TrainingState:
                 names |= {f"{name}.{own}": parameter for own, parameter in part.named_parameters()}
         parameter = next(iter(names.values()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
+        known = set(names.values())
         self.parts: dict[str, Stateful] = {}
         self.optimizers: dict[str, OptimizerStates] = {}
         for name, part in self._all_parts.items():
-            if has_torch_states(part) and (name == "optimizer" or has_parameters_of(part, names.values())):
+            is_known = has_torch_states(part) and all(
+                parameter in known for group in part.param_groups for parameter in group["params"]
+            )
+            if has_torch_states(part) and (name == "optimizer" or is_known):
                 refuse_inner_optimizer(part, self._all_parts)
                 self.optimizers[name] = OptimizerStates(name, part, names, self._world_size)
             else:
@@ -118,11 +125,6 @@ class TrainingState:
             or name in self._trained
             or parameter._version != self._versions.get(name, parameter._version)
         }
-
-    @property
-    def part_names(self) -> set[str]:
-        """Names of what a checkpoint holds beside the model."""
-        return {*self.parts, *self.optimizers}
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
@@ -150,7 +152,7 @@ class TrainingState:
         return (
             named.keys() != self._parameters.keys()
             or any(self._parameters[name] is not parameter for name, parameter in named.items())
-            or any(optimizer.has_unknown() for optimizer in self.optimizers.values())
+            or any(optimizer.unknown() for optimizer in self.optimizers.values())
         )
 
     def changes(self) -> dict[str, Any]:
@@ -197,14 +199,19 @@ class TrainingState:
         return geometries | self.geometries(snapshot.now)
 
     def restore(
-        self, values: Mapping[str, Any], saved: Mapping[str, Saved], *, buffers_of: int, changes: Mapping[str, Any]
+        self,
+        values: Mapping[str, Any],
+        saved: Mapping[str, SavedTensor],
+        *,
+        buffers_of: int,
+        changes: Mapping[str, Any],
     ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
         """Tensors to fill by key, and a function to call when they are filled.
 
-        ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved; a version before
-        this one told none. ConfigurationError: the checkpoint is another model's.
+        ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved. ConfigurationError:
+        the checkpoint is another model's.
         """
-        born = changes.get("born")
+        born = changes["born"]
         self._take_forms(saved, born, buffers_of)
         fill: dict[str, torch.Tensor] = {
             f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved
@@ -212,8 +219,7 @@ class TrainingState:
         for name, buffer in persistent_buffers(self.model).items():
             fill[buffer_key(buffers_of, name, buffer)] = buffer
         for name, optimizer in self.optimizers.items():
-            born_groups = changes.get("groups", {}).get(name)
-            fill |= optimizer.restore(values[name], saved, self._born_groups[name], born_groups)
+            fill |= optimizer.restore(values[name], saved, self._born_groups[name], changes["groups"].get(name))
         templates: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
             take_apart(state_of(part), name, templates)
@@ -246,12 +252,12 @@ class TrainingState:
             for name, module in self._extra_states.items():
                 module.set_extra_state(extra_states[name])
             self._trained |= {name for name in self._parameters if f"{MODEL}.{name}" in saved}
-            if self._forms.train(changes.get("trains", {})):
+            if self._forms.train(changes["trains"]):
                 rebuild_reducer(self._wrapped)
 
         return fill, finish
 
-    def _take_forms(self, saved: Mapping[str, Saved], born: Forms | None, buffers_of: int) -> None:
+    def _take_forms(self, saved: Mapping[str, SavedTensor], born: Forms, buffers_of: int) -> None:
         """Change the new model as its run did; ConfigurationError where it is another model."""
         own = own_prefix(buffers_of)
         forms = {}
@@ -268,7 +274,7 @@ class TrainingState:
             for optimizer in self.optimizers.values():
                 optimizer.probe()
 
-    def _take_part(self, name: str, state: Mapping[str, Any], born: Forms | None) -> None:
+    def _take_part(self, name: str, state: Mapping[str, Any], born: Forms) -> None:
         """Give another module of the run the buffers of its state."""
         forms = {
             (full := plain_name(f"{name}.{key}")): form_of(self._forms.kind_of(full), value)
@@ -363,12 +369,6 @@ def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
             "ZeroRedundancyOptimizer has overlap_with_ddp=True, so parameters change during the backward pass, where "
             "no checkpoint can be taken; leave it False"
         )
-
-
-def has_parameters_of(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-    """True where all parameters of ``optimizer`` are among these."""
-    known = set(parameters)
-    return all(parameter in known for group in optimizer.param_groups for parameter in group["params"])
 
 
 def refuse_sharded(name: str, part: Stateful) -> None:

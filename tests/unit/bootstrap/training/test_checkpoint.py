@@ -222,11 +222,6 @@ def test_prune_leaves_another_run_s_checkpoints_and_says_so(
     assert f"another run, which stay: {theirs[-1]}, where eps is 1e-06, and was 1e-05" in caplog.text
 
 
-def test_prune_refuses_to_keep_none(store: LocalStore) -> None:
-    with pytest.raises(CheckpointError, match="keep is 0"):
-        StoredCheckpoints(store).prune(keep=0)
-
-
 def test_prune_deletes_the_manifest_first(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 1)
     save(store, 2)

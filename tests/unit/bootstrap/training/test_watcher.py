@@ -69,15 +69,6 @@ def test_expired_token_is_renewed(service: LocalImds, client: Imds) -> None:
     assert [request.split()[-1] for request in service.requests] == ["200", "200", "401", "200", "200"]
 
 
-def test_token_is_renewed_before_its_life_ends(service: LocalImds) -> None:
-    client = Imds(service.endpoint, token_ttl_s=1)
-    client.get("instance-id")
-    time.sleep(0.85)
-    client.get("instance-id")
-    assert sum(request.startswith("PUT") for request in service.requests) == 2
-    assert not any(request.endswith("401") for request in service.requests)
-
-
 def test_endpoint_comes_from_the_sdks_variable(service: LocalImds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
