@@ -27,7 +27,7 @@ from bootstrap.contract.checkpoint import (
     torn,
 )
 from bootstrap.training.checksum import matches
-from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.errors import CheckpointError, InvalidCheckpoint, tells_full_disk
 from bootstrap.training.facts import OTHER_RUN, differences, facts_of
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
@@ -171,6 +171,19 @@ class CommittedFolders(Generic[M]):
     def commit(self, prefix: str, data: bytes) -> None:
         """Write the manifest: from here on the checkpoint counts."""
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [data])
+
+    def clean_up(self, prefix: str, problem: str, *, keep: int) -> None:
+        """After a save, delete what it replaces; after a failed one its files, and on a full disk all but the newest."""
+        try:
+            if not problem:
+                self.prune(keep=keep, known_valid=prefix)
+                return
+            self.discard(prefix)
+            if tells_full_disk(problem) and (deleted := self.prune(keep=1)):
+                names = ", ".join(sorted(deleted))
+                logger.warning("%s is full: deleted %s, so that the next checkpoint has room", self.store.uri, names)
+        except (CheckpointError, OSError) as error:
+            logger.error("old checkpoints are not deleted: %s", error)
 
     def discard(self, prefix: str) -> None:
         """Delete the files of a save that has no manifest; one whose answer was lost counts."""

@@ -16,7 +16,7 @@ import torch
 from bootstrap.contract.checkpoint import rank_file_name
 from bootstrap.training.checkpoint import Manifest, StoredCheckpoints
 from bootstrap.training.checksum import checksum
-from bootstrap.training.errors import CheckpointError, tells_full_disk
+from bootstrap.training.errors import CheckpointError
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.ledger import Ledger
 from bootstrap.training.plain_values import to_bytes
@@ -215,7 +215,7 @@ class Saver:
             problem = save.problem or "another rank's log has the reason"
             logger.error("checkpoint of step %d is NOT saved, training goes on: %s", save.step, problem)
             if self.ranks.rank == 0 and not save.has_manifest:
-                self._in_background(self._make_room, save.prefix, problem)
+                self._clean_up(save.prefix, problem)
             return
         self.ledger.progress(step, force=True)
         self.saved_step = save.step
@@ -223,14 +223,7 @@ class Saver:
         self._set_interval(save)
         if self.ranks.rank == 0:
             self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
-            self._in_background(self.checkpoints.prune, keep=self.keep, known_valid=save.prefix)
-
-    def _make_room(self, prefix: str, problem: str) -> None:
-        """Delete what the ranks wrote of a failed save, and on a full disk all checkpoints but the newest valid one."""
-        self.checkpoints.discard(prefix)
-        if tells_full_disk(problem) and (deleted := self.checkpoints.prune(keep=1)):
-            uri, names = self.checkpoints.store.uri, ", ".join(sorted(deleted))
-            logger.warning("%s is full: deleted %s, so that the next checkpoint has room", uri, names)
+            self._clean_up(save.prefix)
 
     def _set_interval(self, save: _Save) -> None:
         # Rank 0's clock counts, so its own measurements do.
@@ -272,12 +265,8 @@ class Saver:
                 "GPUFLEET_CHECKPOINT_URI must be a folder that all nodes share, or s3://BUCKET/PREFIX"
             )
 
-    def _in_background(self, delete: Callable[..., object], *arguments: str, **settings: Any) -> None:
-        def run() -> None:
-            try:
-                delete(*arguments, **settings)
-            except (CheckpointError, OSError) as error:
-                logger.error("old checkpoints are not deleted: %s", error)
-
-        self._pruner = threading.Thread(target=run, name="checkpoint-pruner", daemon=True)
+    def _clean_up(self, prefix: str, problem: str = "") -> None:
+        self._pruner = threading.Thread(
+            target=self.checkpoints.clean_up, args=(prefix, problem), kwargs={"keep": self.keep}, daemon=True
+        )
         self._pruner.start()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bootstrap.training.environment import checkpoint_interval
-from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError, tells_full_disk
+from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.forms import UNTAKEABLE, ModuleForms
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, Fetched
@@ -284,23 +284,11 @@ class EngineRun:
         else:
             self._saved_step = step
         if self._ranks.rank == 0:
-            try:
-                self._delete(prefix, problems)
-            except (CheckpointError, OSError) as error:
-                logger.error("old checkpoints are not deleted: %s", error)
+            self.files.clean_up(prefix, "; ".join(problems), keep=self._keep)
         self._watcher.save_done()
         self._last_save = time.monotonic()
         self._ledger.stall(step)
         self._ledger.flush()
-
-    def _delete(self, prefix: str, problems: list[str]) -> None:
-        """Delete old checkpoints; after a failed save its files, and on a full disk all checkpoints but the newest."""
-        if problems:
-            self.files.discard(prefix)
-        # The newest is known to be valid where this process saved it, or resumed from it.
-        is_full = self._saved_step is not None and any(map(tells_full_disk, problems))
-        if is_full or not problems:
-            self.files.prune(keep=1 if is_full else self._keep)
 
     def finish(self) -> None:
         """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""
