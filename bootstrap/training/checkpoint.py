@@ -173,7 +173,7 @@ class CommittedFolders(Generic[M]):
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [data])
 
     def clean_up(self, prefix: str, problem: str, *, keep: int) -> None:
-        """After a save, delete what it replaces; after a failed one its files, and on a full disk all but the newest."""
+        """Delete what a save replaces; after a failed one its files, and all but the newest where the disk is full."""
         try:
             if not problem:
                 self.prune(keep=keep, known_valid=prefix)

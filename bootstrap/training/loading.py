@@ -164,7 +164,7 @@ def _ranges(
     for number, extent in enumerate(extents):
         if extent in copies:
             need[number] = _ON_GPU if copies[extent][0].target.is_cuda else _ON_CPU
-    needs = ranks.gather_rows(need)
+    needs = torch.stack(ranks.gather(need))
     shared = ((needs == needs[0]).all(dim=0) & (needs[0] != _UNUSED)).tolist() if ranks.world_size > 1 else None
     kinds = need.tolist()
     ranges: list[ByteRange] = []

@@ -87,14 +87,6 @@ class RankGroup:
         dist.scatter_object_list(box, values, src=0, group=self._group)
         return cast(T, box[0])
 
-    def gather_rows(self, row: torch.Tensor) -> torch.Tensor:
-        """Every rank's CPU tensor of one shape, stacked by rank, on every rank."""
-        if self._group is None:
-            return row[None]
-        rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        dist.all_gather(rows, row, group=self._group)
-        return torch.stack(rows)
-
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
         """Fill ``tensor`` with ``source``'s: over the default group on a GPU, over gloo on the CPU."""
         if self._group is not None:

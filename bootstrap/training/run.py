@@ -231,7 +231,7 @@ class SpotTolerantRun:
         self._heartbeat.close()
         self._remove_step_hooks()
         self._is_entered = False
-        self._share.close()
+        self._share.stager.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

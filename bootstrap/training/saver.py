@@ -137,7 +137,7 @@ class Saver:
                 self.join_pruner()  # it may make room
             attempts += 1
             self._begin(step)
-            self.share.finish_copy()
+            self.share.stager.wait()
 
     def join_pruner(self) -> None:
         """Wait for deletions."""
@@ -162,7 +162,7 @@ class Saver:
     def _write(self, save: _Save, values: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
-            save.copy_s = self.share.wait_copied()
+            save.copy_s = self.share.stager.finish()
             rank, memory, tail = self.ranks.rank, self.share.memory, to_bytes(values)
             with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checkpoint-checksum") as threads:
                 sums = threads.map(checksum, self.share.pieces())
@@ -197,7 +197,7 @@ class Saver:
         assert save is not None
         if not save.is_collected:
             save.is_collected = True
-            if self.share.is_torn:
+            if self.share.stager.is_torn:
                 save.problem = f"rank {self.ranks.rank}: a parameter changed outside optimizer.step while it was copied"
             answers = self.ranks.gather_to_first((save.problem, save.checksums, save.values, save.write_s))
             if self.ranks.rank == 0:

@@ -31,13 +31,8 @@ class Share:
         self._plan = FilePlan(own=())
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
-        self.copy_s = 0.0
         self._problem = ""
-        self._stager = Stager(state.device, state.steppers)
-
-    def close(self) -> None:
-        """Let go of the optimizer."""
-        self._stager.close()
+        self.stager = Stager(state.device, state.steppers)
 
     def prepare(self) -> None:
         """Plan and allocate for the states that the first step will make; ConfigurationError where memory lacks."""
@@ -49,13 +44,8 @@ class Share:
         """Pieces of every rank's file; on rank 0 only."""
         return self._plan.all
 
-    @property
-    def is_torn(self) -> bool:
-        """True where a tensor changed while it was copied."""
-        return self._stager.is_torn
-
     def begin_copy(self) -> dict[str, Any]:
-        """Begin to copy this rank's share; returns the plain values, copied."""
+        """Begin to copy this rank's share, by ``stager``; returns the plain values, copied."""
         snapshot = self._state.snapshot()
         tensors = {**snapshot.later, **snapshot.now}
         geometries = self._checked(tensors)
@@ -75,15 +65,6 @@ class Share:
             "data_rank": astuple(self._data_ranks),
         }
 
-    def finish_copy(self) -> None:
-        """Let the copy end before anything else runs on the GPU."""
-        self._stager.finish_first()
-
-    def wait_copied(self) -> float:
-        """End the copy in the calling thread; the seconds it took on the GPU beside the training."""
-        self.copy_s = self._stager.finish()
-        return self.copy_s
-
     @property
     def memory(self) -> memoryview:
         """Bytes of this rank's tensors, as in its file."""
@@ -91,7 +72,8 @@ class Share:
 
     def pieces(self) -> list[memoryview]:
         """Bytes of each planned piece."""
-        return [self.memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own]
+        memory = self.memory
+        return [memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own]
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometries, known ones without computing them again."""
@@ -132,4 +114,4 @@ class Share:
                 guarded[piece.key] = tensors[piece.key]
             else:
                 now.append((view, source))
-        self._stager.begin(later, now, list(guarded.values()))
+        self.stager.begin(later, now, list(guarded.values()))

@@ -36,7 +36,7 @@ class Stager:
         """True where a tensor changed while it was copied, outside ``optimizer.step``."""
         self._handles: list[Any] = []
         if self._stream is not None:
-            self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
+            self._handles = [optimizer.register_step_pre_hook(self.wait) for optimizer in optimizers]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -78,11 +78,8 @@ class Stager:
             self._later = [], []
             self._is_copied.set()
 
-    def finish_first(self) -> None:
-        """Let the training wait for the copies, where no step of the optimizer will."""
-        self._before_step()
-
-    def _before_step(self, *_: Any) -> None:
+    def wait(self, *_: Any) -> None:
+        """Let the training wait for the copies, before a step of the optimizer or where none will come."""
         if self._waits:
             self._waits = False
             self._is_copied.wait()

@@ -188,7 +188,6 @@ def ours(bench: Bench, folder: Path) -> dict[str, Any]:
     result["blocked_s"] = [round(value, 4) for value in blocked]
     result["prepare_s"] = round(times["prepare"], 3)
     result["end_step_ms"] = round(1e3 * times["end_step"] / max(1, times["steps"]), 4)
-    result["copy_on_gpu_s"] = round(share.copy_s, 4)
     result["share_gib"] = round(share.buffer.nbytes / 2**30, 3)
     result["pinned"] = share.buffer.is_pinned()
     result["raw_write_s"] = raw_write(bench, folder, share.buffer)
