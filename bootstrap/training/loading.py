@@ -6,6 +6,7 @@ and broadcast; any other is read by each rank that needs it.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -182,20 +183,13 @@ def _ranges(
         last.extents.append(extent)
         last.copies.extend(copies.get(extent, ()))
         previous = kind
-    in_turn = list(_round_robin(list(shared_ranges.values())))
+    turns = itertools.zip_longest(*shared_ranges.values())  # the first of each file, then the second of each
+    in_turn = [byte_range for turn in turns for byte_range in turn if byte_range is not None]
     load = [0] * ranks.world_size
     for byte_range in in_turn:
         byte_range.reader = load.index(min(load))
         load[byte_range.reader] += byte_range.bytes
     return [byte_range for byte_range in ranges if byte_range.copies] + in_turn
-
-
-def _round_robin(lists: list[list[ByteRange]]) -> Iterator[ByteRange]:
-    """First of each list, then second of each, and so on."""
-    for turn in range(max(map(len, lists), default=0)):
-        for file_ranges in lists:
-            if turn < len(file_ranges):
-                yield file_ranges[turn]
 
 
 def _scatter(data: torch.Tensor, byte_range: ByteRange) -> None:

@@ -71,7 +71,7 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 
     Raises:
         ConfigurationError: nothing there, no access, or too little disk space.
-        CheckpointError: a copy is not what S3 has, or the disk does not take it.
+        TrainingError: a copy is not what S3 has, or the disk does not take it.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -173,8 +173,6 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
         )
         store = S3Store(bucket, base, client=client, connections=CONNECTIONS)
         _fetch(client, store, bucket, folder, missing)
-    except _DamagedCopyError:
-        raise
     except (BotoCoreError, ClientError, CheckpointError, FileNotFoundError) as error:
         if "PreconditionFailed" in str(error) or "Precondition Failed" in str(error):
             raise ConfigurationError(
@@ -189,21 +187,12 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
     _replace(folder / COMPLETE, session)
 
 
-class _DamagedCopyError(CheckpointError):
-    """The bytes on disk are not S3's."""
-
-
-def _is_refused(error: Exception) -> bool:
-    """True where S3 refused a request, which it would do again; false for a busy service or a lost connection."""
+def _as_ours(uri: str, error: Exception) -> TrainingError:
+    """Translate an error of S3: a refusal comes again, a busy service and a lost connection may not."""
     status = getattr(error.__cause__, "status", None)
     if response := getattr(error, "response", None):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return isinstance(error, FileNotFoundError) or (status or 500) // 100 == 4
-
-
-def _as_ours(uri: str, error: Exception) -> TrainingError:
-    """Translate an error of S3."""
-    if _is_refused(error):
+    if isinstance(error, FileNotFoundError) or (status or 500) // 100 == 4:
         return ConfigurationError(
             f"{uri} cannot be read ({error}); the node's role needs s3:ListBucket and s3:GetObject on it"
         )
@@ -334,7 +323,8 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
             path.replace(folder / name)
         return name, length, last
 
-    progress = _Progress(missing)
+    total, copied, files = _bytes(missing), 0, 0
+    started = logged = time.monotonic()
     with (
         (folder / JOURNAL).open("a", encoding="utf-8") as journal,
         concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
@@ -343,10 +333,21 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
         try:
             for future in concurrent.futures.as_completed(waiting):
                 name, length, last = future.result()
+                copied += length
                 if last:
+                    files += 1
                     journal.write("\n" + json.dumps([name, *missing[name]]))
                     journal.flush()
-                progress.add(length, files=int(last))
+                if (now := time.monotonic()) - logged >= PROGRESS_S or files == len(missing):
+                    logged = now
+                    # Small files wait for requests, large ones for bytes: the slower share tells the time left.
+                    share = min(copied / max(total, 1), files / len(missing)) or 1.0
+                    seconds = max(now - started, 1e-3)
+                    logger.info(
+                        PROGRESS,
+                        *(copied / 2**30, total / 2**30, files, len(missing), copied / 2**20 / seconds),
+                        timedelta(seconds=round(seconds * (1 / share - 1))),
+                    )
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -363,7 +364,7 @@ def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None
     of checksums has neither; its size and ETag are compared then.
 
     Raises:
-        CheckpointError: the bytes differ.
+        TrainingError: the bytes differ.
     """
     wanted = made = ""
     for name, size in CRCS.items():
@@ -375,33 +376,7 @@ def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None
     if not wanted and re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
         wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()
     if wanted != made:
-        raise _DamagedCopyError(f"{what}: the copy has checksum {made}, S3 has {wanted}: the bytes were damaged")
-
-
-class _Progress:
-    """A log line every ``PROGRESS_S``."""
-
-    def __init__(self, missing: Objects) -> None:
-        self._total, self._done = _bytes(missing), 0
-        self._files, self._files_done = len(missing), 0
-        self._started = self._logged = time.monotonic()
-
-    def add(self, count: int, *, files: int) -> None:
-        """Count a piece."""
-        self._done += count
-        self._files_done += files
-        now = time.monotonic()
-        if now - self._logged < PROGRESS_S and self._files_done < self._files:
-            return
-        self._logged = now
-        # Files that are small wait for requests, large ones for bytes: the slower share tells the time left.
-        share = min(self._done / max(self._total, 1), self._files_done / self._files) or 1.0
-        seconds = max(now - self._started, 1e-3)
-        logger.info(
-            PROGRESS,
-            *(self._done / 2**30, self._total / 2**30, self._files_done, self._files, self._done / 2**20 / seconds),
-            timedelta(seconds=round(seconds * (1 / share - 1))),
-        )
+        raise TrainingError(f"{what}: the copy has checksum {made}, S3 has {wanted}: the bytes were damaged")
 
 
 def main() -> int:

@@ -77,20 +77,15 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def is_inline(tensor: torch.Tensor, *, scalars_only: bool) -> bool:
-    """True where a tensor stays in the skeleton; larger ones of an optimizer may be DTensors in another layout."""
-    if isinstance(tensor, DTensor) or tensor.device.type != "cpu":
-        return False
-    return tensor.dim() == 0 or (not scalars_only and tensor.nbytes <= INLINE_BYTES)
-
-
 def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor] | None, *, scalars_only: bool = False) -> Any:
     """Skeleton of a nested ``value``, copied; its tensors go to ``tensors`` under keys that begin with ``key``.
 
-    ``tensors``: None keeps all of them in the skeleton.
+    ``tensors``: None keeps all of them in the skeleton. ``scalars_only``: small ones too are taken out, which may be
+    DTensors in another layout.
     """
     if isinstance(value, torch.Tensor):
-        if tensors is None or is_inline(value, scalars_only=scalars_only):
+        is_small = value.dim() == 0 or (not scalars_only and value.nbytes <= INLINE_BYTES)
+        if tensors is None or (is_small and not isinstance(value, DTensor) and value.device.type == "cpu"):
             return value.detach().clone()
         tensors[key] = value
         return {_REFERENCE: key}

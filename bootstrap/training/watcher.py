@@ -74,7 +74,6 @@ class Watcher:
     _last_save_notice: Notice | None = field(default=None, init=False)
     _last_advance: dict[str, str] = field(default_factory=dict, init=False)
     _unreachable: str = field(default="", init=False)
-    _unreadable: set[str] = field(default_factory=set, init=False)
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _previous_handlers: dict[int, Any] = field(default_factory=dict, init=False)
@@ -177,13 +176,8 @@ class Watcher:
         if action is not None:
             save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
             self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
-        elif value not in self._unreadable:
-            # Save and go on: torchrun would start a run that ended here again and again.
-            self._unreadable.add(value)
-            logger.error(
-                "%s says %r, which is not its format: saving a checkpoint and going on", SPOT_PATH, value[:200]
-            )
-            self._ask_save(Notice(source=SPOT_PATH, detail="unreadable notice"))
+        else:  # in no known format; torchrun would start a run that ended here again and again
+            self._take_advance(SPOT_PATH, repr(value[:200]))
 
     def _take_lifecycle(self, value: str) -> None:
         if value == LEAVING_STATE:
@@ -199,7 +193,7 @@ class Watcher:
                 self._take_advance(MAINTENANCE_PATH, told)
 
     def _take_advance(self, path: str, detail: str) -> None:
-        """Save once for a notice that comes long before the end."""
+        """Save once for a notice after which the node goes on."""
         if detail != self._last_advance.get(path):
             self._last_advance[path] = detail
             logger.warning("%s says %s: saving a checkpoint and going on", path, detail)
@@ -207,27 +201,25 @@ class Watcher:
 
     def _ask_save(self, notice: Notice) -> None:
         self.save_notice = self._last_save_notice = notice
-        if self.files is not None:
+        if self.files is not None and self.imds is not None:
             self.files.write_save(notice)
 
     def _ask_stop(self, notice: Notice) -> None:
-        current = self.stop_notice
         # A later poll must not extend a notice's limit; a spot notice after a scale-in shortens it.
-        if current is not None and (current.source == notice.source or current.save_by <= notice.save_by):
+        if self.stop_notice is not None and self.stop_notice.save_by <= notice.save_by:
             return
         self.stop_notice = notice
         logger.warning("interruption notice: %s", notice)
-        if self.files is not None:
+        if self.files is not None and self.imds is not None:
             self.files.write_stop(notice)
 
     def _read_files(self) -> None:
         if self.files is None or self.imds is not None:
             return
-        stop, save = self.files.read_stop(), self.files.read_save()
-        if stop is not None and (self.stop_notice is None or stop.save_by < self.stop_notice.save_by):
-            self.stop_notice = stop
-        if save is not None and save != self._last_save_notice:
-            self.save_notice = self._last_save_notice = save
+        if (stop := self.files.read_stop()) is not None:
+            self._ask_stop(stop)
+        if (save := self.files.read_save()) is not None and save != self._last_save_notice:
+            self._ask_save(save)
 
 
 def _hold_signals() -> None:
