@@ -9,16 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from bootstrap.training.errors import EXIT_HUNG
 from bootstrap.training.ledger import read_ledger
 from examples.interrupted_training import Node
-from examples.local_imds import LocalImds
-from tests.training.conftest import STEPS, Outcome, WarmNode, alive, outcome_of, parent_of
-from tests.warm import Warm
+from tests.training.conftest import STEPS, Outcome, alive, outcome_of, parent_of
 
 pytestmark = pytest.mark.training
 
@@ -59,16 +56,6 @@ def test_sigkill_at_random_steps_ends_bit_equal(
     # A process killed during its imports never got to the ledger.
     assert summary.starts in (2, 3) and summary.steps == STEPS and summary.finished
     assert sum(summary.seconds.values()) == pytest.approx(summary.wall_seconds, abs=0.01)
-
-
-def test_workers_do_not_outlive_their_torchrun(make_node: Callable[..., Node]) -> None:
-    """Or the torchrun that the agent starts next would train the same run beside them."""
-    node = make_node()
-    with node.running() as process:
-        node.wait_for_step(3, process)
-        workers = [node.worker_pid(rank) for rank in range(2)]
-        os.kill(parent_of(workers[0]), signal.SIGKILL)
-        assert gone_within(workers, 5.0)
 
 
 def test_an_orphan_ends_though_nobody_reads_its_output() -> None:
@@ -126,23 +113,3 @@ def test_hung_peer_does_not_hang_the_others(make_node: Callable[..., Node]) -> N
             time.sleep(0.1)
     text = node.log.read_text()
     assert all(word in text for word in words), text
-
-
-def test_four_ranks_resume_bit_equal(
-    make_node: Callable[..., Node], imds: LocalImds, warm: Warm, tmp_path: Path
-) -> None:
-    """On more than two ranks the order of a sum depends on DDP's bucket layout, which the rehearsal settles."""
-    undisturbed = WarmNode(
-        warm, tmp_path / "undisturbed", imds, steps=STEPS, step_delay_s=0.0, workers=4, sharding="ddp"
-    )
-    with undisturbed.running() as process:
-        undisturbed.wait(process)
-    node = make_node(workers=4)
-    with node.running() as process:
-        node.wait_for_step(9, process)
-        imds.interrupt()
-        node.wait(process)
-    imds.replace_instance()
-    with node.running() as process:
-        node.wait(process)
-    assert outcome_of(node) == outcome_of(undisturbed)

@@ -260,16 +260,6 @@ def test_all_damaged_refuses_to_start_over(tmp_path: Path) -> None:
         Training(str(tmp_path)).train()
 
 
-def test_debris_alone_starts_at_step_0(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        Training(str(tmp_path)).train(at_step=kill_at(17))
-    for path in tmp_path.glob("step-*/manifest.json"):
-        path.unlink()
-    training = Training(str(tmp_path))
-    training.train(at_step=lambda step: None)
-    assert min(training.losses) == 0
-
-
 @pytest.mark.parametrize("total", [10, 12])
 def test_a_finished_run_goes_on_to_a_longer_total_only(total: int, tmp_path: Path) -> None:
     Training(str(tmp_path)).train(10)
@@ -313,16 +303,6 @@ def test_an_early_end_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     again = Training(str(tmp_path))
     again.train(8)
     assert sorted(again.losses) == [6, 7]
-
-
-def test_an_early_end_ends_a_loop_of_epochs_too(tmp_path: Path) -> None:
-    training, seen = Training(str(tmp_path)), []
-    with training.run as run:
-        for epoch in range(1, 4):
-            for step in run.steps(4 * epoch):
-                seen.append(step)
-                run.end_if(step == 5)
-    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("over", ["steps", "passes", "others"])
@@ -430,19 +410,6 @@ class SlowStore(LocalStore):
         super().write(name, parts)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
-    training = Training(SlowStore(tmp_path), checkpoint_every=4)
-    during: set[int] = set()
-
-    def at_step(step: int) -> None:
-        if any(thread.name == "checkpoint-writer" for thread in threading.enumerate()):
-            during.add(step)
-
-    training.train(at_step=at_step)
-    assert len(during) > 5
-    assert training.run.last_stall_s is not None and training.run.last_stall_s < 0.25
-
-
 def test_state_saved_is_that_of_its_step_and_not_a_later_one(tmp_path: Path) -> None:
     """Training changes the parameters while a slow writer writes; the checkpoint must not see it."""
 
@@ -476,39 +443,27 @@ class StuckStore(LocalStore):
         super().write(name, parts)
 
 
-def test_the_final_save_is_given_up_when_the_machine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("save_by", [600.0, 1200.0])
+def test_the_final_save_may_take_as_long_as_the_notice_says(
+    save_by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save takes 900 s by this clock: the machine is gone before, or a hook holds it."""
     store = StuckStore(tmp_path)
     training = Training(store, checkpoint_every=100)
-    # The machine goes while the save is written, however slowly that began.
-    monkeypatch.setattr("bootstrap.training.saver.time.time", lambda: 1000.0 + 900.0 * store.writing.is_set())
+
+    def clock() -> float:
+        if store.writing.is_set() and save_by > 900.0:
+            store.free.set()
+        return 1000.0 + 900.0 * store.writing.is_set()
+
+    monkeypatch.setattr("bootstrap.training.saver.time.time", clock)
     try:
         with pytest.raises(Interrupted) as stopped:
-            training.train(at_step=stop_at(training, 5, 1000.0 + 600.0))
-        assert stopped.value.saved is False
-        assert store.writing.is_set() and not list(tmp_path.glob("step-*/manifest.json"))
+            training.train(at_step=stop_at(training, 5, 1000.0 + save_by))
     finally:
         store.free.set()
-
-
-def test_the_final_save_takes_as_long_as_the_hook_waits(tmp_path: Path) -> None:
-    """The notice limits the save, not a constant."""
-    store = StuckStore(tmp_path)
-    training = Training(store, checkpoint_every=100)
-    clock = {"now": 1000.0}
-
-    def later() -> None:
-        store.writing.wait(timeout=120)
-        clock["now"] += 600.0
-        store.free.set()
-
-    helper = threading.Thread(target=later)
-    helper.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bootstrap.training.saver.time.time", lambda: clock["now"])
-        with pytest.raises(Interrupted) as stopped:
-            training.train(at_step=stop_at(training, 5, 1000.0 + 900.0))
-    helper.join()
-    assert stopped.value.saved is True
+    assert store.writing.is_set() and stopped.value.saved is (save_by > 900.0)
+    assert bool(list(tmp_path.glob("step-*/manifest.json"))) is stopped.value.saved
 
 
 def test_a_notice_during_the_last_save_bounds_it(tmp_path: Path) -> None:
