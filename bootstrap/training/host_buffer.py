@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.free_memory import available_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ TOUCH_BYTES = 256 * 2**20
 TOUCH_THREADS = 8
 # Left to the operating system and the training's own growth; at most as much as the checkpoints need.
 RESERVE_BYTES = 2 * 2**30
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def allocate(size: int, *, pinned: bool) -> torch.Tensor:
@@ -68,3 +70,25 @@ def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """Bytes of a contiguous CPU tensor, without a copy."""
     return memoryview(cast(Any, tensor.numpy()))
+
+
+def available_bytes() -> tuple[int, str]:
+    """Free host memory, and the file that says so: the machine's or the control group's, whichever is less."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                limits.append((int(line.split()[1]) * 1024, str(meminfo)))
+    # https://docs.kernel.org/admin-guide/cgroup-v2.html: memory.current counts the page cache, which can be dropped.
+    limit, current, stat = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
+    if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+        used = int(current.read_text(encoding="ascii")) - _file_cache_bytes(stat)
+        limits.append((int(text) - max(0, used), str(limit)))
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(limits, default=(pages, "sysconf"))
+
+
+def _file_cache_bytes(stat: Path) -> int:
+    rows = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return sum(int(value) for name, value in rows if name in ("inactive_file", "active_file"))

@@ -14,10 +14,10 @@ from bootstrap.training.checkpoint import Committed, Manifest, StoredCheckpoints
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 from bootstrap.training.loading import READ_THREADS, load_tensors
-from bootstrap.training.plain_values import from_bytes
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import MODEL, UNCHANGED, TrainingState, random_state, seed_everything
+from bootstrap.training.tensors import from_bytes
 
 logger = logging.getLogger(__name__)
 

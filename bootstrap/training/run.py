@@ -17,7 +17,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.hooks import RemovableHandle
 
 from bootstrap.training.agreement import Agreement
 from bootstrap.training.checkpoint import StoredCheckpoints
@@ -125,7 +124,6 @@ class SpotTolerantRun:
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
         )
         self._watcher = watcher or Watcher.from_environment()
-        self._has_scaler = scaler is not None
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         self._rehearsal = rehearsal
         self._heartbeat = Heartbeat()
@@ -164,8 +162,7 @@ class SpotTolerantRun:
         )
         self._random_state: Mapping[str, Any] | None = None
         self._is_frozen: bool | None = None  # None: undecided
-        self._step_hooks: list[RemovableHandle] = []
-        self._is_stepped = False
+        self._warns = scaler is None and self._ranks.rank == 0 and bool(self._state.steppers)
         self._is_entered = self._ends = self._is_in_loop = False
         self.step = 0
 
@@ -224,12 +221,10 @@ class SpotTolerantRun:
             self.step = self._saver.saved_step = resumed.step
             self._random_state = resumed.random
         self._tracer.start()
-        self._step_hooks = [stepper.register_step_post_hook(self._has_stepped) for stepper in self._state.steppers]
         self._is_entered = True
 
     def _close(self) -> None:
         self._heartbeat.close()
-        self._remove_step_hooks()
         self._is_entered = False
         self._share.stager.close()
 
@@ -275,10 +270,10 @@ class SpotTolerantRun:
             self._beat(f"step {self.step}", factor)
             factor = 1
             self._tracer.before_step(self.step)
-            self._is_stepped = not self._step_hooks
+            self._share.stager.has_stepped = False
             yield self.step
             self.step += 1
-            if not self._is_stepped:
+            if self._warns and not self._share.stager.has_stepped:
                 self._warn_of_gradients()
             self._end_step(is_last=self.step >= total or self._ends)
             if self._is_frozen is None:
@@ -346,23 +341,11 @@ class SpotTolerantRun:
         if is_last:
             self._save_final()
 
-    def _has_stepped(self, *_: Any) -> None:
-        self._is_stepped = True
-
-    def _remove_step_hooks(self) -> None:
-        for hook in self._step_hooks:
-            hook.remove()
-        self._step_hooks = []
-
     def _warn_of_gradients(self) -> None:
         """Say once that gradients do not outlive a step; a scaler may leave a step out."""
-        if (
-            self._has_scaler
-            or self._ranks.rank != 0
-            or not any(parameter.grad is not None for parameter in self._state.saved_parameters().values())
-        ):
+        if all(parameter.grad is None for parameter in self._state.saved_parameters().values()):
             return
-        self._remove_step_hooks()
+        self._warns = False
         logger.warning(
             "step %d ended with gradients and without optimizer.step. No checkpoint holds gradients: if the loop "
             "accumulates them over steps, a resume loses those before it. Accumulate within a step; global_batch is "

@@ -19,11 +19,11 @@ from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.ledger import Ledger
-from bootstrap.training.plain_values import to_bytes
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.share import Share
 from bootstrap.training.stores import LocalStore
+from bootstrap.training.tensors import to_bytes
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ class Stager:
         self._waits = False
         self.is_torn = False
         """True where a tensor changed while it was copied, outside ``optimizer.step``."""
-        self._handles: list[Any] = []
-        if self._stream is not None:
-            self._handles = [optimizer.register_step_pre_hook(self.wait) for optimizer in optimizers]
+        self._handles = [optimizer.register_step_pre_hook(self.wait) for optimizer in optimizers]
+        self.has_stepped = False
+        """True once an optimizer has begun a step since the caller set it to False."""
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -49,7 +49,7 @@ class Stager:
         Another thread must call ``finish``. ``guarded`` are the whole tensors of ``later``: ``is_torn`` where one
         changes before the optimizer's step.
         """
-        if not self._handles:
+        if self._stream is None or not self._handles:
             later, now, guarded = (), [*later, *now], ()
         self.is_torn = False
         with torch.no_grad():
@@ -61,7 +61,7 @@ class Stager:
         self._later = _pieces(later)
         self._is_copied.clear()
         self._guarded = [(tensor, tensor._version) for tensor in guarded]
-        self._waits = bool(self._handles)
+        self._waits = self._stream is not None and bool(self._handles)
 
     def finish(self) -> float:
         """Copy ``later`` and wait in the calling thread until all copies are over; the seconds that they took."""
@@ -80,6 +80,7 @@ class Stager:
 
     def wait(self, *_: Any) -> None:
         """Let the training wait for the copies, before a step of the optimizer or where none will come."""
+        self.has_stepped = True
         if self._waits:
             self._waits = False
             self._is_copied.wait()

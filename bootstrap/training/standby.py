@@ -24,7 +24,7 @@ from subprocess import Popen
 from bootstrap.contract.fine_tuning import METHODS
 from bootstrap.training.environment import node_plan, positive_number
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.free_memory import available_bytes
+from bootstrap.training.host_buffer import available_bytes
 from bootstrap.training.ledger import STARTED_VARIABLE
 from bootstrap.training.rank_lines import RankLines
 

@@ -18,8 +18,14 @@ from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.forms import AS_BEFORE, Forms, ModuleForms, form_of, plain_name
 from bootstrap.training.index import SavedTensor
 from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
-from bootstrap.training.plain_values import refuse_unreadable
-from bootstrap.training.tensors import Geometry, empty_like_part, geometry_of, put_together, take_apart
+from bootstrap.training.tensors import (
+    Geometry,
+    empty_like_part,
+    geometry_of,
+    put_together,
+    refuse_unreadable,
+    take_apart,
+)
 
 MODEL = "model"
 # Changes of a run that made none.

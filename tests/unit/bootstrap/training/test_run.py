@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bootstrap.contract.trace import REQUEST, TraceRequest
-from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, plain_values
+from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, tensors
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger import read_ledger
@@ -673,7 +673,7 @@ def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pyt
             return (os.mkdir, (str(tmp_path / "owned"),))
 
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(plain_values, "from_bytes", lambda data: None)
+        unchecked.setattr(tensors, "from_bytes", lambda data: None)
         Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({"x": Evil()})}).train(4)
     with pytest.raises(CheckpointError, match=r"it holds \S+mkdir"):
         Training(str(tmp_path / "store"), extra={"evil": _StatefulOf({})}).train()
@@ -803,7 +803,7 @@ def test_a_second_optimizer_and_a_model_beside_the_first_go_on_exactly(tmp_path:
         settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "extra": parts}
         run = SpotTolerantRun(model, muon, store=str(store), watcher=FakeWatcher(), **settings)
         assert set(run._state.optimizers) == {"optimizer", "extra.rest", "extra.others"}
-        assert [len(one._optimizer_step_pre_hooks) for one in run._state.steppers] == [0] * 4  # on a GPU each one waits
+        assert [len(one._optimizer_step_pre_hooks) for one in run._state.steppers] == [1] * 4  # on a GPU each one waits
         with run:
             for step in run.steps(8):
                 at_step(step)

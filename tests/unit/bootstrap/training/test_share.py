@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from bootstrap.training import free_memory
+from bootstrap.training import host_buffer
 from bootstrap.training.agreement import Agreement
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.host_buffer import refuse_too_large
@@ -100,7 +100,7 @@ def test_too_little_host_memory_is_refused_with_the_numbers(tmp_path: Path, monk
     for name, text in (("memory.max", f"{12 * 2**30}"), ("memory.current", f"{9 * 2**30}"),
                        ("memory.stat", f"anon {7 * 2**30}\nactive_file {2**30}\ninactive_file {2**30}\n")):  # fmt: skip
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(host_buffer, "CGROUP", tmp_path)
     refuse_too_large(2**28, local_ranks=8, other_bytes=0)
     with pytest.raises(
         ConfigurationError, match=r"need 8\.0 GiB .*8 ranks × 0\.5 GiB.*0\.5 GiB for.*5\.0 GiB are free"
