@@ -144,7 +144,7 @@ def ours(bench: Bench, folder: Path) -> dict[str, Any]:
     def timed_end_step(*, is_last: bool) -> None:
         started, saves = time.perf_counter(), saver._saves
         end_step(is_last=is_last)
-        if saver._saves == saves and not saver.is_busy:
+        if saver._saves == saves and not saver.is_pending:
             times["end_step"] += time.perf_counter() - started
             times["steps"] += 1
 

@@ -1,6 +1,6 @@
 """The configuration of each engine has the plan's layout, and accelerate's own parser reads its own.
 
-tests/benchmarks/start_engines.py starts the engines that are installed; docs/engines.md names the last run.
+docs/engines.md names the engines that were started with it.
 """
 
 from __future__ import annotations
