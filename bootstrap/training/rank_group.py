@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -38,21 +37,10 @@ class RankGroup:
 
     def maximum(self, *values: int) -> list[int]:
         """Largest value over the ranks, for each of ``values``."""
-        return self.start_maximum(*values)()
-
-    def start_maximum(self, *values: int) -> Callable[[], list[int]]:
-        """Begin ``maximum`` in the background; the returned function waits for its result."""
-        if self._group is None:
-            return lambda: list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-
-        def result() -> list[int]:
-            assert work is not None
-            work.wait()
-            return [int(value) for value in tensor.tolist()]
-
-        return result
+        if self._group is not None:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(value) for value in tensor.tolist()]
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""

@@ -333,13 +333,11 @@ class SpotTolerantRun:
         if self._ranks.rank == 0:
             self._progress.update(self.step)
         self._beat(f"agreeing after step {self.step}")
-        self._act(self._agreement.finish(), is_last=is_last)
-        self._begin_if_due(is_last=is_last)
-        # Flags are exchanged after the last ones were acted on, so that they tell of a save that has just begun.
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
-        self._begin_if_due(is_last=is_last)
         if is_last:
             self._save_final()
+        elif self._saver.is_due(self.step):
+            self._saver.begin(self.step)
 
     def _warn_of_gradients(self) -> None:
         """Say once that gradients do not outlive a step; a scaler may leave a step out."""
@@ -372,10 +370,6 @@ class SpotTolerantRun:
         self._saver.advance(
             self.step, due=bool(wanted) and not is_last, any_busy=bool(any_busy), any_failed=bool(any_failed)
         )
-
-    def _begin_if_due(self, *, is_last: bool) -> None:
-        if not is_last and self._saver.is_due(self.step):
-            self._saver.begin(self.step)
 
     def _flags(self) -> tuple[int, ...]:
         return (

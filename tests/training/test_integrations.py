@@ -252,7 +252,7 @@ def test_the_global_batch_is_the_one_that_trainer_found(tmp_path: Path) -> None:
     assert found.manifest.global_batch == 4
     # Without the search, Trainer takes its arguments, and not what its checkpoint says.
     assert trained(tmp_path, max_steps=4, per_device_train_batch_size=4) == ([4, 3], 4)
-    with pytest.raises(ConfigurationError, match="global_batch is 8, and was 4"):
+    with pytest.raises(ConfigurationError, match="samples_a_step is 8, and was 4"):
         trained(tmp_path, max_steps=6)
     for change, reason in (
         ({"seed": 7}, "seed is 7, and was 42"),

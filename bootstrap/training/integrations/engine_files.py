@@ -69,7 +69,7 @@ class EngineManifest(AnyManifest):
     @property
     def run_facts(self) -> Mapping[str, Any]:
         """Facts of the run that saved."""
-        return {"engine": self.engine, "global_batch": self.global_batch, **self.order}
+        return {**self.order, "engine": self.engine, "samples_a_step": self.global_batch}
 
 
 @dataclass(frozen=True, kw_only=True)

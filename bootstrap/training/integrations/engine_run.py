@@ -164,7 +164,7 @@ class EngineRun:
         """
         self.step = step
         self._global_batch, self._order = global_batch, dict(order)
-        self.files.facts = {"engine": self.engine, "global_batch": global_batch, **order}
+        self.files.facts = {**order, "engine": self.engine, "samples_a_step": global_batch}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = Ledger.open(self.files.store, self._ranks.rank, writer_id=self._writer_id)
@@ -204,7 +204,7 @@ class EngineRun:
         if different := self.files.differences(manifest):
             raise ConfigurationError(
                 f"{self.files.store.uri} is of another run ({manifest.world_size} ranks, now {ranks}): {different}. "
-                "Going on would change the model, or the samples of each step: set it back (global_batch is "
+                "Going on would change the model, or the samples of each step: set it back (samples_a_step is "
                 "micro-batch × accumulation × ranks), or use a new store"
             )
         if manifest.world_size != ranks and self._ranks.rank == 0:
