@@ -19,7 +19,7 @@ from botocore.config import Config
 
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import staging
-from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.staging import stage
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -179,7 +179,7 @@ def test_s3_s_checksum_or_etag_tells_damaged_bytes(algorithm: str) -> None:
         stored = {f"Checksum{algorithm}": base64.b64encode(crc).decode(), "ChecksumType": "FULL_OBJECT"}
         head |= stored | {"ServerSideEncryption": "aws:kms"}
     staging._check_bytes("x", memoryview(data), head)
-    with pytest.raises(CheckpointError, match=r"x: the copy has checksum .*, S3 has "):
+    with pytest.raises(TrainingError, match=r"x: the copy has checksum .*, S3 has "):
         staging._check_bytes("x", memoryview(data[:-1] + b"!"), head)
     # Checksums of checksums say nothing of the whole, nor does the ETag of several parts or of an object under KMS.
     staging._check_bytes("x", memoryview(b"other"), head | {"ChecksumType": "COMPOSITE", "ETag": '"0-2"'})
@@ -191,7 +191,7 @@ def test_a_damaged_copy_is_not_kept(put: SimpleNamespace, monkeypatch: pytest.Mo
     monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
     real = staging._check_bytes
     monkeypatch.setattr(staging, "_check_bytes", lambda what, data, answer: real(what, bad(data), answer))
-    with pytest.raises(CheckpointError, match="the bytes were damaged"):
+    with pytest.raises(TrainingError, match="the bytes were damaged"):
         stage(URI)
     monkeypatch.setattr(staging, "_check_bytes", real)
     assert contents(stage(URI)) == {"train.bin": TRAIN, "a/b.bin": b"b"}
