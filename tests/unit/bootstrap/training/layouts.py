@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, agreement, loading, planning
+from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, loading, planning
 from bootstrap.training.errors import TrainingError
 from bootstrap.training.notices import Notice
 
@@ -298,8 +298,6 @@ def main(folder: Path) -> None:
     # Small tensors are divided as large ones are.
     for module in (planning, loading):
         vars(module).update(PIECE_BYTES=2048, WHOLE_BYTES=256)
-    # On a busy machine too: a step of a second would stop a leg one step earlier.
-    agreement.OVERLAP_BELOW_MS = 10**9
     facts = []
     for number, (ranks, function, layout, name) in enumerate(PROGRAM):
         if rank >= ranks:
