@@ -22,12 +22,8 @@ from bootstrap.training.tensors import from_bytes
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """Loaded step, and the generators' state to restore before the first step."""
-
-    step: int
-    random: Mapping[str, Any]
+# Loaded step, and the generators' state to restore before the first step.
+Resumed = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,7 @@ class Resume:
         finish()
         random = values[self.ranks.rank]["random"] if same_ranks else self._new_generators(manifest)
         logger.info("resuming at step %d from %s", manifest.step, checkpoint.prefix)
-        return "", Resumed(step=manifest.step, random=random)
+        return "", (manifest.step, random)
 
     def _values(self, checkpoint: Committed[Manifest]) -> tuple[str, list[Any]]:
         """Read the plain values: their problem, or the values by rank."""

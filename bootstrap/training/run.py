@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bootstrap.training.agreement import Agreement
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import checkpoint_interval, positive_number
@@ -28,7 +27,7 @@ from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
-from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.rank_group import Agreement, RankGroup
 from bootstrap.training.resume import Resume
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.saver import Saver
@@ -218,8 +217,8 @@ class SpotTolerantRun:
             beat=lambda doing: self._beat(doing, FIRST_STEP_FACTOR),
         ).newest()
         if resumed is not None:
-            self.step = self._saver.saved_step = resumed.step
-            self._random_state = resumed.random
+            self.step, self._random_state = resumed
+            self._saver.saved_step = self.step
         self._tracer.start()
         self._is_entered = True
 

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from bootstrap.training import host_buffer
-from bootstrap.training.agreement import Agreement
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.host_buffer import refuse_too_large
 from bootstrap.training.planning import PIECE_BYTES, Planner, pieces_of
-from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.rank_group import Agreement, RankGroup
 from bootstrap.training.state import TrainingState
 from bootstrap.training.tensors import Geometry, put_together, take_apart
 
