@@ -92,7 +92,7 @@ class RankGroup:
 
 @dataclass
 class Agreement:
-    """Largest value of each flag over the ranks, about once a second, or after ``every`` steps; all ask after each step.
+    """Largest value of each flag over the ranks, once a second or after ``every`` steps; all ranks ask after each step.
 
     ``saving``: a checkpoint is pending, at the same steps on every rank.
     """
