@@ -255,14 +255,12 @@ class OptimizerStates:
                 raise CheckpointError(f"the checkpoint names {key} and does not hold it")
             shape, dtype = saved[key].shape, saved[key].dtype
             form = forms.get(state)
-            if form is not None and form.geometry.shape == shape and not form.is_sharded:
-                tensor = torch.empty(shape, dtype=dtype, device=form.device)
-            elif shape == tuple(parameter.shape):
-                tensor = empty_like_part(parameter, dtype)
+            is_plain = form is not None and form.geometry.shape == shape and not form.is_sharded
+            if shape == tuple(parameter.shape) and not is_plain:
+                destinations[key] = empty_like_part(parameter, dtype)
             else:
-                tensor = torch.empty(shape, dtype=dtype, device=form.device if form is not None else parameter.device)
-            destinations[key] = tensor
-            return tensor
+                destinations[key] = torch.empty(shape, dtype=dtype, device=(form or parameter).device)
+            return destinations[key]
 
         restored = {}
         for state, skeleton in states.items():

@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 # Poll every 5 s: a spot notice comes 2 min before the end.
 POLL_INTERVAL_S = 5.0
 POLL_VARIABLE = "GPUFLEET_IMDS_POLL_S"
-# Slower while the service is unreachable (outside EC2), still often enough for a two-minute notice.
-UNREACHABLE_FACTOR = 4
 FILE_POLL_INTERVAL_S = 0.5
 # The AWS SDKs' own switch.
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
@@ -73,7 +71,7 @@ class Watcher:
     save_notice: Notice | None = field(default=None, init=False)
     _last_save_notice: Notice | None = field(default=None, init=False)
     _last_advance: dict[str, str] = field(default_factory=dict, init=False)
-    _unreachable: str = field(default="", init=False)
+    _problem: str = field(default="", init=False)
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _previous_handlers: dict[int, Any] = field(default_factory=dict, init=False)
@@ -129,16 +127,16 @@ class Watcher:
             try:
                 self._read_files()
                 if self.imds is not None and time.monotonic() >= next_poll:
-                    reached = self.poll_imds(self.imds)
-                    next_poll = time.monotonic() + self.poll_interval_s * (1 if reached else UNREACHABLE_FACTOR)
+                    self.poll_imds(self.imds)
+                    next_poll = time.monotonic() + self.poll_interval_s
             except Exception:
                 logger.exception("interruption watcher failed once; it goes on watching")
             wait_s = FILE_POLL_INTERVAL_S if self.files else self.poll_interval_s
             self._closing.wait(min(wait_s, self.poll_interval_s))
 
-    def poll_imds(self, imds: Imds) -> bool:
-        """Ask for each path once; returns whether the service answered."""
-        reached = True
+    def poll_imds(self, imds: Imds) -> None:
+        """Ask for each path once."""
+        problem = ""
         for path, take in (
             (SPOT_PATH, self._take_spot),
             (LIFECYCLE_PATH, self._take_lifecycle),
@@ -148,17 +146,13 @@ class Watcher:
             try:
                 value = imds.get(path)
             except ImdsError as error:
-                reached = False
-                if str(error) != self._unreachable:
-                    self._unreachable = str(error)
-                    logger.warning("metadata service: %s; not taken as an interruption", error)
+                problem = str(error)
                 continue
             if value is not None:
                 take(value)
-        if reached and self._unreachable:
-            self._unreachable = ""
-            logger.info("metadata service answers again")
-        return reached
+        if problem and problem != self._problem:
+            logger.warning("metadata service: %s; not taken as an interruption", problem)
+        self._problem = problem
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
