@@ -34,28 +34,31 @@ class DataRanks:
         """Place in ``mesh``; without one every rank has samples of its own."""
         if mesh is None:
             return cls(rank=rank, size=world_size)
-        names, known = mesh.mesh_dim_names or (), {*DATA_DIMENSIONS, *SPLITS}
-        if not names or not known.issuperset(names):
+        sizes, known = sizes_of(mesh), {*DATA_DIMENSIONS, *SPLITS}
+        if not sizes or not known.issuperset(sizes):
             raise ConfigurationError(
-                f"the mesh has dimensions {list(names)}; name them {sorted(known)}: the data dimensions tell which "
+                f"the mesh has dimensions {list(sizes)}; name them {sorted(known)}: the data dimensions tell which "
                 "ranks have samples of their own"
             )
         coordinate = mesh.get_coordinate()
         if mesh.size() != world_size or coordinate is None:
             raise ConfigurationError(f"the mesh has {mesh.size()} ranks and the run {world_size}: give the whole mesh")
-        if "pp" in names and mesh.size(names.index("pp")) > 1:
+        if sizes.get("pp", 1) > 1:
             raise ConfigurationError(
-                f"the mesh has {mesh.size(names.index('pp'))} pipeline stages, and no rank has the whole model: use a "
-                "framework with pipeline parallelism (gpufleet launch-config), or a plan without it (gpufleet "
-                "recommend --parallelism data,tensor)"
+                f"the mesh has {sizes['pp']} pipeline stages, and no rank has the whole model: use an engine with "
+                "stages (gpufleet launch-config), or a plan without (gpufleet recommend --parallelism data,tensor)"
             )
         data_rank, data_size = 0, 1
         for name in DATA_DIMENSIONS:
-            if name in names:
-                dimension = names.index(name)
-                data_rank = data_rank * mesh.size(dimension) + coordinate[dimension]
-                data_size *= mesh.size(dimension)
+            if name in sizes:
+                data_rank = data_rank * sizes[name] + coordinate[list(sizes).index(name)]
+                data_size *= sizes[name]
         return cls(rank=data_rank, size=data_size)
+
+
+def sizes_of(mesh: DeviceMesh | None) -> dict[str, int]:
+    """Ranks by dimension, in the mesh's order."""
+    return {} if mesh is None else dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
 
 
 def refuse_other_layout(model: nn.Module, optimizer: object, mesh: DeviceMesh | None, data_size: int) -> None:
@@ -65,21 +68,16 @@ def refuse_other_layout(model: nn.Module, optimizer: object, mesh: DeviceMesh | 
         return
     for dimension, field in SPLITS.items():
         planned: int = getattr(plan, field)
-        names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-        size = mesh.size(names.index(dimension)) if mesh is not None and dimension in names else 1
-        if planned not in (1, size):
+        if planned not in (1, size := sizes_of(mesh).get(dimension, 1)):
             raise ConfigurationError(
-                f"the plan has {field} {planned}, and the mesh of this run has {size} {dimension} ranks. Give "
-                f"SpotTolerantRun the plan's mesh (mesh=, with a dimension {dimension!r}), train with "
-                "python -m bootstrap.trainer, or take a plan without it (gpufleet recommend --parallelism data)"
+                f"the plan has {field} {planned}, and the mesh of this run has {size} {dimension} ranks: give "
+                "SpotTolerantRun the plan's mesh, or take a plan without (gpufleet recommend --parallelism data)"
             )
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     is_sharded |= plan.sharding == "zero1" and is_zero_redundancy(optimizer)
     if plan.sharding != "ddp" and data_size > 1 and not is_sharded:
         raise ConfigurationError(
-            f"the plan has sharding {plan.sharding}, and every rank holds the whole model and optimizer: its "
-            "memory would not fit where the plan's does. Shard with fully_shard (FSDP2)"
-            f"{' or ZeroRedundancyOptimizer' if plan.sharding == 'zero1' else ''}, train with "
-            "python -m bootstrap.trainer, take a plan for replicas (gpufleet recommend --sharding ddp), or unset "
-            f"{VARIABLE}"
+            f"the plan has sharding {plan.sharding}, and every rank holds the whole model and optimizer, which may not "
+            "fit: shard with fully_shard (FSDP2; for zero1 ZeroRedundancyOptimizer), take a plan for replicas (gpufleet "
+            f"recommend --sharding ddp), or unset {VARIABLE}"
         )

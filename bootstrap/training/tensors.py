@@ -141,10 +141,9 @@ def refuse_unsharded(key: str, state: torch.Tensor, parameter: torch.Tensor) -> 
     """Refuse a plain tensor as state of a sharded parameter: nothing says which part of the whole it is."""
     if isinstance(parameter, DTensor) and not isinstance(state, DTensor) and state.numel() > 1:
         raise ConfigurationError(
-            f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks: this "
-            "optimizer has no sharded form, so its state cannot be saved. Use an optimizer whose states are DTensors "
-            "(torch.optim.AdamW, Adam, SGD, Muon), or train with DistributedDataParallel (gpufleet recommend "
-            "--sharding ddp)"
+            f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks, so it "
+            "cannot be saved. Use an optimizer whose states are DTensors (torch.optim.AdamW, Adam, SGD, Muon), or "
+            "DistributedDataParallel (gpufleet recommend --sharding ddp)"
         )
 
 
