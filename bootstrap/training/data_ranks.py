@@ -78,6 +78,6 @@ def refuse_other_layout(model: nn.Module, optimizer: object, mesh: DeviceMesh | 
     if plan.sharding != "ddp" and data_size > 1 and not is_sharded:
         raise ConfigurationError(
             f"the plan has sharding {plan.sharding}, and every rank holds the whole model and optimizer, which may not "
-            "fit: shard with fully_shard (FSDP2; for zero1 ZeroRedundancyOptimizer), take a plan for replicas (gpufleet "
+            "fit: shard with fully_shard (FSDP2; for zero1 ZeroRedundancyOptimizer), take replicas (gpufleet "
             f"recommend --sharding ddp), or unset {VARIABLE}"
         )
