@@ -77,6 +77,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _LINK.sub(lead, markdown)
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """Put each page's own Markdown beside it, and llms.txt, which lists the pages for a language model.
+
+    Its format: https://llmstxt.org
+    """
+    site = Path(config.site_dir)
+    for name in _tracked():
+        if name.endswith(".md"):
+            (site / name).write_text(_read(name), encoding="utf-8")
+    about = _read("README.md").split("\n\n")[1].replace("\n", " ")
+    sections = _read(NAVIGATION).partition("\n## ")[2].replace("](", "](docs/").strip()
+    (site / "llms.txt").write_text(f"# gpufleet\n\n> {about}\n\n## {sections}\n", encoding="utf-8")
+
+
 def _show(name: str) -> str:
     """A page that shows a file of code; the search leaves it out."""
     fence = "`" * 6
