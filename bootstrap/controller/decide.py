@@ -14,7 +14,7 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
-from bootstrap.controller.instances import count_nodes, update_instances
+from bootstrap.controller.meter import count_nodes, update_instances
 from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
 from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress

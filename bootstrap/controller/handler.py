@@ -22,9 +22,8 @@ from bootstrap.controller.bucket import ConflictError, StateError, load_state, s
 from bootstrap.controller.carry_out import carry_out, publish_metrics
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.decide import decide, end_all, take_answer
-from bootstrap.controller.gather import gather
+from bootstrap.controller.gather import delete_notices, gather
 from bootstrap.controller.launches import launch
-from bootstrap.controller.notices import delete_notices
 from bootstrap.controller.observation import Observation
 
 # Launches of a tick begin within so long, s: each may wait for EC2 20 s, and the function has 55 (infra/controller.py).

@@ -7,7 +7,7 @@ from typing import Any
 from infra.naming import Names
 from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
 
-# Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/notices.py reads.
+# Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/gather.py reads.
 EVENTS: dict[str, dict[str, Any]] = {
     name: {"source": ["aws.ec2"], "detail-type": kinds}
     for name, kinds in (

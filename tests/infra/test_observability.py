@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
+from bootstrap.controller.gather import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
 from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, Deployed, deploy
 

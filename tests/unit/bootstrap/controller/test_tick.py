@@ -19,9 +19,8 @@ from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
-from bootstrap.controller.gather import gather
+from bootstrap.controller.gather import HEALTH, INTERRUPTION, REBALANCE, RESERVATION, gather
 from bootstrap.controller.handler import TickError, handler, tick
-from bootstrap.controller.notices import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
 from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
 from tests.engine.moto_extension.auto_scaling_launches import rooms
