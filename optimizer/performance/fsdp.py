@@ -21,25 +21,18 @@ from optimizer.performance.types import ZERO2, ZERO3, Number
 Moment = tuple[Number, ...]
 
 
-class _Units:
-    """Parameters of one tensor rank's units; ``table`` is the embedding or the output projection.
+def _units(x: Case) -> tuple[Number, Number, Number, Number]:
+    """Parameters of one tensor rank's units: a layer; the root; an output projection alone; a table."""
+    layer = x.rank_layer_parameters
+    ends = x.stage_parameters - x.stage_layers * layer
+    table = np.minimum(x.table_parameters / x.tensor, ends)
+    apart = x.code.own_ends & np.logical_not(_is_tied(x))
+    return layer, np.where(apart, 0.0, ends), np.where(apart, table, 0.0), table
 
-    Attributes:
-        root: embedding and output projection in the root.
-        head: output projection in a unit of its own.
-        ends: the unit that is reduced last.
-        is_tied: one table, or a stage with one.
-    """
 
-    def __init__(self, x: Case) -> None:
-        self.layer = x.rank_layer_parameters
-        ends = x.stage_parameters - x.stage_layers * self.layer
-        self.table = np.minimum(x.table_parameters / x.tensor, ends)
-        self.is_tied = (x.model.embedding_parameters < 2.0 * x.table_parameters) | (x.pipeline > 1)
-        apart = x.code.own_ends & np.logical_not(self.is_tied)
-        self.root = np.where(apart, 0.0, ends)
-        self.head = np.where(apart, self.table, 0.0)
-        self.ends = np.where(self.root > 0, self.root, self.table)
+def _is_tied(x: Case) -> Number:
+    """Flag one table, or a stage with one."""
+    return (x.model.embedding_parameters < 2.0 * x.table_parameters) | (x.pipeline > 1)
 
 
 def loss_bytes(x: Case) -> Number:
@@ -47,9 +40,10 @@ def loss_bytes(x: Case) -> Number:
 
     With them the input of the last reduction of the micro-batch before.
     """
-    units = _Units(x)
-    gathered = np.where(x.sharding >= ZERO3, units.root + units.head + units.layer, x.stage_parameters)
-    kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), units.ends, 0.0) if x.code.marks_last else 0.0
+    layer, root, head, table = _units(x)
+    gathered = np.where(x.sharding >= ZERO3, root + head + layer, x.stage_parameters)
+    last = np.where(root > 0, root, table)
+    kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), last, 0.0) if x.code.marks_last else 0.0
     return gathered * (x.element + x.state.cached) + kept * x.state.gradient
 
 
@@ -62,61 +56,44 @@ def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) ->
         saved: activations at the loss, bytes.
         working: gradients of one layer's activations, bytes.
     """
-    units, layers = _Units(x), np.maximum(x.stage_layers, 1.0)
-    narrow, wide = x.element, x.state.gradient
-    narrow_gradient = narrow * x.state.trained
-    gathers_again = x.sharding >= ZERO3
-    held = x.stage_parameters
+    (layer, root, head, table), layers = _units(x), np.maximum(x.stage_layers, 1.0)
+    narrow, wide, held = x.element, x.state.gradient, x.stage_parameters
+    grad = narrow * x.state.trained
+    again = x.sharding >= ZERO3
     # ZeRO-2 that gathers once a step frees parameters in the last micro-batch; the same moments came before with all.
     keeps = (x.sharding == ZERO2) & (x.grad_accum > 1) & x.code.marks_last
-    # The output projection's gradient waits in the root for the embedding's.
-    head_gradient = narrow_gradient * np.where(units.root > 0, units.table, 0.0)
-    head_input, layer_input = wide * units.head, wide * units.layer
+    waiting = grad * np.where(root > 0, table, 0.0)  # output projection's, in the root for the embedding's
+    last = np.where(root > 0, root, table)  # unit that is reduced last
+    kept = np.where(_is_tied(x), 0.0, grad * table)
 
     def sharded(parameters: Number, newest: Number) -> Number:
         """Reduced gradients: with accumulation all of them, and the newest before they are added."""
         return np.where(early > 0, early + wide * newest / x.ranks, wide * parameters / x.ranks)
 
-    def gathered(parameters: Number) -> Number:
-        return narrow * np.where(keeps, held, parameters)
-
-    of_layers = layers * units.layer + units.head
-    layer_gradient = head_gradient + narrow_gradient * units.layer
-    two_layers = units.root + 2.0 * units.layer
-    kept = np.where(units.is_tied, 0.0, narrow_gradient * units.table)
+    all_layers = layers * layer + head
+    two_layers = root + 2.0 * layer
+    reduced = np.maximum(grad * last + sharded(all_layers, 0.0), sharded(all_layers + last, last) + kept)
+    of_layer = waiting + (grad + wide) * layer
     moments: tuple[Moment, ...] = (
-        (  # the last layer: its gradients beside its parameters and the next gathered ones
-            layer_gradient + head_input + sharded(units.head, units.head),
+        # The last layer: its gradients beside its parameters and the next gathered ones. The layer before it.
+        (
+            waiting + grad * layer + wide * head + sharded(head, head),
             saved + working,
-            gathered(np.where(gathers_again, two_layers, held)),
+            np.where(again, two_layers, held),
         ),
-        (  # the layer before it
-            layer_gradient + layer_input + sharded(units.head + units.layer, units.layer),
+        (
+            of_layer + sharded(head + layer, layer),
             saved * (1.0 - 1.0 / layers) + working,
-            gathered(np.where(gathers_again, two_layers, held - units.layer)),
+            np.where(again, two_layers, held - layer),
         ),
-        (  # the first layer
-            layer_gradient + layer_input + sharded(of_layers - units.layer, units.layer),
-            saved / layers + working,
-            gathered(units.layer + units.ends),
-        ),
-        (  # the embedding
-            head_gradient + narrow_gradient * units.table + layer_input + sharded(of_layers, units.layer),
-            0.0,
-            gathered(units.ends),
-        ),
-        (  # the reduction of the ends
-            wide * units.ends
-            + np.maximum(
-                narrow_gradient * units.ends + sharded(of_layers, 0.0),
-                sharded(of_layers + units.ends, units.ends) + kept,
-            ),
-            0.0,
-            gathered(0.0),
-        ),
+        # The first layer, the embedding, and the reduction of the ends.
+        (of_layer + sharded(all_layers - layer, layer), saved / layers + working, layer + last),
+        (waiting + grad * table + wide * layer + sharded(all_layers, layer), 0.0, last),
+        (wide * last + reduced, 0.0, 0.0),
     )
-    best = moments[0]
-    for moment in moments[1:]:
+    best: Moment = (-1.0, 0.0, 0.0)
+    for gradients, activations, parameters in moments:
+        moment = gradients, activations, narrow * np.where(keeps, held, parameters)
         more = sum(moment) > sum(best)
         best = tuple(np.where(more, a, b) for a, b in zip(moment, best, strict=True))
     return best
