@@ -27,9 +27,8 @@ from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
 from bootstrap.agent.group import GroupClient, Instance
 from bootstrap.agent.messages import AgentError
-from bootstrap.agent.node import SupervisedNode
+from bootstrap.agent.node import Reports, SupervisedNode
 from bootstrap.agent.rendezvous import meet
-from bootstrap.agent.reports import Reports
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
 from bootstrap.contract.report import read_report
