@@ -51,6 +51,7 @@ SECTIONS = {
     "Data": {
         "catalog": "Show and refresh prices; calibrate the speed model.",
         "blocks": "Find Capacity Blocks, and buy one.",
+        "doctor": "Show what is installed, how old the data is, what renews it.",
         "schema": "Print the JSON Schema of a request, a plan or an answer.",
         "mcp": "Serve the commands that only read to an agent.",
     },
