@@ -93,6 +93,7 @@ GONE = {
     "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
     "estimate --gradient-compression": "code of your own may register DDP's hooks; no estimate counts them",
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
+    "report --metrics": "the ledger has the losses",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "calibrate --without-shipped": "runs always move the shipped numbers; python -m tools.calibration fits those",
     "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",

@@ -32,7 +32,7 @@ Example:
   gpufleet report plans.json --out report.html
   gpufleet report plans.json --plan 2 --out second.html
   gpufleet report dev --out dev.html
-  gpufleet report plans.json --ledger checkpoints --metrics out/metrics.jsonl --out run.html
+  gpufleet report plans.json --ledger checkpoints --out run.html
 """
 )
 @click.argument("plan", metavar="PLAN|STACK")
@@ -50,14 +50,8 @@ Example:
     type=click.Path(path_type=Path),
     help="Also show a run by its ledger: the file, or the folder of its checkpoints.  [default: a stack's, in S3]",
 )
-@click.option(
-    "--metrics",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Losses of the reference trainer's metrics.jsonl.  [default: the ledger's, fewer]",
-)
 @directory_option
-def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics: Path | None, directory: Path) -> None:
+def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directory: Path) -> None:
     """Write PLAN, or the run of STACK, as one HTML page to look at, print or send.
 
     PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows
@@ -70,7 +64,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     its_stack = None if plan == "-" or Path(plan).exists() else stack_path(directory, plan)
     if its_stack and its_stack.is_file():
         with patience("reading the stack and its ledger"):
-            chosen, its_run = _read_stack(plan, directory, ledger, metrics, now)
+            chosen, its_run = _read_stack(plan, directory, ledger, now)
         with patience("drawing the page"):
             page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
     elif its_stack and not Path(plan).suffix:
@@ -83,7 +77,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
         answer = parse_plan_argument(
             plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
         )
-        run = _build_run(answer.plan, ledger, metrics) if ledger or metrics else None
+        run = _build_run(answer.plan, ledger) if ledger else None
         with patience("drawing the page"):
             page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
     try:
@@ -93,23 +87,21 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, metrics
     say(f"wrote {out}", err=True)
 
 
-def _build_run(plan: FleetPlan, ledger: Path | None, metrics: Path | None) -> Run:
+def _build_run(plan: FleetPlan, ledger: Path | None) -> Run:
     """Build a run from local files."""
-    if ledger is not None and ledger.is_dir():
+    if ledger.is_dir():
         ledger /= LEDGER_FILE
     try:
-        return read_run(plan, _lines(ledger), losses=_lines(metrics))
+        return read_run(plan, _lines(ledger))
     except (LedgerError, OSError) as error:
         raise InvalidInputError(
             f"the run cannot be read: {error}",
-            limit=f"--ledger: the {LEDGER_FILE} beside a run's checkpoints; --metrics: the trainer's metrics.jsonl",
-            next_step="name the folder of the checkpoints, and the file in the trainer's --out folder",
+            limit=f"--ledger: the {LEDGER_FILE} beside a run's checkpoints",
+            next_step="name the folder of the checkpoints",
         ) from error
 
 
-def _read_stack(
-    stack: str, directory: Path, ledger: Path | None, metrics: Path | None, now: datetime
-) -> tuple[FleetPlan, Run]:
+def _read_stack(stack: str, directory: Path, ledger: Path | None, now: datetime) -> tuple[FleetPlan, Run]:
     """Read a deployed stack's plan and run, as ``gpufleet status`` does."""
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
@@ -123,10 +115,10 @@ def _read_stack(
     words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
     measures = compare(plan, reading, ahead)
     try:
-        run = read_run(plan, lines, losses=_lines(metrics), words=words, measures=measures)
+        run = read_run(plan, lines, words=words, measures=measures)
     except LedgerError as error:
         words.append(f"the ledger cannot be used: {error}")
-        run = read_run(plan, [], losses=_lines(metrics), words=words, measures=measures)
+        run = read_run(plan, [], words=words, measures=measures)
     return file.plan, run
 
 

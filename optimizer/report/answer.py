@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimizer.catalog.model import Source
 from optimizer.contract.errors import describe_wrong
-from optimizer.contract.plan import FleetPlan, PlanError, PurchaseOption, plan_from_dict, read_plan
+from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict, read_plan
 from optimizer.search.rejections import Rejection
 
 
@@ -21,37 +20,14 @@ class _Catalog(BaseModel):
     sources: tuple[Source, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weighed:
-    """A candidate as search/candidates.py lists it."""
-
-    instance_type: str
-    node_count: int
-    purchase_option: PurchaseOption
-    region: str
-    hours_expected: float | None
-    hours_p95: float | None
-    cost_usd_expected: float | None
-    cost_usd_p95: float | None
-    excluded_by: str
-
-
 class _Extras(BaseModel):
     """Fields of recommend's JSON beside its plans; a later version may have more."""
 
     model_config = ConfigDict(frozen=True)
     catalog: _Catalog = _Catalog()
     rejected: tuple[Rejection, ...] = ()
-    candidates: tuple[Weighed, ...] = ()
     notes: tuple[str, ...] = ()
     searched_plans: int | None = None
-
-    @field_validator("candidates", mode="before")
-    @classmethod
-    def _rows(cls, columns: Any) -> list[dict[str, Any]]:
-        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
-            raise ValueError("no columns")
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +42,11 @@ class AnswerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportAnswer:
-    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections.
-
-    ``weighed`` are the candidates that ``candidates`` has no plan of, first those within the limits, each the cheapest
-    first.
-    """
+    """A chosen plan and the answer around it; one plan alone has no other candidates and no rejections."""
 
     plan: FleetPlan
     number: int
     candidates: tuple[AnswerPlan, ...]
-    weighed: tuple[Weighed, ...]
     rejected: tuple[Rejection, ...]
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
@@ -99,22 +70,10 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
         raise PlanError(f"{origin} is no output of recommend: {place}: {describe_wrong(problem)}") from error
     plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
-    listed = tuple(_number(plans, front))
-    named = {
-        (candidate.plan.instance_type, candidate.plan.node_count, candidate.plan.purchase.option)
-        for candidate in listed
-    }
-    others = [
-        candidate
-        for candidate in extras.candidates
-        if (candidate.instance_type, candidate.node_count, candidate.purchase_option) not in named
-    ]
-    others.sort(key=lambda candidate: (bool(candidate.excluded_by), candidate.cost_usd_expected or math.inf))
     return ReportAnswer(
         plan=chosen,
         number=plan_number,
-        candidates=listed,
-        weighed=tuple(others),
+        candidates=tuple(_number(plans, front)),
         rejected=extras.rejected,
         sources=extras.catalog.sources,
         notes=extras.notes,

@@ -12,9 +12,9 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.contract.plan import FleetPlan, PurchaseOption
+from optimizer.contract.plan import FleetPlan, PurchaseOption, Spread
 from optimizer.contract.units import short
-from optimizer.report.answer import AnswerPlan, ReportAnswer, Weighed
+from optimizer.report.answer import AnswerPlan, ReportAnswer
 from optimizer.report.facts import FAR
 from optimizer.report.run import Run
 
@@ -25,8 +25,6 @@ SMALL_SIZES = {"wide": (860, 240), "narrow": (272, 220)}
 # A mark's link in Vega is resolved against this address; the page's own fragments must not be.
 _VEGA_BASE_URL = "https://vega.github.io/vega-datasets/"
 
-# Candidates without a plan are drawn up to so many times beyond the plans and limits; the table has all.
-_BEYOND = 3.0
 # Least ratio of a logarithmic axis's ends: it has two round numbers.
 _LEAST_SPAN = 3.0
 
@@ -74,25 +72,6 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
     colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
     chosen = "datum.chosen"
     layers = _limit_layers(hours, usd, limits.deadline_hours, limits.budget_usd)
-    dots = [
-        {
-            "hours": candidate.hours_expected,
-            "usd": candidate.cost_usd_expected,
-            "option": candidate.purchase_option,
-            "kept": not candidate.excluded_by,
-        }
-        for candidate in list_drawn(answer)
-    ]
-    if dots:
-        faint = {"condition": {"test": "datum.kept", "value": 0.9}, "value": 0.4}
-        layers.append(
-            {
-                "name": "weighed",
-                "data": {"values": dots},
-                "mark": {"type": "circle", "size": 13, "aria": False},
-                "encoding": {"x": x, "y": y, "color": colour, "opacity": faint},
-            }
-        )
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["hours"])
     if len(front) > 1:
         line = {
@@ -157,74 +136,50 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
     return _chart(rows, layers, sizes)
 
 
-def list_drawn(answer: ReportAnswer) -> list[Weighed]:
-    """List the candidates without a plan that the chart's axes reach, in the order in which it draws them."""
-    hours, usd = _domains(answer)
-    return [
-        candidate
-        for candidate in answer.weighed
-        if hours[0] <= (candidate.hours_expected or 0.0) <= hours[1]
-        and usd[0] <= (candidate.cost_usd_expected or 0.0) <= usd[1]
-    ]
-
-
 def _domains(
-    answer: ReportAnswer, took: Sequence[Mapping[str, float]] = ()
+    answer: ReportAnswer, took: Sequence[Mapping[str, float]]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Ends of the axes of hours and dollars; ``took`` has those of a run."""
     plans, limits = [candidate.plan for candidate in answer.candidates], answer.plan.job
-    names = ("expected", "p50", "p95")
+    hours = [getattr(plan.hours, name) for plan in plans for name in Spread.model_fields]
+    usd = [getattr(plan.cost_usd, name) for plan in plans for name in Spread.model_fields]
     return (
-        _domain(
-            [getattr(plan.hours, name) for plan in plans for name in names]
-            + [candidate["hours"] for candidate in took],
-            [candidate.hours_expected for candidate in answer.weighed if candidate.hours_expected],
-            limits.deadline_hours,
-        ),
-        _domain(
-            [getattr(plan.cost_usd, name) for plan in plans for name in names]
-            + [candidate["usd"] for candidate in took],
-            [candidate.cost_usd_expected for candidate in answer.weighed if candidate.cost_usd_expected],
-            limits.budget_usd,
-        ),
+        _domain([*hours, *(run["hours"] for run in took)], limits.deadline_hours),
+        _domain([*usd, *(run["usd"] for run in took)], limits.budget_usd),
     )
 
 
 def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
-    x, y = _since_start(run, sizes), _plain("step", "steps done", 5)
-    planned = [{"hours": 0, "step": 0}, {"hours": plan.hours.expected, "step": plan.job.steps}]
-    actual_hours = max((point["hours"] for point in run.points), default=0.0)
-    if actual_hours < plan.hours.expected:  # as far as the run is
-        share = actual_hours / plan.hours.expected
-        planned[1] = {"hours": actual_hours, "step": plan.job.steps * share}
-    dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
-    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2.5, "strokeJoin": "round"}
-    layers: list[dict[str, Any]] = [
-        {"data": {"values": planned}, "mark": dashed, "encoding": {"x": x, "y": y}},
-        {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
-    ]
-    return _in_unit(_chart(list(run.points), layers, sizes), run)
+    whole_h, steps = plan.hours.expected, plan.job.steps
+    hours = min(whole_h, max(point["hours"] for point in run.points))  # as far as the run is
+    planned = [{"hours": 0, "step": 0}, {"hours": hours, "step": steps * hours / whole_h}]
+    return _beside_plan(run.points, planned, _plain("step", "steps done", 5), sizes)
 
 
 def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the speed, checkpoints included, beside the plan's."""
-    unit = "samples/s" if plan.job.seq_len == 1 else "tokens/s"
-    x, y = _since_start(run, sizes), _plain("speed", unit, 5)
-    y["scale"] = {"domainMin": 0}
-    ends = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
+    y = _plain("speed", "samples/s" if plan.job.seq_len == 1 else "tokens/s", 5) | {"scale": {"domainMin": 0}}
+    planned = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
+    return _beside_plan(run.speeds, planned, y, sizes)
+
+
+def _beside_plan(
+    rows: Sequence[Mapping[str, float]],
+    planned: Sequence[Mapping[str, float]],
+    y: dict[str, Any],
+    sizes: tuple[int, int],
+) -> dict[str, Any]:
+    """Specify a chart of a run's rows by the hours since its first start, a line a process, beside a dashed line."""
+    x = _plain("hours", "since the first start", sizes[0] // 90)
+    x["axis"]["labelExpr"] = _HOURS_LABEL
     dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
-    line = {
-        "type": "line",
-        "stroke": "var(--accent)",
-        "strokeWidth": 1.75,
-        "point": {"fill": "var(--accent)", "size": 12},
-    }
+    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2, "strokeJoin": "round"}
     layers: list[dict[str, Any]] = [
-        {"data": {"values": ends}, "mark": dashed, "encoding": {"x": x, "y": y}},
+        {"data": {"values": list(planned)}, "mark": dashed, "encoding": {"x": x, "y": y}},
         {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
     ]
-    return _in_unit(_chart(list(run.speeds), layers, sizes), run)
+    return _chart(list(rows), layers, sizes)
 
 
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -232,20 +187,6 @@ def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     x, y = _plain("step", "step", sizes[0] // 90), _plain("loss", "loss", 5) | {"scale": {"zero": False}}
     line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75}
     return _chart(list(run.losses), [{"mark": line, "encoding": {"x": x, "y": y}}], sizes)
-
-
-def _since_start(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
-    return _plain("time", f"{run.time_unit[0]} since the first start", sizes[0] // 90)
-
-
-def _in_unit(chart: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Give all rows of a chart the field ``time``: their hours in the run's unit of time."""
-    for part in (chart, *chart["layer"]):
-        if "data" in part:
-            part["data"] = {
-                "values": [{**row, "time": row["hours"] / run.time_unit[1]} for row in part["data"]["values"]]
-            }
-    return chart
 
 
 def _plain(field: str, title: str, ticks: int) -> dict[str, Any]:
@@ -287,13 +228,11 @@ def _row(candidate: AnswerPlan, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _domain(values: Sequence[float], others: Sequence[float], limit: float | None) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis: values and near others with a margin, the limit unless it is far above."""
+def _domain(values: Sequence[float], limit: float | None) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis: the values with a margin, and the limit unless it is far above."""
     low, high = min(values), max(values)
     if limit is not None and limit <= FAR * high:
         low, high = min(low, limit), max(high, limit)
-    low = min(low, max(low / _BEYOND, min(others, default=low)))
-    high = max(high, min(high * _BEYOND, max(others, default=high)))
     margin = max(1.12, (high / low) ** 0.05, math.sqrt(_LEAST_SPAN * low / high))
     return low / margin, high * margin
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from itertools import groupby
 
 from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.report.answer import AnswerPlan, ReportAnswer, Weighed
-from optimizer.search.rejections import Rejection
+from optimizer.report.answer import AnswerPlan, ReportAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +33,6 @@ class Gauge:
     end: float
     limit: float | None
     actual: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FactGroup:
-    """Rejected types that one constraint binds.
-
-    Attributes:
-        reasons: types of each reason, each with the GiB that it leaves where memory binds.
-        values: p95 of each type in the limit's unit where budget or deadline binds.
-    """
-
-    constraint: str
-    count: int
-    reasons: Mapping[str, Sequence[tuple[str, float | None]]]
-    values: Sequence[tuple[str, float]]
-    limit: float | None
 
 
 # A limit that is so many times what it limits is off the scale.
@@ -132,42 +113,10 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     }
 
 
-def group_rejections(rejected: Iterable[Rejection]) -> list[FactGroup]:
-    """Group rejected types by the constraint that binds, the most common first."""
-    ordered = sorted(rejected, key=lambda entry: entry.binding_constraint)
-    groups = []
-    for constraint, entries in groupby(ordered, key=lambda entry: entry.binding_constraint):
-        same = list(entries)
-        numeric = [entry for entry in same if isinstance(entry.value, float) and constraint in ("budget", "deadline")]
-        reasons: dict[str, list[tuple[str, float | None]]] = {}
-        for entry in same:
-            if constraint == "memory" and isinstance(entry.limit, float):
-                reason = f"the smallest step needs {entry.value:,.1f} GiB a GPU at the 95th percentile; a type leaves"
-                reasons.setdefault(reason, []).append((entry.instance_type, entry.limit))
-            elif entry not in numeric:
-                reasons.setdefault(entry.reason, []).append((entry.instance_type, None))
-        groups.append(
-            FactGroup(
-                constraint=constraint.replace("_", " "),
-                count=len(same),
-                reasons=reasons,
-                values=sorted(((entry.instance_type, entry.value) for entry in numeric), key=lambda pair: pair[1]),
-                limit=numeric[0].limit if numeric else None,
-            )
-        )
-    return sorted(groups, key=lambda group: -group.count)
-
-
 def fitted_on(plan: FleetPlan) -> date | None:
     """Date of the fit that the speed comes from, which its source names."""
     found = re.search(r"\bfitted (\d{4}-\d\d-\d\d)\b", plan.calibration.source)
     return date.fromisoformat(found[1]) if found else None
-
-
-def count_exclusions(weighed: Iterable[Weighed]) -> list[tuple[int, str]]:
-    """Count the candidates that each limit, or limits together, exclude, the most first."""
-    counts = Counter(candidate.excluded_by for candidate in weighed if candidate.excluded_by)
-    return [(number, limits.replace(",", " and ")) for limits, number in counts.most_common()]
 
 
 def cheaper_at_old_prices(answer: ReportAnswer) -> list[AnswerPlan]:

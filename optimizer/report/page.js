@@ -20,16 +20,6 @@ for (const mark of document.querySelectorAll(".chart [aria-roledescription='poin
   listen(mark.closest("a") ?? mark, mark, () => mark.getAttribute("aria-label"));
 }
 
-// The dots are drawn in the order of their rows in the table.
-const rows = document.querySelectorAll("#weighed tbody tr:not(.far)");
-for (const dots of document.querySelectorAll(".weighed_marks")) {
-  [...dots.children].forEach((dot, i) => listen(dot, dot, () => {
-    const [fleet, purchase, hours, hoursP95, usd, usdP95, limits] = [...rows[i].cells].map((cell) => cell.textContent);
-    const excluded = limits === "–" ? "" : `; excluded by ${limits}`;
-    return `${fleet}, ${purchase}: ${hours} h, 95% within ${hoursP95} h; ${usd} USD, 95% within ${usdP95} USD${excluded}`;
-  }));
-}
-
 // A mark's row may be in closed details.
 const reveal = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
 addEventListener("hashchange", reveal);
@@ -45,6 +35,6 @@ for (const button of document.querySelectorAll("[data-copy]")) {
   });
 }
 
-const closed = [...document.querySelectorAll("details:not([open], .long)")];
+const closed = [...document.querySelectorAll("details:not([open])")];
 addEventListener("beforeprint", () => closed.forEach((one) => one.setAttribute("open", "")));
 addEventListener("afterprint", () => closed.forEach((one) => one.removeAttribute("open")));

@@ -1,8 +1,7 @@
-"""``Run``: what a training did, from its ledger, its losses and the controller's account."""
+"""``Run``: what a training did, from its ledger and the controller's account."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,8 +21,6 @@ _SPEED_WINDOWS = 80
 _HOURS, _METER = "hours", "cost so far"
 # Dollars of the nodes in a ledger while the training goes on.
 _COST_SO_FAR = "cost of the nodes so far"
-# Units of time, the longest first: hours of one unit, and the shortest time, h, that is shown in it.
-_TIME_UNITS = {"hours": (1.0, 5.0), "minutes": (1 / 60, 5 / 60), "seconds": (1 / 3600, 0.0)}
 
 # Categories of the ledger, in a reader's words.
 CATEGORY_WORDS = {
@@ -65,7 +62,7 @@ class Run:
         points: steps done by hour and process, for a chart; a fall is training that was repeated.
         breaks: interruptions and failures, in order.
         speeds: tokens or samples a second by hour and process, checkpoints included, for a chart.
-        losses: loss by step; empty where nobody gave them.
+        losses: loss by step; empty where the training gave none.
     """
 
     words: tuple[str, ...] = ()
@@ -99,29 +96,18 @@ class Run:
         return told if told is not None or not (self.summary and self.summary.usd) else sum(self.summary.usd.values())
 
     @property
-    def time_unit(self) -> tuple[str, float]:
-        """Unit that the run's times are told in, and its hours."""
-        whole = max([self.hours or 0.0, *(point["hours"] for point in self.points)])
-        return next((name, hours) for name, (hours, least) in _TIME_UNITS.items() if whole >= least)
-
-    @property
     def compared(self) -> list[dict[str, Any]]:
-        """Rows of predicted against actual, hours in the run's unit of time, with the difference in percent.
+        """Rows of predicted against actual, with the difference in percent.
 
         What grows until the run's end has a difference only then; a count has none.
         """
-        unit, unit_hours = self.time_unit
         rows = []
         for row in self.measures:
-            told, predicted, actual = dict(row), row["predicted"], row["actual"]
-            if row["unit"] == "h":
-                scaled = (None if value is None else value / unit_hours for value in (predicted, actual))
-                told |= dict(zip(("predicted", "actual", "unit"), (*scaled, unit), strict=True))
-            if row["measure"] == _HOURS:
-                told["measure"] = "time"
+            predicted, actual = row["predicted"], row["actual"]
             grows = row["unit"] in ("", "steps") or (row["measure"] in (_HOURS, _METER) and not self.finished)
             known = predicted and actual is not None and not grows and row["measure"] != _COST_SO_FAR
-            rows.append(told | {"percent": 100 * (actual / predicted - 1) if known else None})
+            name = "time" if row["measure"] == _HOURS else row["measure"]
+            rows.append({**row, "measure": name, "percent": 100 * (actual / predicted - 1) if known else None})
         return rows
 
     def _find_actual(self, measure: str) -> float | None:
@@ -145,18 +131,17 @@ def read_run(
     plan: FleetPlan,
     ledger: Iterable[str],
     *,
-    losses: Iterable[str] = (),
     words: Sequence[str] = (),
     measures: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
-    """Build a run from the lines of its ledger and of the trainer's metrics.jsonl.
+    """Build a run from the lines of its ledger.
 
     Raises:
         LedgerError: the ledger is not empty, and no process ever ran with it.
     """
     events, skipped = read_lines(ledger)
     if not events and not skipped:
-        return Run(words=tuple(words), measures=tuple(measures), losses=_losses(losses))
+        return Run(words=tuple(words), measures=tuple(measures))
     summary = summarize(events, skipped_lines=skipped)
     points = _points(in_order(events))
     return Run(
@@ -166,7 +151,7 @@ def read_run(
         points=points,
         breaks=_breaks(in_order(events)),
         speeds=_speeds(points, samples=plan.job.global_batch * plan.job.seq_len),
-        losses=_losses(losses) or _thinned(dict(filter(None, map(read_loss, in_order(events))))),
+        losses=_thinned(dict(filter(None, map(read_loss, in_order(events))))),
     )
 
 
@@ -256,18 +241,6 @@ def _speeds(points: Sequence[Mapping[str, float]], *, samples: int) -> tuple[dic
             speeds.append({"hours": point["hours"], "speed": speed, "process": point["process"]})
             first = point
     return tuple(speeds)
-
-
-def _losses(lines: Iterable[str]) -> tuple[dict[str, float], ...]:
-    """Loss by step of metrics.jsonl."""
-    by_step: dict[int, float | None] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-            by_step[int(row["step"])] = float(row["loss"])
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that a killed process did not finish, or an evaluation
-    return _thinned(by_step)
 
 
 def _thinned(by_step: Mapping[int, float | None]) -> tuple[dict[str, float], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,7 +27,6 @@ from tools.report_image import CODE_KEY, PICTURES, WORDS_KEY, code_digest, examp
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 # WCAG 2.1, 1.4.3: https://www.w3.org/TR/WCAG21/#contrast-minimum
 LEAST_CONTRAST = 4.5
-METRIC = json.dumps({"step": 1, "loss": 2.5})
 HOSTILE = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -101,13 +99,6 @@ def test_marks_say_what_they_are_and_lead_to_their_row(browser: Browser, report:
         plan = read_answer(report.with_name("plans.json").read_text(encoding="utf-8")).plan
         words = f"{plan.node_count} × {plan.instance_type}, {plan.purchase.option} in"
         assert page.locator("#tip").inner_text().startswith(words)
-        # A dot's words are those of its row.
-        rows = page.locator("#weighed tbody tr:not(.far)")
-        dots = page.locator(".chart.wide .weighed_marks path")
-        assert rows.count() == dots.count() > 100
-        dots.nth(rows.count() - 1).hover()
-        fleet = rows.last.locator("th").text_content()
-        assert fleet is not None and page.locator("#tip").inner_text().startswith(f"{fleet}, ")
         # By keyboard: the first mark after the introduction, its tip, its row.
         page.locator(".chart.wide a").first.focus()
         name = page.locator("#tip").inner_text()
@@ -175,7 +166,7 @@ def test_the_interrupted_demo_run_against_its_prediction(browser: Browser, tmp_p
         assert f"{spent:.2f} USD" in page.locator("#tip").inner_text()
         measures = page.get_by_label("Predicted against actual").inner_text()
         slower = 100 * (told.wall_seconds / 3600 / demo_plan().hours.expected - 1)
-        assert re.search(rf"time\s+\S+\s+{told.wall_seconds:.1f}\s+seconds\s+\+{slower:.0f}%", measures)
+        assert re.search(rf"time\s+[\d.]+ s\s+{told.wall_seconds:.0f} s\s+\+{slower:.0f}%", measures)
         assert re.search(r"steps\s+100\s+100", measures) and re.search(r"starts after the first\s+\S+\s+3", measures)
         assert _serious(page) == []
         assert min(_contrasts(page)) >= LEAST_CONTRAST
@@ -185,12 +176,12 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
     plan = demo_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
     path = tmp_path / "report.html"
     answer = read_answer(plan.to_json())
-    run = read_run(plan, demo_lines("interrupted"), losses=[METRIC], words=[HOSTILE])
+    run = read_run(plan, demo_lines("interrupted"), words=[HOSTILE])
     page = render(answer, now=NOW, commands=facts.plan_commands(answer, f"{HOSTILE}.json"), run=run)
     path.write_text(page, encoding="utf-8")
     with open_page(browser, path, width=400) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert opened.page.locator(".chart svg:visible").count() == 3  # steps and speed too; one loss is no line
+        assert opened.page.locator(".chart svg:visible").count() == 4  # steps, speed and loss too
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("script").count() == 1
         assert opened.page.locator("img").count() == 0

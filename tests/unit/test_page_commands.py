@@ -72,8 +72,6 @@ def folder(tmp_path: Path, made: Path) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(DEMO / "interrupted.jsonl", tmp_path / "checkpoints" / "ledger.jsonl")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "loss": {9 - n}}}\n' for n in range(5)))
     for name in ("pool", "traces/a", "traces/b", "zone-a", "zone-b", "pool-us-east-1a", "pool-us-east-1b"):
         metadata = {"gap_seconds": 600, "start_time": "2026-11-01T00:00:00Z"}
         trace = {"metadata": metadata, "data": [16 * (tick % 50 > 5) for tick in range(2000)]}
