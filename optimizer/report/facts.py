@@ -163,7 +163,7 @@ def stack_commands(stack: str) -> list[tuple[str, str]]:
         ("Compare with the bill, by tag", f"gpufleet costs --stack {name}"),
         (
             "Teach the speed model what this run measured",
-            f"gpufleet calibrate --from-stack --stack {name} --out mine.json",
+            f"gpufleet catalog calibrate --from-stack --stack {name} --out mine.json",
         ),
         ("Save a checkpoint and end all nodes", f"gpufleet stop --stack {name}"),
         ("End every hourly cost; checkpoints and their key stay", f"pulumi destroy --exclude-protected --stack {name}"),
