@@ -97,6 +97,7 @@ GONE = {
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "calibrate --without-shipped": "runs always move the shipped numbers; python -m tools.calibration fits those",
     "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",
+    "learn --from": "gpufleet catalog learn STACK reads the state from the stack's bucket",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
     "preview --against": "pulumi preview --diff compares with the deployed stack",

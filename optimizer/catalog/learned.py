@@ -61,7 +61,7 @@ def read_learned(path: Path) -> Learned:
         raise DataMissingError(
             f"the learned capacity events cannot be used: {reason}",
             limit="the file that gpufleet catalog learn writes",
-            next_step="gpufleet catalog forget drops them, and gpufleet catalog learn reads them again",
+            next_step="delete the file; gpufleet catalog learn reads the events again",
         ) from error
     return learned
 

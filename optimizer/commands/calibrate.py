@@ -11,7 +11,6 @@ import click
 import numpy as np
 
 from bootstrap.contract.measured import FOLDER, MeasuredRow
-from bootstrap.contract.words import counted
 from optimizer.aws import clients, errors
 from optimizer.aws.training import read_measured
 from optimizer.catalog import load as load_catalog
@@ -79,7 +78,8 @@ def command(
     --from-stack takes the rows that the reference trainer writes to a stack's bucket after its first steps, the newest
     of each layout; it needs s3:ListBucket and s3:GetObject on the bucket and kms:Decrypt on its key.
 
-    recommend and estimate take the file written with --calibration. Peak memory is compared, not fitted.
+    recommend and estimate take the file written with --calibration. Peak memory is not fitted; estimate --batch
+    RUNS.csv predicts it.
     """
     if template:
         if runs or out or from_stack:
@@ -118,7 +118,7 @@ def command(
             raise GpufleetError(
                 f"{out.resolve()} cannot be written: {error}", next_step="give another --out"
             ) from error
-    runs_table, groups, memory = _tabulate_runs(report), _tabulate_groups(report), _judge_memory(report)
+    runs_table, groups = _tabulate_runs(report), _tabulate_groups(report)
     if output_format == "csv":
         write_csv(runs_table, list(runs_table[0]))
     elif output_format == "json":
@@ -127,7 +127,6 @@ def command(
                 "written": out and str(out),
                 "left_out_by": report.left_out_by,
                 "throughput_error_percent": groups,
-                "memory": memory,
                 "runs": runs_table,
                 "refused": [asdict(each) for each in report.refused],
                 "unread_columns": unread,
@@ -138,12 +137,6 @@ def command(
         write_text(f"error of predicted throughput, runs: {len(report.rows)} (a bias above 0: predicted too fast)")
         write_table(groups, COLUMNS)
         write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
-        if memory:
-            write_text(
-                f"peak memory (not fitted): {memory['mean_absolute_error_percent']}% over "
-                f"{counted(memory['rows'], 'row')}, from "
-                f"{memory['lowest_error_percent']:+}% to {memory['highest_error_percent']:+}%"
-            )
     _remark(report, unread)
     if out is None:
         say("nothing written: --out FILE keeps the calibration", err=True)
@@ -187,9 +180,6 @@ def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:
             "error_before": round(float(report.before[index]), 4),
             "error_after": round(float(report.after[index]), 4),
             "error_left_out": round(float(report.left_out[index]), 4),
-            "measured_peak_memory_gib": row.peak_memory_gib,
-            "predicted_peak_memory_gib": round(float(report.estimates.peak_memory_gib[index]), 3),
-            "fits": bool(report.estimates.fits[index]),
         }
         for index, row in enumerate(report.rows)
     ]
@@ -209,29 +199,12 @@ def _tabulate_groups(report: CalibrationReport) -> list[dict[str, Any]]:
     return groups
 
 
-def _judge_memory(report: CalibrationReport) -> dict[str, Any] | None:
-    """Error of predicted peak memory, per cent, over the rows with a measured peak."""
-    pairs = zip(report.estimates.peak_memory_gib, (row.peak_memory_gib for row in report.rows), strict=True)
-    deviations = [100 * (float(predicted) / measured - 1) for predicted, measured in pairs if measured]
-    if not deviations:
-        return None
-    return {
-        "rows": len(deviations),
-        "mean_absolute_error_percent": round(sum(map(abs, deviations)) / len(deviations), 1),
-        "lowest_error_percent": round(min(deviations), 1),
-        "highest_error_percent": round(max(deviations), 1),
-    }
-
-
 def _remark(report: CalibrationReport, unread: list[str]) -> None:
     """Print the notes on what was read and what the fit is worth."""
     for refused in report.refused:
         say(f"line {refused.line}{refused.row_id and f' ({refused.row_id})'} refused: {refused.reason}", err=True)
     if unread:
         say(f"note: nothing reads the columns {', '.join(unread)}", err=True)
-    fits = report.estimates.fits
-    if unfit := [str(row.line) for row, fit in zip(report.rows, fits, strict=True) if not fit]:
-        say(f"note: ran, and predicted not to fit: line {', '.join(unfit)}; please report it", err=True)
     if len(report.rows) == 1:
         say("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
     elif np.abs(report.left_out).sum() > np.abs(report.before).sum():

@@ -16,7 +16,7 @@ from optimizer.catalog.refresh import refresh as refresh_regions
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
-from optimizer.commands.learn import forget, learn, pool_rows
+from optimizer.commands.learn import learn, pool_rows
 from optimizer.commands.options import WholeSentences
 from optimizer.commands.output import format_option, say, write_json, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
@@ -49,7 +49,6 @@ def command() -> None:
 
 
 command.add_command(learn)
-command.add_command(forget)
 
 
 @command.command()

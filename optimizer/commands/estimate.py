@@ -25,7 +25,6 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import short
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.evaluate import evaluate, reserve_gib
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
@@ -41,7 +40,7 @@ from optimizer.performance.setups import (
     find_gpu,
     positions_note,
 )
-from optimizer.performance.table import explain
+from optimizer.performance.table import estimate_case, explain, reserve_gib
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.reach import find_reach
 from optimizer.workload.presets import presets
@@ -206,7 +205,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )
     setup = Setup(model=spec, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
-    estimates = evaluate(spec, recipe, hardware, setup.grid, calibration)
+    estimates = estimate_case(setup.case(), setup.coefficients(calibration))
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
     residual, source = setup.speed_source(calibration)

@@ -1,4 +1,4 @@
-"""``gpufleet catalog learn`` and ``forget``: capacity events of the user's own stacks, for the next ``recommend``."""
+"""``gpufleet catalog learn``: capacity events of the user's own stacks, for the next ``recommend``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.codec import FormatError
-from bootstrap.contract.state import ControllerState, read_state
+from bootstrap.contract.state import ControllerState
 from optimizer.aws import clients, control, errors
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.learned import Learned, LearnedStack, read_learned
@@ -19,7 +18,7 @@ from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, GpufleetError
 from optimizer.contract.hardware import LearnedPool
 from optimizer.economics.interruption import event_weight
 from optimizer.search.purchases import pool_hazard
@@ -44,40 +43,26 @@ COLUMNS = {
 
 @click.command()
 @click.argument("stack", metavar="[STACK]", required=False)
-@click.option(
-    "--from",
-    "state_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A copy of a stack's control/state.json, instead of STACK.",
-)
 @directory_option
 @format_option
-def learn(stack: str | None, state_file: Path | None, directory: Path, output_format: str) -> None:
+def learn(stack: str | None, directory: Path, output_format: str) -> None:
     """Learn how a stack's pools gave, refused and took back nodes, for the next recommend.
 
     A stack's controller counts the capacity events of every pool (one instance type in one zone) over all its runs.
     This command reads them from the stack's bucket (s3:GetObject on it, kms:Decrypt on its key) and keeps them beside
     the catalog. recommend then starts from the Spot Advisor's band, which weighs ten events, and counts the pool's own
     events on top: reclaims per node-hour, and the wait for capacity; after ten days an event weighs half. A plan's
-    interruption.source names them with their dates. The stack's earlier events are replaced, other stacks' stay.
+    interruption.source names them with their dates. The stack's earlier events are replaced, other stacks' stay;
+    whoever deletes the file drops them all.
 
     STACK is the only one of the folder by default.
 
     \b
     Example:
       gpufleet catalog learn dev
-      gpufleet catalog learn --from state.json
     """
-    if stack and state_file:
-        raise click.UsageError("give STACK or --from, not both")
-    state: ControllerState | None
-    if state_file:
-        name, place, state = str(state_file), str(state_file.resolve()), _read_file(state_file)
-    else:
-        file = read_stack(stack, directory)
-        name = file.stack
-        place, state = _read_state(file)
+    file = read_stack(stack, directory)
+    place, state = _read_state(file)
     if state is None or not state.capacity:
         raise DataMissingError(
             f"{place} is missing" if state is None else f"{place} holds no capacity events",
@@ -86,44 +71,26 @@ def learn(stack: str | None, state_file: Path | None, directory: Path, output_fo
         )
     known = read_learned(learned_file())
     now = datetime.now(UTC).replace(microsecond=0)
-    learned = LearnedStack(stack=name, learned_at=now, pools=state.capacity)
+    learned = LearnedStack(stack=file.stack, learned_at=now, pools=state.capacity)
     changed = Learned(stacks=known.stacks | {place: learned})
-    _check(changed, place)
-    _write(changed)
+    try:
+        changed.pools()
+    except ValueError as error:
+        next_step = "use the version of gpufleet that the stack was deployed with"
+        raise GpufleetError(f"{place}: {error}", next_step=next_step) from error
+    path, text = learned_file(), changed.to_text()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda file: file.write(text))
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="set XDG_CACHE_HOME") from error
     catalog = load()
     write_notes(catalog.notes)
-    rows = pool_rows(catalog, [pool for pool in changed.pools() if pool.stack == name])
+    rows = pool_rows(catalog, [pool for pool in changed.pools() if pool.stack == file.stack])
     write_rows(rows, COLUMNS, output_format, spare=("learned_at", "stack", "first_at", "node_hours"))
-    say(f"written to {learned_file()}; gpufleet recommend uses it, gpufleet catalog forget drops it", err=True)
+    say(f"written to {path}; gpufleet recommend uses it until you delete it", err=True)
     if fixed := os.environ.get(DIRECTORY_VARIABLE):
         say(f"note: {DIRECTORY_VARIABLE} is set: commands read {fixed} without learned events", err=True)
-
-
-@click.command()
-@click.argument("stack", metavar="[STACK]", required=False)
-def forget(stack: str | None) -> None:
-    """Drop the capacity events that were learned from STACK, or from all stacks.
-
-    \b
-    Example:
-      gpufleet catalog forget dev
-      gpufleet catalog forget
-    """
-    path = learned_file()
-    if stack is None:
-        existed = path.exists()
-        path.unlink(missing_ok=True)
-        say(f"{path} is deleted" if existed else "nothing was learned", err=True)
-        return
-    known = read_learned(path)
-    kept = {place: learned for place, learned in known.stacks.items() if learned.stack != stack}
-    if len(kept) == len(known.stacks):
-        names = ", ".join(sorted({learned.stack for learned in known.stacks.values()}))
-        raise InvalidInputError(
-            f"nothing was learned from {stack}", limit=names or "no stack", next_step="gpufleet catalog show lists them"
-        )
-    _write(Learned(stacks=kept))
-    say(f"what was learned from {stack} is dropped", err=True)
 
 
 def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, Any]]:
@@ -152,17 +119,6 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
     return rows
 
 
-def _read_file(path: Path) -> ControllerState:
-    try:
-        return read_state(path.read_text(encoding="utf-8"), str(path), lenient=True)
-    except (OSError, UnicodeDecodeError, FormatError) as error:
-        raise InvalidInputError(
-            f"--from {path} cannot be used: {error}",
-            limit="a copy of a stack's control/state.json",
-            next_step="gpufleet catalog learn STACK reads it from the stack's bucket",
-        ) from error
-
-
 def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
     """Read a stack's state, with its place."""
     names, _ = resolve_names(file)
@@ -170,21 +126,3 @@ def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):
         return place, control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
-
-
-def _check(learned: Learned, place: str) -> None:
-    try:
-        learned.pools()
-    except ValueError as error:
-        raise GpufleetError(
-            f"{place}: {error}", next_step="use the version of gpufleet that the stack was deployed with"
-        ) from error
-
-
-def _write(learned: Learned) -> None:
-    path, text = learned_file(), learned.to_text()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda file: file.write(text))
-    except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}", next_step="set XDG_CACHE_HOME") from error

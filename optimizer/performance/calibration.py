@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Self
@@ -30,11 +29,8 @@ KINDS = (MIXTURE, CONVOLUTIONAL)
 BY_PROCESSOR = ("matmul_efficiency", "matmul_traffic", "attention_efficiency")
 # 0 for code without runs on several nodes that show them.
 OF_MANY_NODES = ("network_call_s", "tensor_hop_s", "pipeline_hop_s")
-BY_FRAMEWORK = (
-    "elementwise_traffic", "overhead", "kernel_s", "host_s_per_layer", "host_s_per_step", "exposed_communication",
-    "network_efficiency", "network_call_s", "tensor_hop_s", "pipeline_hop_s",
-)  # fmt: skip
 
+Key = tuple[str, str]  # field of Calibration, and the key in it
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -58,6 +54,9 @@ class Coefficients:
     pipeline_hop_s: Number = 1.0
 
 
+BY_FRAMEWORK = tuple(field.name for field in fields(Coefficients) if field.name not in BY_PROCESSOR)
+
+
 class Residual(BaseModel):
     """Distance of predictions from measurements on one group of rows."""
 
@@ -68,53 +67,45 @@ class Residual(BaseModel):
 
 
 class Calibration(BaseModel):
-    """Fitted numbers by GPU or framework, with "pooled" for all others."""
+    """Fitted numbers by GPU or framework, with "pooled" for all others.
+
+    Attributes:
+        matmul_efficiency: share of dense peak in large matrix products, by processor.
+        matmul_traffic: side of a matrix product that costs as much again as its volume, by processor.
+        attention_efficiency: share of dense peak in attention, by processor and "processor framework": kernels differ.
+        elementwise_traffic: bytes that element-wise kernels really move over those counted, by framework, as all below.
+        precision_efficiency: factor on the matrix products' efficiency, by precision, and on attention's.
+        overhead: GPU time of a run over the sum of its kernels'.
+        kernel_s: GPU time that a kernel takes to start and to drain.
+        host_s_per_layer: host time to launch a layer's forward and backward pass.
+        host_s_per_step: fixed host time of a step.
+        exposed_communication: share of data ranks' communication that shows although computation runs beside it.
+        network_efficiency: factor on the network bandwidth that nccl-tests reach.
+        network_call_s: time of a collective of data ranks on several nodes beyond its bytes.
+        tensor_hop_s: time of a tensor collective a rank, where tensor ranks span nodes.
+        pipeline_hop_s: the same where a pipeline spans nodes.
+        residuals: by GPU and width, on models left out of the fit; "pooled" for other GPUs, on processors left out;
+            "new framework" for training code that no measured run used, on frameworks left out; a kind of KINDS on
+            models of that kind left out, with " fused" in fused kernels.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    matmul_efficiency: dict[str, Share] = Field(
-        description="Share of dense peak in large matrix products, by processor."
-    )
-    matmul_traffic: dict[str, Share] = Field(
-        description="Side of a matrix product that costs as much again as its volume, by processor."
-    )
-    attention_efficiency: dict[str, Share] = Field(
-        description='Share of dense peak in attention, by processor and by "processor framework": kernels differ.'
-    )
-    elementwise_traffic: dict[str, Share] = Field(
-        description="Bytes that element-wise kernels really move over those counted, by framework."
-    )
-    precision_efficiency: dict[str, Share] = Field(
-        description="Factor on the matrix products' efficiency, by precision, and on attention's."
-    )
-    overhead: dict[str, Share] = Field(description="GPU time of a run over the sum of its kernels', by framework.")
-    kernel_s: dict[str, Seconds] = Field(description="GPU time a kernel takes to start and to drain, seconds.")
-    host_s_per_layer: dict[str, Seconds] = Field(
-        description="Host time to launch a layer's forward and backward pass, seconds, by framework."
-    )
-    host_s_per_step: dict[str, Seconds] = Field(description="Fixed host time of a step, seconds, by framework.")
-    exposed_communication: dict[str, Seconds] = Field(
-        description="Share of data-parallel communication that shows although computation runs beside it, by framework."
-    )
-    network_efficiency: dict[str, Share] = Field(
-        description="Factor on the network bandwidth nccl-tests reach, by framework."
-    )
-    network_call_s: dict[str, Seconds] = Field(
-        default={POOLED: 0.0},
-        description="Time of a collective of data ranks on several nodes beyond its bytes, seconds, by framework.",
-    )
-    tensor_hop_s: dict[str, Seconds] = Field(
-        default={POOLED: 0.0},
-        description="Time of a tensor collective a rank, where tensor ranks span nodes, seconds, by framework.",
-    )
-    pipeline_hop_s: dict[str, Seconds] = Field(
-        default={POOLED: 0.0}, description="The same where a pipeline spans nodes, seconds, by framework."
-    )
-    residuals: dict[str, Residual] = Field(
-        description='By GPU and width, on models left out of the fit; "pooled" for other GPUs, "new framework" for '
-        "training code no measured run used, on processors and on frameworks left out; a kind of KINDS on "
-        'models of that kind left out, with " fused" in fused kernels.'
-    )
+    matmul_efficiency: dict[str, Share]
+    matmul_traffic: dict[str, Share]
+    attention_efficiency: dict[str, Share]
+    elementwise_traffic: dict[str, Share]
+    precision_efficiency: dict[str, Share]
+    overhead: dict[str, Share]
+    kernel_s: dict[str, Seconds]
+    host_s_per_layer: dict[str, Seconds]
+    host_s_per_step: dict[str, Seconds]
+    exposed_communication: dict[str, Seconds]
+    network_efficiency: dict[str, Share]
+    network_call_s: dict[str, Seconds] = {POOLED: 0.0}
+    tensor_hop_s: dict[str, Seconds] = {POOLED: 0.0}
+    pipeline_hop_s: dict[str, Seconds] = {POOLED: 0.0}
+    residuals: dict[str, Residual]
     rows: int
     source: str
     as_of: date
@@ -127,22 +118,19 @@ class Calibration(BaseModel):
                 raise ValueError(f"{name} has no value named {POOLED}")
         return self
 
-    def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
-        """Look up the coefficients of one GPU and recipe."""
-        framework = recipe.framework
+    def values(self, gpu: Gpu, recipe: Recipe) -> dict[str, dict[str, float]]:
+        """Look up each coefficient's factors by field: the most special that is known."""
         # Unmeasured code may use the kernels of measured code.
-        if framework not in self.elementwise_traffic:
-            framework = frameworks()[framework].fitted_as or framework
-        processor = gpu.die
-        factor = self.precision_efficiency.get(product_precision(recipe.precision, framework), 1.0)
-        attention_factor = self.precision_efficiency.get(attention_precision(recipe.precision), 1.0)
-        attention = _lookup(self.attention_efficiency, f"{processor} {framework}", processor)
-        return Coefficients(
-            matmul_efficiency=_lookup(self.matmul_efficiency, processor) * factor,
-            matmul_traffic=_lookup(self.matmul_traffic, processor),
-            attention_efficiency=attention * attention_factor,
-            **{name: _lookup(getattr(self, name), framework) for name in BY_FRAMEWORK},
-        )
+        known = recipe.framework in self.elementwise_traffic
+        framework = recipe.framework if known else frameworks()[recipe.framework].fitted_as or recipe.framework
+        return {
+            name: {field: getattr(self, field)[key] for field, key in keys if key in getattr(self, field)}
+            for name, keys in factors(gpu.die, framework, recipe.precision).items()
+        }
+
+    def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
+        """Compute the coefficients of one GPU and recipe."""
+        return Coefficients(**{name: math.prod(found.values()) for name, found in self.values(gpu, recipe).items()})
 
     def residual(
         self,
@@ -158,56 +146,19 @@ class Calibration(BaseModel):
         Frameworks without rows and models of a kind have at least the error of left-out ones. ``pipelines``: a
         pipeline's stages are on several nodes.
         """
-        if kind:
-            any_kind, own = (
-                self.residual(gpu, precision, framework, pipelines=pipelines),
-                self._of_kind(kind, framework),
-            )
-            return Residual(rows=any_kind.rows, relative_error=max(any_kind.relative_error, own.relative_error))
         unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
-        residual = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
-        if (DEFAULT if framework == TRAINER else framework) in self.overhead:
-            return residual
-        new = self.residuals.get(NEW_FRAMEWORK, unknown)
-        return Residual(rows=residual.rows, relative_error=max(residual.relative_error, new.relative_error))
+        own = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
+        errors = [own.relative_error]
+        if (DEFAULT if framework == TRAINER else framework) not in self.overhead:
+            errors.append(self.residuals.get(NEW_FRAMEWORK, unknown).relative_error)
+        if kind:
+            errors.append(self.of_kind(kind, framework).relative_error)
+        return Residual(rows=own.rows, relative_error=max(errors))
 
-    def _of_kind(self, kind: str, framework: str) -> Residual:
+    def of_kind(self, kind: str, framework: str) -> Residual:
+        """Runs of a kind of KINDS, in fused kernels where the framework has them, and the error on such models."""
         own = self.residuals.get(kind + FUSED) if frameworks()[framework].fused_kernels else None
         return own or self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
-
-    def describe(
-        self,
-        gpu: Gpu,
-        precision: Precision = "bf16",
-        framework: str = DEFAULT,
-        *,
-        kind: str | None = None,
-        pipelines: bool = False,
-    ) -> str:
-        """Describe the source of this GPU's speed in one sentence."""
-        residual = self.residual(gpu, precision, framework, kind=kind, pipelines=pipelines)
-        if kind:
-            any_kind = self.describe(gpu, precision, framework, pipelines=pipelines)
-            rows = self._of_kind(kind, framework).rows or "no"
-            return (
-                f"{any_kind}; {rows} measured runs of a {kind} judge this one, so error {residual.relative_error:.0%}"
-            )
-        key = residual_key(gpu, precision, framework, pipelines=pipelines)
-        error = f"error {residual.relative_error:.0%} on models left out of the fit"
-        if residual.rows:
-            return f"{residual.rows} measured runs on {key} ({error}), fitted {self.as_of} to {self.source}"
-        gpus = [
-            name
-            for name in self.residuals
-            if name not in (POOLED, NEW_FRAMEWORK, *KINDS, MIXTURE + FUSED) and "-bit" not in name
-        ]
-        gpus = [name for name in gpus if not frameworks().keys() & set(name.split())]
-        measured = ", ".join(gpus)
-        return (
-            f"no measured run on {key}: efficiency pooled from {measured} (error "
-            f"{residual.relative_error:.0%}, from leaving processors out of the fit), fitted {self.as_of} to "
-            f"{self.source}"
-        )
 
 
 def model_kind(model: ModelSpec) -> str | None:
@@ -229,18 +180,18 @@ def residual_key(gpu: Gpu, precision: str, framework: str, *, pipelines: bool = 
     return f"{gpu.name}{width}{fused} {framework}" + (PIPELINES if pipelines else "")
 
 
-def product_precision(precision: str, framework: str) -> str:
-    """Key of the products' factor: 8 bits have a factor of their own in fused kernels, which cast otherwise."""
-    return precision + (FUSED if precision == "fp8" and frameworks()[framework].fused_kernels else "")
-
-
-def attention_precision(precision: str) -> str:
-    """Key of attention's factor: 32 bits run a slower kernel."""
-    return "32-bit attention" if precision in ("fp32", "tf32") else "16-bit attention"
-
-
-def _lookup(values: Mapping[str, float], *names: str) -> float:
-    return next((values[name] for name in names if name in values), values[POOLED])
+def factors(processor: str, framework: str, precision: Precision) -> dict[str, list[Key]]:
+    """List the factors of each coefficient, in each field the most general first."""
+    names = {name: [(name, POOLED), (name, framework)] for name in BY_FRAMEWORK}
+    names |= {name: [(name, POOLED), (name, processor)] for name in BY_PROCESSOR}
+    names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+    # 8 bits have a factor of their own in fused kernels, which cast otherwise; attention in 32 bits a slower kernel.
+    fused = FUSED if precision == "fp8" and frameworks()[framework].fused_kernels else ""
+    if precision not in ("fp16", "bf16"):
+        names["matmul_efficiency"].append(("precision_efficiency", precision + fused))
+    if precision in ("fp32", "tf32"):
+        names["attention_efficiency"].append(("precision_efficiency", "32-bit attention"))
+    return names
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -19,12 +19,10 @@ from optimizer.performance import kernels
 from optimizer.performance.fine_tuning import ADAPTER_BYTES, NF4_BYTES, trained_parameters
 from optimizer.performance.frameworks import Framework, frameworks
 from optimizer.performance.rates import (
-    attention_flop_per_s,
+    LEAST_FP32_SHARE,
     cycle_per_s,
-    fp32_flop_per_s,
     link_rate,
     network_rate,
-    outside_layers,
     peak_flop_per_s,
     visible_memory_gib,
 )
@@ -398,7 +396,6 @@ class Case:
 
 def build_case(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid) -> Case:
     """Build the case of every configuration of ``grid``."""
-    check_recipe(recipe)
     if recipe.precision == "fp8" and not model.layers:
         raise InvalidInputError(
             f"precision is fp8, and {model.name} is counted in samples",
@@ -422,18 +419,6 @@ def build_case(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid)
         rates=_rates(model, recipe, code, hardware),
         **columns,
     )
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe with an unknown word or a number out of range."""
-    if recipe.optimizer not in OPTIMIZERS:
-        raise InvalidInputError(f"optimizer is {recipe.optimizer!r}", limit=f"one of {', '.join(OPTIMIZERS)}")
-    if recipe.precision not in ELEMENT_BYTES:
-        raise InvalidInputError(f"precision is {recipe.precision!r}", limit=f"one of {', '.join(ELEMENT_BYTES)}")
-    if recipe.attention not in ("flash", "unfused"):
-        raise InvalidInputError(f"attention is {recipe.attention!r}", limit="flash or unfused")
-    if recipe.seq_len < 1:
-        raise InvalidInputError(f"seq_len is {recipe.seq_len}", limit="a sequence has at least 1 token")
 
 
 def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
@@ -564,18 +549,24 @@ def _rates(model: ModelSpec, recipe: Recipe, code: Framework, hardware: Hardware
     gpu, precision = hardware.gpu, recipe.precision
     link, link_latency_s = link_rate(hardware)
     network, network_latency_s = network_rate(hardware)
-    peak, outside = peak_flop_per_s(gpu, precision), peak_flop_per_s(gpu, outside_layers(precision))
+    peak = peak_flop_per_s(gpu, precision)
+    # Outside the layers' products nothing is in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+    outside = peak_flop_per_s(gpu, "bf16") if precision == "fp8" else peak
+    if ELEMENT_BYTES[precision] > 2.0:
+        attention = kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
+    else:
+        attention = outside * kernels.attention_share(gpu.architecture, code.flash_kernel)
     # A compiler pads products.
     padded = code.pads_vocabulary or recipe.compiled
     loads = recipe.samples_per_vcpu_s * hardware.loader_workers
     return Rates(
         peak=peak,
-        attention=attention_flop_per_s(gpu, precision, code.flash_kernel),
+        attention=attention,
         # https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training: no experts
         expert=peak if code.fused_kernels else outside,
         head=outside / (1.0 if padded else kernels.output_projection_slowdown(precision, model.vocab_size)),
         convolution=peak * (kernels.FP32_CONVOLUTION if precision == "fp32" else 1.0),
-        fp32=fp32_flop_per_s(gpu, precision),
+        fp32=peak_flop_per_s(gpu, "fp32") if gpu.peak_tflop_per_s.get("fp32") else peak * LEAST_FP32_SHARE,
         cycles=cycle_per_s(gpu),
         throttling=kernels.throttling(gpu.architecture, precision),
         memory=gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY,

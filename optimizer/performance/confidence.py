@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.contract.hardware import Gpu
-from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind
+from optimizer.performance.calibration import POOLED, Calibration, Residual, model_kind, residual_key
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.types import Hardware, Recipe
 from optimizer.workload.model import ModelSpec
@@ -53,18 +53,29 @@ def speed_source(
     splits: Collection[str],
 ) -> tuple[Residual, str]:
     """The error of the speed of a layout with these splits on ``nodes`` nodes, and its source in words."""
-    gpu, kind, pipelines = hardware.gpu, model_kind(model), nodes > 1 and "pipeline" in splits
-    residual = calibration.residual(gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
-    source = calibration.describe(gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
+    gpu, framework, pipelines = hardware.gpu, recipe.framework, nodes > 1 and "pipeline" in splits
+    residual = calibration.residual(gpu, recipe.precision, framework, pipelines=pipelines)
+    key = residual_key(gpu, recipe.precision, framework, pipelines=pipelines)
     error, pooled = residual.relative_error, calibration.residuals[POOLED].relative_error
-    measured = measured_splits(gpu, recipe.framework)
-    unmeasured = " or ".join(split for split in splits if split not in measured)
+    source = f"{residual.rows} measured runs on {key} (error {error:.0%} on models left out of the fit)"
+    if not residual.rows:
+        measured = ", ".join(name for name in calibration.residuals if " " not in name and name != POOLED)
+        source = (
+            f"no measured run on {key}: efficiency pooled from {measured} (error {error:.0%}, from leaving processors "
+            "out of the fit)"
+        )
+    source += f", fitted {calibration.as_of} to {calibration.source}"
+    if kind := model_kind(model):
+        of_kind = calibration.of_kind(kind, framework)
+        error = max(error, of_kind.relative_error)
+        source += f"; {of_kind.rows or 'no'} measured runs of a {kind} judge this one, so error {error:.0%}"
+    unmeasured = " or ".join(split for split in splits if split not in measured_splits(gpu, framework))
     if parts := unmeasured_parts(recipe, model):
         error = max(pooled, error)
         source += f"; no measured run has {parts}, so error {error:.0%}"
     elif unmeasured and error < pooled:
         error = pooled
-        code = f"in code like {recipe.framework}"
+        code = f"in code like {framework}"
         source += f"; no measured run on {gpu.name} has {unmeasured} parallelism {code}, so error {error:.0%}"
     if error < (least := network_error(hardware, nodes)):
         error = least

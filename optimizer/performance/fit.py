@@ -23,10 +23,10 @@ from optimizer.performance.calibration import (
     POOLED,
     Calibration,
     Coefficients,
+    Key,
     Residual,
-    attention_precision,
+    factors,
     model_kind,
-    product_precision,
     residual_key,
 )
 from optimizer.performance.frameworks import frameworks
@@ -89,7 +89,6 @@ FOLDS = 8
 _COEFFICIENTS = tuple(field.name for field in fields(Coefficients))
 _STEP = 1e-4  # of the numerical derivative, in log units
 
-Key = tuple[str, str]  # field of Calibration, and the key in it
 Loss = Callable[[Floats], Floats]
 Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
@@ -105,20 +104,12 @@ def redescending(error: Floats) -> Floats:
     return np.asarray(np.sign(error) * HUBER * np.sqrt(np.log1p((error / HUBER) ** 2)))
 
 
-def factors(setup: Setup) -> dict[str, list[Key]]:
-    """List the factors of each coefficient as (field of Calibration, key), the most general first."""
+def _factors(setup: Setup) -> dict[str, list[Key]]:
+    """List the factors of each coefficient of a run, in each field the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
-    names = {name: [(name, POOLED), (name, framework)] for name in _COEFFICIENTS}
-    for name in BY_PROCESSOR:
-        names[name] = [(name, POOLED), (name, processor)]
-    if setup.model.layers:  # a CNN has no attention
-        names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
-    for name, key in (
-        ("matmul_efficiency", product_precision(setup.recipe.precision, framework)),
-        ("attention_efficiency", attention_precision(setup.recipe.precision)),
-    ):
-        if key not in ("fp16", "bf16", "16-bit attention"):
-            names[name].append(("precision_efficiency", key))
+    names = factors(processor, framework, setup.recipe.precision)
+    if not setup.model.layers:  # a CNN has no attention
+        names["attention_efficiency"].remove(("attention_efficiency", f"{processor} {framework}"))
     return names
 
 
@@ -129,7 +120,7 @@ def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
     base = Calibration(**start, precision_efficiency={}, residuals=nothing, rows=len(rows), source="", as_of=date.min)
     count = Counter(row.suite for row in rows)
     weights = np.sqrt([len(rows) / len(count) / count[row.suite] for row in rows]) / NOISE
-    own = [factors(row.setup) for row in rows]
+    own = [_factors(row.setup) for row in rows]
     used = {key for names in own for keys in names.values() for key in keys}
     spreads = {(field, key): START[field].spread if key == POOLED else START[field].group for field, key in used}
     return _solve(rows, base, own, spreads, weights, (robust,))
@@ -190,13 +181,15 @@ def _solve(
         theta = least_squares(residuals, theta, jac=jacobian, method="lm", ftol=1e-6, kwargs={"loss": loss}).x
     logs = dict(zip(parameters, theta.tolist(), strict=True))
     update: dict[str, dict[str, float]] = {}
-    for names in factors_of_rows:
-        for keys in names.values():
+    for row, names in zip(rows, factors_of_rows, strict=True):
+        values = base.values(row.setup.hardware.gpu, row.setup.recipe)
+        for name, keys in names.items():
             moved_by: dict[str, float] = {}  # special values include the more general factors of their field
             for field, key in keys:
                 moved_by[field] = moved_by.get(field, 0.0) + logs.get((field, key), 0.0)
                 if (field, key) in logs:
-                    value = min(_value(base, field, key) * math.exp(moved_by[field]), START[field].most)
+                    value = values[name].get(field, 1.0) or MANY_NODES_START_S
+                    value = min(value * math.exp(moved_by[field]), START[field].most)
                     update.setdefault(field, dict(getattr(base, field)))[key] = float(f"{value:.6g}")
     return base.model_copy(update=update)
 
@@ -211,7 +204,7 @@ def _own_factors(row: MeasuredRun, base: Calibration, only: Collection[str]) -> 
     known = framework in base.overhead or frameworks()[framework].fitted_as in base.overhead
     one_node = np.asarray(row.setup.grid.nodes) <= 1
     own: dict[str, list[Key]] = {}
-    for name, names in factors(row.setup).items():
+    for name, names in _factors(row.setup).items():
         special = {field: key for field, key in names if key != POOLED and (not only or field in only)}
         for field, key in special.items():
             of_processor = field in BY_PROCESSOR and key == row.setup.hardware.gpu.die
@@ -220,16 +213,6 @@ def _own_factors(row: MeasuredRun, base: Calibration, only: Collection[str]) -> 
             if not others and not hidden:
                 own.setdefault(name, []).append((field, key))
     return own
-
-
-def _value(base: Calibration, field: str, key: str) -> float:
-    """Value of the key: its own, else that of the code with the same kernels, its processor's, or the pooled one."""
-    values: dict[str, float] = getattr(base, field)
-    *processor, framework = key.split(" ")
-    profile = frameworks().get(framework)
-    same_kernels = " ".join([*processor, profile.fitted_as]) if profile and profile.fitted_as else key
-    value = next((values[name] for name in (key, same_kernels, key.split()[0], POOLED) if name in values), 1.0)
-    return value or MANY_NODES_START_S
 
 
 def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:

@@ -111,41 +111,20 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
     )
 
 
-def slow_attention_note(model: ModelSpec, seq_len: int, framework: str) -> str:
-    """Note on attention that PyTorch has no fused kernel for; empty where it has one, or other kernels are used."""
-    if not frameworks()[framework].written_out:
-        return ""
-    if model.soft_cap or model.sinks:
-        part = "soft caps" if model.soft_cap else "sinks"
-        return f"attention with {part} is written out, without a fused kernel: its share of the step grows with seq_len"
-    if model.windowed_layers and model.window < seq_len:
-        return (
-            f"a window of {model.window:,} tokens at seq_len {seq_len:,} is a mask in PyTorch: the scores outside are "
-            "computed too"
-        )
-    return ""
-
-
 def check_framework(name: str, model: ModelSpec) -> None:
     """Refuse training code that does not train this kind of model."""
-    if model.architecture == "cnn" and name not in (DEFAULT, CNN_DEFAULT):
+    if model.architecture == "cnn":
+        trains, kind, why = [CNN_DEFAULT, DEFAULT], "CNN", "the other profiles are of code that trains language models"
+    elif model.encoder_layers:
+        trains, kind, why = [TRAINER, DEFAULT], model.architecture, "its costs are counted from Hugging Face's modules"
+    elif model.architecture != "module":
+        trains, kind, why = [other for other in frameworks() if other != CNN_DEFAULT], "transformer", "it trains CNNs"
+    else:
+        return
+    if name not in trains:
         raise InvalidInputError(
-            f"framework is {name}, and {model.name} is a CNN",
-            limit=f"{CNN_DEFAULT} (or {DEFAULT}, which then means it)",
-            why="the other profiles are of code that trains language models",
-            next_step="leave out --framework",
-        )
-    if model.encoder_layers and name not in (DEFAULT, TRAINER):
-        raise InvalidInputError(
-            f"framework is {name}, and {model.name} has an encoder ({model.architecture})",
-            limit=f"{TRAINER} or {DEFAULT}",
-            why="its costs are counted from Hugging Face's modules",
-            next_step="leave out --framework",
-        )
-    if model.architecture != "module" and model.architecture != "cnn" and name == CNN_DEFAULT:
-        raise InvalidInputError(
-            f"framework is {name}, and {model.name} is a transformer",
-            limit=", ".join(other for other in frameworks() if other != CNN_DEFAULT),
-            why="it trains CNNs",
+            f"framework is {name}, and {model.name} is a {kind}",
+            limit=", ".join(trains),
+            why=why,
             next_step="leave out --framework",
         )

@@ -13,10 +13,9 @@ import numpy as np
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, Coefficients
-from optimizer.performance.evaluate import estimate_case, join_estimates
 from optimizer.performance.rows import Row, read_row, read_table
 from optimizer.performance.setups import Setup
-from optimizer.performance.table import StepTable, build_table, stack, step_seconds
+from optimizer.performance.table import StepTable, build_table, estimate_case, join_estimates, stack, step_seconds
 from optimizer.performance.types import Estimates, Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
@@ -112,7 +111,7 @@ def usable_runs(
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
     """Estimate the rows."""
     estimates = [estimate_case(row.setup.case(), row.setup.coefficients(calibration)) for row in rows]
-    return join_estimates(estimates, (len(rows),))
+    return join_estimates(estimates)
 
 
 def stack_tables(rows: Sequence[MeasuredRun]) -> StepTable:

@@ -54,13 +54,13 @@ class Operation:
     """
 
     name: str
-    part: Part
+    part: Part = "elementwise"
     count: Number = 1.0
     flops: Number = 0.0
     flop_per_s: Number = 1.0
     unit: Unit = ""
     moved: Number = 0.0
-    traffic: Traffic = ""
+    traffic: Traffic = "elementwise_traffic"
     kernels: Number = 0.0
 
 
@@ -151,10 +151,8 @@ def _products(x: Case) -> Iterator[Operation]:
         sides = local * expert_matrix + rows * (
             2.0 * model.hidden_size + model.matrices_per_ffn * model.ffn_size / x.tensor
         )
-        yield Operation(
-            name="experts in 32 bits", part="elementwise", count=model.mixture_layers,
-            moved=passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0), traffic="matmul_traffic",
-        )  # fmt: skip
+        moved = passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0)
+        yield Operation(name="experts in 32 bits", count=model.mixture_layers, moved=moved, traffic="matmul_traffic")
 
 
 def _capacity(x: Case) -> Number:
@@ -186,7 +184,7 @@ def _attention(x: Case) -> Iterator[Operation]:
     yield Operation(
         name="scores", part="attention", count=layers,
         flops=(3.0 + x.checkpoints) * products, flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward), traffic="elementwise_traffic",
+        moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward),
     )  # fmt: skip
     if compiled:  # a third of the compiler's products run in 32 bits
         rate = kernels.FP32_BATCHED * x.rates.fp32
@@ -207,7 +205,7 @@ def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked:
     yield Operation(
         name="attention", part="attention", count=layers,
         flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
-        moved=scores * x.element * kernels.BIAS_GRADIENT if x.is_t5 else 0.0,
+        moved=scores * x.element * kernels.BIAS_GRADIENT if x.is_t5 else 0.0, traffic="",
     )  # fmt: skip
     if x.code.written_out and x.has_dropout:
         forward, backward = kernels.ATTENTION_DROPOUT
@@ -224,10 +222,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     again = 1.0 + x.checkpoints
 
     def row(name: str, forward: Number, backward: Number) -> Operation:
-        return Operation(
-            name=name, part="elementwise", count=layers, moved=x.tokens * (forward * again + backward),
-            traffic="elementwise_traffic",
-        )  # fmt: skip
+        return Operation(name=name, count=layers, moved=x.tokens * (forward * again + backward))
 
     heads = (layer.query + layer.kv) / x.tensor
     ffn = (layer.inner + layer.routed) / x.tensor
@@ -288,14 +283,11 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         yield _fp8_casts(x)
     if not x.code.fused_kernels:
         joined = kernels.RING_JOIN * (x.context - 1.0) * layer.query / x.tensor
-        yield Operation(
-            name="joins of the context ring", part="elementwise", count=model.layers, moved=x.tokens * joined,
-            traffic="elementwise_traffic",
-        )  # fmt: skip
+        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
     usual = kernels.FUSED_KERNELS if x.code.fused_kernels else kernels.WRITTEN_KERNELS
     each = kernels.COMPILED_KERNELS if x.recipe.compiled else usual
     starts = layer.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
-    yield Operation(name="starts of kernels", part="elementwise", count=layers, kernels=starts)
+    yield Operation(name="starts of kernels", count=layers, kernels=starts)
 
 
 def _fp8_casts(x: Case) -> Operation:
@@ -308,9 +300,7 @@ def _fp8_casts(x: Case) -> Operation:
     weights = (x.layer_parameters - x.expert_parameters) / x.tensor
     casts = (2.0 + x.repeats) * (x.tokens * read + weights) + 2.0 * x.tokens * written
     moved = casts * (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST)
-    return Operation(
-        name="casts to 8 bits", part="elementwise", count=model.layers, moved=moved, traffic="elementwise_traffic"
-    )
+    return Operation(name="casts to 8 bits", count=model.layers, moved=moved)
 
 
 # Products are computed in tiles of 128 rows, each expert's last half empty on average
@@ -350,9 +340,7 @@ def _experts(x: Case) -> Iterator[Operation]:
         moved = moved + times * (copied + gate + x.tokens * model.experts * ROUTER_BYTES[index])
     if x.code.fused_kernels:
         moved = moved * kernels.FUSED_ROUTING
-    yield Operation(
-        name="routing", part="elementwise", count=model.mixture_layers, moved=moved, traffic="elementwise_traffic"
-    )
+    yield Operation(name="routing", count=model.mixture_layers, moved=moved)
     if not loops:
         return
     turn = (WRITTEN_LOOP_KERNELS if written else FUSED_LOOP_KERNELS) * (3.0 + x.repeats)
@@ -361,10 +349,7 @@ def _experts(x: Case) -> Iterator[Operation]:
         weights = x.state.weight if x.state.autocast else x.element
         slices = local * (model.matrices_per_ffn * h * ffn / x.tensor) * weights
         zeros = local * (LOOP_ZEROS * x.tokens * h * x.state.residual + SLICE_PASSES * slices)
-    yield Operation(
-        name="loop over experts", part="elementwise", count=model.mixture_layers, moved=zeros,
-        traffic="elementwise_traffic", kernels=local * turn,
-    )  # fmt: skip
+    yield Operation(name="loop over experts", count=model.mixture_layers, moved=zeros, kernels=local * turn)
 
 
 def _adapters(x: Case) -> Iterator[Operation]:
@@ -377,13 +362,12 @@ def _adapters(x: Case) -> Iterator[Operation]:
         name="adapters", part="matmul", count=layers,
         flops=2.0 * x.tokens * x.recipe.tuning.lora_rank * (inputs + outputs) * (3.0 + again),
         flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=x.element * x.tokens * (forward * (1.0 + again) + backward),
+        moved=x.element * x.tokens * (forward * (1.0 + again) + backward), traffic="",
     )  # fmt: skip
-    more = further_kernels(x, again)
-    yield Operation(name="adapters' kernels", part="elementwise", count=layers, kernels=more)
+    yield Operation(name="adapters' kernels", count=layers, kernels=further_kernels(x, again))
     if x.recipe.tuning.four_bit:
         moved = (2.0 + again) * x.layer.matrix / x.tensor * (NF4_BYTES + x.element) / WIDENING_EFFICIENCY
-        yield Operation(name="widening of 4-bit weights", part="matmul", count=layers, moved=moved)
+        yield Operation(name="widening of 4-bit weights", part="matmul", count=layers, moved=moved, traffic="")
 
 
 def further_kernels(x: Case, again: Number) -> Number:
@@ -412,7 +396,8 @@ def _head(x: Case) -> Iterator[Operation]:
         bytes_a_logit += sum(kernels.SOFT_CAP) * x.element
     # Hugging Face's tensor ranks each compute the whole loss.
     lost = logits if x.code.splits_logits else x.model.vocab_size
-    yield Operation(name="loss", part="head", moved=x.head_tokens * (bytes_a_logit * lost + 6.0 * h * x.residual))
+    moved = x.head_tokens * (bytes_a_logit * lost + 6.0 * h * x.residual)
+    yield Operation(name="loss", part="head", moved=moved, traffic="")
 
 
 # Each of a convolution's products reads or writes its input and its output.
@@ -431,13 +416,10 @@ def _convolutions(x: Case) -> Iterator[Operation]:
         flops=3.0 * x.micro_batch * x.model.flops_per_sample, flop_per_s=x.rates.convolution, unit="matmul_efficiency",
         moved=3.0 * PASSES_PER_PRODUCT * outputs * x.element, traffic="matmul_traffic",
     )  # fmt: skip
-    yield Operation(
-        name="batch norms and activations", part="elementwise",
-        moved=outputs * x.element * kernels.CNN_PASSES * left, traffic="elementwise_traffic",
-    )  # fmt: skip
+    yield Operation(name="batch norms and activations", moved=outputs * x.element * kernels.CNN_PASSES * left)
     if not x.model.layers:
         cycles = (outputs * kernels.CNN_CYCLES + x.micro_batch * kernels.STEM_CYCLES) * left
-        yield Operation(name="cycles of batch norms", part="elementwise", flops=cycles, flop_per_s=x.rates.cycles)
+        yield Operation(name="cycles of batch norms", flops=cycles, flop_per_s=x.rates.cycles)
 
 
 def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
@@ -477,10 +459,7 @@ def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
     yield Operation(
         name="attention", part="attention", flops=attention, flop_per_s=x.rates.attention, unit="attention_efficiency"
     )
-    yield Operation(
-        name="other kernels", part="elementwise", flops=cycles, flop_per_s=x.rates.cycles, moved=moved,
-        traffic="elementwise_traffic", kernels=started,
-    )  # fmt: skip
+    yield Operation(name="other kernels", flops=cycles, flop_per_s=x.rates.cycles, moved=moved, kernels=started)
 
 
 def module_passes(x: Case, profile: ModuleProfile) -> tuple[Pass, Pass]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import Gpu
-from optimizer.performance import kernels
 from optimizer.performance.types import Hardware
 
 # fp32 over the 16-bit peak where the datasheet has none: below any in the table (B300 1/30).
@@ -57,29 +56,10 @@ def peak_flop_per_s(gpu: Gpu, precision: str) -> float:
     return float(peak) * 1e12
 
 
-def fp32_flop_per_s(gpu: Gpu, precision: str) -> float:
-    """Rate of arithmetic outside matrix units, FLOP/s."""
-    if gpu.peak_tflop_per_s.get("fp32"):
-        return peak_flop_per_s(gpu, "fp32")
-    return peak_flop_per_s(gpu, precision) * LEAST_FP32_SHARE
-
-
 def cycle_per_s(gpu: Gpu) -> float:
     """Cycles of all multiprocessors together, 1/s."""
     fp32 = gpu.peak_tflop_per_s.get("fp32") or gpu.peak_tflop_per_s["bf16"] * WORKSTATION_FP32_SHARE
     return fp32 * 1e12 / (2 * FEW_LANES.get(gpu.die, LANES))
-
-
-def attention_flop_per_s(gpu: Gpu, precision: str, kernel: kernels.FlashKernel) -> float:
-    """Speed of fused attention on long sequences with heads of 128, FLOP/s."""
-    if precision in ("fp32", "tf32"):
-        return kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
-    return peak_flop_per_s(gpu, outside_layers(precision)) * kernels.attention_share(gpu.architecture, kernel)
-
-
-def outside_layers(precision: str) -> str:
-    """Precision outside the layers' products: not 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine)."""
-    return "bf16" if precision == "fp8" else precision
 
 
 def visible_memory_gib(hardware: Hardware) -> float:

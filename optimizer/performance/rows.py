@@ -20,7 +20,6 @@ from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.frameworks import MEGATRON, framework_name
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -31,6 +30,7 @@ from optimizer.performance.setups import (
     default_sharding,
     find_gpu,
 )
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Grid
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets

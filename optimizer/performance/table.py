@@ -1,4 +1,4 @@
-"""The table of a step as sums, and its seconds: one roofline, and a few fitted numbers (docs/estimator.md)."""
+"""The table of a step as sums, its seconds by one roofline and a few fitted numbers, and estimates of layouts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.contract.units import GIB
 from optimizer.performance import kernels
 from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case, Rates
 from optimizer.performance.collectives import Collective, collectives, local_ranks
-from optimizer.performance.operations import PARTS, HostTime, Operation, host_time, operations, weight_bytes_moved
-from optimizer.performance.types import DDP, ZERO1, ZERO3, Number
+from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, memory
+from optimizer.performance.operations import (
+    PARTS,
+    HostTime,
+    Operation,
+    host_time,
+    model_flops_per_sample,
+    operations,
+    weight_bytes_moved,
+)
+from optimizer.performance.types import DDP, ZERO1, ZERO3, Estimates, Floats, Grid, Number
 
 _NO_TIME_S = 1e-12  # of a stage without work
 # Between the longer of GPU and host time (power infinity) and their sum (power 1).
@@ -118,22 +128,23 @@ def _add(op: Operation, x: Case, total: dict[str, Number]) -> None:
 
 def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
     """List the operations of one configuration: a micro-batch of all layers on one rank, nothing hidden."""
-    kept = {name: float(x.tokens * each) for name, each in kept_bytes(x)} if x.model.layers else {}
+    kept = {name: float(x.tokens * each) / 1e6 for name, each in kept_bytes(x)} if x.model.layers else {}
     rows: dict[str, dict[str, Any]] = {}
     for op in operations(x):
         total: dict[str, Number] = {}
         _add(op, x, total)
-        row = rows.setdefault(
-            op.name, {"operation": op.name, "count": op.count, "tflop": 0.0, "moved_gb": 0.0, "s": 0.0}
-        )
+        first = {"operation": op.name, "count": op.count, "tflop": 0.0, "moved_gb": 0.0, "s": 0.0}
+        row = rows.setdefault(op.name, first)
         row["tflop"] += float(op.flops * op.count) / 1e12
         row["moved_gb"] += float(op.moved * op.count) / 1e9
         row["s"] += float(Sums(**total).seconds(c))
-        row["kept_mb_a_layer"] = kept.pop(op.name, 0.0) / 1e6
-    extra: list[dict[str, Any]] = [
-        {"operation": name, "kept_mb_a_layer": each / 1e6} for name, each in kept.items() if each
-    ]
-    sends = [
+        row["kept_mb_a_layer"] = kept.pop(op.name, 0.0)
+    takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
+    takes_part += [{"operation": name, "kept_mb_a_layer": each} for name, each in kept.items() if each]
+    if moved := float(weight_bytes_moved(x) / (x.stage_layers / x.model.layers if x.model.layers else 1.0)):
+        copies = {"operation": "copies of weights and gradients", "moved_gb": moved / 1e9}
+        takes_part.append(copies | {"s": moved / float(x.rates.memory)})
+    return takes_part + [
         {
             "operation": f"{row.kind} of {name} ranks" if name == row.axis else name,
             "ranks": int(row.ranks),
@@ -144,12 +155,6 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
         for name, row in collectives(x)
         if np.any(row.a_micro_batch * row.calls + row.a_step * row.calls > 0) and row.ranks != 1
     ]
-    takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
-    table = build_table(x)
-    if weights_s := float(table.weights_s / table.share):
-        moved_gb = weights_s * float(x.rates.memory) / 1e9
-        extra.append({"operation": "copies of weights and gradients", "moved_gb": moved_gb, "s": weights_s})
-    return [*takes_part, *extra, *sends]
 
 
 def _optimizer_seconds(x: Case) -> Number:
@@ -175,10 +180,13 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     host_s = t.host.layers * c.host_s_per_layer + t.host.seconds
     late_s, waits_s = t.host.late_ranks * c.pipeline_hop_s, t.host.waits * c.host_s_per_layer
     each = work["matmul"] + work["attention"] + work["elementwise"] + tensor + context + sent["expert"]
-    stage, with_head = (
-        np.maximum(_longer(each * part + head, host_s * part), (host_s + late_s) * part) + waits_s * part
-        for part, head in ((t.share, 0.0), (t.last_share, work["head"]))
-    )
+
+    def stage_s(part: Number, head: Number) -> Number:
+        gpu_s = each * part + head
+        longer_s = (gpu_s**_OVERLAP_POWER + (host_s * part) ** _OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
+        return np.maximum(longer_s, (host_s + late_s) * part) + waits_s * part
+
+    stage, with_head = stage_s(t.share, 0.0), stage_s(t.last_share, work["head"])
 
     # A stage that is nearly all arithmetic is slower at the power limit.
     arithmetic = work["matmul"] + work["attention"]
@@ -227,11 +235,6 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     return parts | {"input": np.maximum(0.0, t.load_s - sum(parts.values()))}
 
 
-def _longer(gpu: Number, host: Number) -> Number:
-    """Smooth maximum of a stage's GPU and host seconds."""
-    return (gpu**_OVERLAP_POWER + host**_OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
-
-
 def stack(tables: Sequence[Any]) -> Any:
     """Join records of single configurations into one of arrays, an element a record; a row that one lacks is empty."""
     first = tables[0]
@@ -246,3 +249,72 @@ def stack(tables: Sequence[Any]) -> Any:
     if isinstance(first, str):
         return first
     return np.array(tables, dtype=np.float64).reshape(-1)
+
+
+# Configurations whose intermediate arrays stay in the processor's cache.
+CHUNK = 8192
+
+
+def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
+    """Estimate every layout of a case, in the shape that its columns broadcast to."""
+    shape = np.broadcast_shapes(*(np.shape(getattr(x, field.name)) for field in fields(Grid)))
+    parts_s = step_seconds(build_table(x), coefficients)
+    total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
+    held = memory(x)
+    peak_gib, allowed_gib = held.peak / GIB, limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB
+    samples = x.data * x.micro_batch * x.grad_accum
+    gpus = x.ranks * x.tensor * x.pipeline
+
+    def full(value: Any) -> Any:
+        return np.broadcast_to(value, shape)
+
+    return Estimates(
+        step_time_s=full(total_s),
+        tokens_per_second=full(samples * x.recipe.seq_len / total_s),
+        mfu=full(samples * model_flops_per_sample(x) / total_s / (gpus * x.rates.peak)),
+        peak_memory_gib=full(peak_gib),
+        p95_memory_gib=full(held.p95 / GIB),
+        limit_gib=full(allowed_gib),
+        nccl_gib=full(held.nccl / GIB),
+        fits=full(peak_gib <= allowed_gib),
+        memory_gib={name: full(value / GIB) for name, value in held.parts.items()},
+        time_s={name: full(value) for name, value in parts_s.items()},
+    )
+
+
+def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
+    """GiB by part that the GPU must have beyond the peak."""
+    return {
+        "fragmentation": FRAGMENTATION * estimates.peak_memory_gib,
+        "cuda_context": np.full_like(estimates.nccl_gib, CONTEXT_BYTES / GIB),
+        "nccl": estimates.nccl_gib,
+    }
+
+
+def step_s(x: Case, coefficients: Coefficients) -> Floats:
+    """Compute ``Estimates.step_time_s`` alone."""
+    return np.asarray(sum(step_seconds(build_table(x), coefficients).values()), dtype=np.float64)
+
+
+def needed_gib(x: Case) -> tuple[Floats, Floats]:
+    """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
+    held = memory(x)
+    return np.asarray(held.p95 / GIB), np.asarray(held.nccl / GIB, dtype=np.float64)
+
+
+def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
+    """Compute ``Estimates.limit_gib`` from the bytes that the driver shows."""
+    return np.asarray(limit_bytes(gpu_memory_bytes, nccl_gib * GIB) / GIB, dtype=np.float64)
+
+
+def join_estimates(estimates: Sequence[Estimates]) -> Estimates:
+    """Join estimates one after the other."""
+
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {part: join([value[part] for value in values]) for part in values[0]}
+        return np.concatenate([np.ravel(value) for value in values])
+
+    return Estimates(
+        **{field.name: join([getattr(part, field.name) for part in estimates]) for field in fields(Estimates)}
+    )

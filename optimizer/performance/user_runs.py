@@ -14,7 +14,7 @@ from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fit import adapt, left_out_errors, residuals
 from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, throughput_error
-from optimizer.performance.types import Estimates, Floats
+from optimizer.performance.types import Floats
 
 # Least MFU of a run of a few tokens; the lowest of the shipped rows is 1%.
 LEAST_MFU = 1e-5
@@ -27,7 +27,6 @@ class CalibrationReport:
     Attributes:
         before, after: errors of the shipped calibration and of the new one.
         left_out: errors of a calibration that never saw the row's model, or where all are of one the row itself.
-        estimates: of the new calibration.
     """
 
     calibration: Calibration
@@ -37,7 +36,6 @@ class CalibrationReport:
     after: Floats
     left_out: Floats
     left_out_by: str
-    estimates: Estimates
 
 
 def calibrate(
@@ -70,7 +68,6 @@ def calibrate(
         after=throughput_error(log_errors(usable, calibration)),
         left_out=throughput_error(left_out),
         left_out_by="model" if len(models) > 1 else "run",
-        estimates=predict(usable, calibration),
     )
 
 

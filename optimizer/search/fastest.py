@@ -16,8 +16,7 @@ from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.case import build_case
 from optimizer.performance.confidence import measured_splits, network_error, unmeasured_parts
-from optimizer.performance.evaluate import CHUNK, estimate_case, limit_gib, needed_gib, step_s
-from optimizer.performance.table import stack
+from optimizer.performance.table import CHUNK, estimate_case, limit_gib, needed_gib, stack, step_s
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     DDP,

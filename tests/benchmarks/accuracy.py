@@ -23,7 +23,6 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, load, model_kind
-from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.fit import adapt, fit_rows, folds, left_out_errors
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import (
@@ -39,6 +38,7 @@ from optimizer.performance.measured_runs import (
     throughput_error,
 )
 from optimizer.performance.rows import Row, read_row
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs

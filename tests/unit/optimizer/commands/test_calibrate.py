@@ -40,11 +40,9 @@ def test_the_report_has_errors_before_after_and_left_out(gpufleet: Gpufleet, run
     assert everything["after"] < everything["before"]
     assert everything["after"] < everything["left_out"]
     assert result["left_out_by"] == "model"
-    assert result["memory"]["rows"] == 1
     assert result["written"] is None
     for row in result["runs"]:
         assert -1 < row["error_before"] < 10
-        assert row["predicted_peak_memory_gib"] > 0
 
 
 def test_the_file_written_is_a_calibration_that_says_where_it_comes_from(

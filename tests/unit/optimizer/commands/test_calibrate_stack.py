@@ -32,7 +32,6 @@ def test_the_newest_row_of_each_layout_calibrates_and_is_named(
     result = json.loads(text)
     assert [row["measured_tokens_per_second_per_gpu"] for row in result["runs"]] == [7447.0, 6900.0]
     assert {row["gpu"] for row in result["runs"]} == {"h100-80gb"}
-    assert [row["measured_peak_memory_gib"] for row in result["runs"]] == [62.0, 62.0]
     (refused,) = result["refused"]
     assert refused["row_id"].startswith("0123456789ab-20261125") and "lion" in refused["reason"]
     assert "measured/0123456789ab-torn.json is not JSON" in err

@@ -1,4 +1,4 @@
-"""``gpufleet catalog learn`` and ``forget``: a stack's own capacity events in the catalog, and in the next plan."""
+"""``gpufleet catalog learn``: a stack's own capacity events in the catalog, and in the next plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bootstrap.contract.pools import learned_factor
 from optimizer.catalog.snapshot import SHIPPED, learned_file
 from optimizer.economics.interruption import GANG_RECLAIMS, GANG_WAITS
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import DeployedStack, ago, controller_state
+from tests.unit.optimizer.deployed import DeployedStack, ago
 
 POOL = "us-east-1/use1-az1/p4d.24xlarge/spot"
 FIRST, LAST = ago(days=23), ago(days=2)
@@ -38,14 +38,13 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """A copy of a stack's state."""
-    path = tmp_path / "state.json"
+def learn(deployed: DeployedStack) -> tuple[str, ...]:
+    """The command that reads the events of a deployed stack."""
     other = {**EVENTS, "reclaims": 0, "returns": 0, "node_hours": 0.0, "hours": 0.0, "empty_hours": 0.0}
     other |= {"empty_since": ago(hours=72), "empty_at": ago(hours=66)}
     capacity = {POOL: EVENTS, POOL.replace("az1", "az2"): other, POOL.replace("spot", "on-demand"): EVENTS}
-    path.write_text(json.dumps(controller_state() | {"capacity": capacity}))
-    return path
+    deployed.write_state(capacity=capacity)
+    return "catalog", "learn", deployed.names.stack, "--directory", str(deployed.directory)
 
 
 def recommended(gpufleet: Gpufleet, *flags: str) -> dict[str, Any]:
@@ -60,10 +59,12 @@ def hazard(answer: dict[str, Any]) -> dict[str, Any]:
     return dict(answer["plans"][0]["interruption"])
 
 
-def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpufleet, state: Path, tmp_path: Path) -> None:
+def test_the_next_plan_has_the_pools_own_events_and_names_them(
+    gpufleet: Gpufleet, learn: tuple[str, ...], tmp_path: Path
+) -> None:
     prior = recommended(gpufleet)
     assert prior["plans"][0]["purchase"]["zone_id"] == "use1-az1"
-    code, out, err = gpufleet("catalog", "learn", "--from", str(state), "--format", "json")
+    code, out, err = gpufleet(*learn, "--format", "json")
     assert code == 0 and "written to" in err
     rows = {row["pool"]: row for row in json.loads(out)}
     # The prior expects so many events of a gang of four, and weighs ten; events of two to 23 days weigh 0.46.
@@ -82,33 +83,27 @@ def test_the_next_plan_has_the_pools_own_events_and_names_them(gpufleet: Gpuflee
     learned = hazard(answer)
     assert learned["wait_hours"] == pytest.approx(own["wait_hours"], rel=1e-4)
     assert learned["rate"] > hazard(prior)["rate"]
-    seen = f"learned from stack {state}, {FIRST[:10]} to {LAST[:10]}: 6 reclaims in 120 h, 5 returns in 40.0 h without"
+    seen = (
+        f"learned from stack {learn[2]}, {FIRST[:10]} to {LAST[:10]}: 6 reclaims in 120 h, 5 returns in 40.0 h without"
+    )
     assert seen in learned["source"] and "Spot Advisor band 10%-15% a month, 2025-07-28" in learned["source"]
     source = answer["catalog"]["sources"][-1]
     assert (source["name"], source["newest"], source["rows"]) == ("capacity events", LAST[:10], 3)
     assert answer["plans"][0]["hours"]["expected"] > prior["plans"][0]["hours"]["expected"]
 
 
-def test_show_lists_the_pools_and_forget_drops_one_stack_or_all(
-    gpufleet: Gpufleet, state: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.json"
-    other.write_text(state.read_text())
-    for path in (state, state, other):
-        assert gpufleet("catalog", "learn", "--from", str(path))[0] == 0
+def test_show_lists_the_pools_of_all_stacks(gpufleet: Gpufleet, learn: tuple[str, ...]) -> None:
+    for _ in range(2):
+        assert gpufleet(*learn)[0] == 0
+    stacks = json.loads(learned_file().read_text())["stacks"]
+    own, other = learn[2], "other"
+    stacks["s3://elsewhere"] = next(iter(stacks.values())) | {"stack": other}
+    learned_file().write_text(json.dumps({"schema_version": 1, "stacks": stacks}))
     shown = json.loads(gpufleet("catalog", "show", "--format", "json")[1])
     # The second reading of a stack replaces the first.
-    assert [row["stack"] for row in shown["learned"]] == 3 * [str(state)] + 3 * [str(other)]
+    assert [row["stack"] for row in shown["learned"]] == 3 * [own] + 3 * [other]
     assert shown["learned"][0]["pool"] == POOL and shown["learned"][0]["refused"] == 25
     assert POOL in gpufleet("catalog", "show")[1]
-    code, _, err = gpufleet("catalog", "forget", "dev")
-    assert code == 2 and str(other) in err
-    assert gpufleet("catalog", "forget", str(other))[0] == 0
-    shown = json.loads(gpufleet("catalog", "show", "--format", "json")[1])
-    assert {row["stack"] for row in shown["learned"]} == {str(state)}
-    assert gpufleet("catalog", "forget")[0] == 0
-    assert json.loads(gpufleet("catalog", "show", "--format", "json")[1])["learned"] == []
-    assert "nothing was learned" in gpufleet("catalog", "forget")[2]
 
 
 def test_a_stacks_events_are_read_from_its_bucket(
@@ -130,32 +125,27 @@ def test_a_stacks_events_are_read_from_its_bucket(
     assert code == 1 and "'nowhere' is no pool" in err
 
 
-def test_bad_files_are_told_and_a_fixed_catalog_is_left_as_it_is(
-    gpufleet: Gpufleet, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_bad_file_is_named_and_a_fixed_catalog_is_left_as_it_is(
+    gpufleet: Gpufleet, learn: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torn = tmp_path / "torn.json"
-    torn.write_text("{")
-    for path in (torn, tmp_path / "missing.json"):
-        code, _, err = gpufleet("catalog", "learn", "--from", str(path))
-        assert code == 2 and f"--from {path} cannot be used" in err
-    assert gpufleet("catalog", "learn", "dev", "--from", str(state))[0] == 2
     learned_file().parent.mkdir(parents=True)
     learned_file().write_text('{"schema_version": 1, "stacks": {"x": {"stack": "x"}}}')
     code, _, err = gpufleet("catalog", "show")
-    assert code == 0 and "lacks learned_at, pools" in err and "gpufleet catalog forget" in err
-    assert gpufleet("catalog", "learn", "--from", str(state))[0] == 4
-    assert gpufleet("catalog", "forget")[0] == 0
+    assert code == 0 and "lacks learned_at, pools" in err and "delete the file" in err
+    assert gpufleet(*learn)[0] == 4
+    learned_file().unlink()
     monkeypatch.setenv("GPUFLEET_CATALOG", str(SHIPPED))
-    assert "GPUFLEET_CATALOG is set" in gpufleet("catalog", "learn", "--from", str(state))[2]
+    assert "GPUFLEET_CATALOG is set" in gpufleet(*learn)[2]
     assert "learned" not in hazard(recommended(gpufleet))["source"]
 
 
-def test_a_zone_that_was_seen_empty_loses_its_plan_to_the_next(gpufleet: Gpufleet, tmp_path: Path) -> None:
+def test_a_zone_that_was_seen_empty_loses_its_plan_to_the_next(
+    gpufleet: Gpufleet, learn: tuple[str, ...], deployed: DeployedStack
+) -> None:
     deadline = ("--deadline", "5h")
     assert recommended(gpufleet, *deadline)["plans"][0]["purchase"]["zone_id"] == "use1-az1"
     drought = {**EVENTS, "asked": 1, "reclaims": 3000, "hours": 480.0, "returns": 0, "empty_hours": 900.0}
-    path = tmp_path / "state.json"
-    path.write_text(json.dumps(controller_state() | {"capacity": {POOL: drought}}))
-    assert gpufleet("catalog", "learn", "--from", str(path))[0] == 0
+    deployed.write_state(capacity={POOL: drought})
+    assert gpufleet(*learn)[0] == 0
     plan = recommended(gpufleet, *deadline)["plans"][0]
     assert plan["purchase"]["zone_id"] == "use1-az6" and "learned" not in plan["interruption"]["source"]

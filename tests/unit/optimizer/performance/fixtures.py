@@ -8,13 +8,12 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
-from optimizer.performance.calibration import Coefficients
+from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.case import Case, build_case
 from optimizer.performance.collectives import collectives, local_ranks
-from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, frameworks
 from optimizer.performance.operations import Operation, operations
-from optimizer.performance.table import build_table
+from optimizer.performance.table import build_table, estimate_case
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -39,6 +38,13 @@ def node(gpu: str = "h100-80gb", **changes: Any) -> Hardware:
     return Hardware(**(facts | changes))
 
 
+def evaluate(
+    model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, fitted: Calibration = CALIBRATION
+) -> Estimates:
+    """Estimates of every configuration of ``grid``."""
+    return estimate_case(build_case(model, recipe, hardware, grid), fitted.coefficients(hardware.gpu, recipe))
+
+
 def of(
     model: ModelSpec = GPT2_XL,
     *,
@@ -51,7 +57,7 @@ def of(
     defaults: dict[str, Any] = {"nodes": 1, "data": 8}
     is_cnn = model.architecture == "cnn"
     recipe = recipe or Recipe(seq_len=1 if is_cnn else 512, framework=CNN_DEFAULT if is_cnn else DEFAULT)
-    return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)), CALIBRATION)
+    return evaluate(model, recipe, hardware or node(gpu), Grid(**(defaults | grid)))
 
 
 def case_of(model: ModelSpec, recipe: Recipe, *, hardware: Hardware | None = None, **grid: Any) -> Case:

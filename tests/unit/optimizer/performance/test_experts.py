@@ -11,13 +11,14 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import MIXTURE
 from optimizer.performance.case import Case
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.kernels import FUSED_EXPERT_ROWS, GROUPED_PRODUCT
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
 from optimizer.performance.operations import host_time, operations
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, row_of
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, node, row_of
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 LOOP, GROUPED = Recipe(seq_len=4096, experts="loop"), Recipe(seq_len=4096, experts="grouped")
@@ -59,7 +60,7 @@ def test_a_mixture_says_how_little_was_measured_of_it() -> None:
     gpu = gpu_table()["h100-80gb"]
     dense, mixture = (CALIBRATION.residual(gpu, kind=kind) for kind in (None, MIXTURE))
     assert mixture.relative_error == CALIBRATION.residuals[MIXTURE].relative_error > 2 * dense.relative_error
-    assert "14 measured runs of a mixture" in CALIBRATION.describe(gpu, kind=MIXTURE)
+    assert "14 measured runs of a mixture" in speed_source(CALIBRATION, MIXTRAL, GROUPED, node(), 1, ())[1]
     unmeasured = CALIBRATION.model_copy(update={"residuals": {"pooled": CALIBRATION.residuals["pooled"]}})
     assert unmeasured.residual(gpu, kind=MIXTURE).relative_error == pytest.approx(np.log(2))
 

@@ -12,10 +12,10 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.performance.calibration import load
-from optimizer.performance.evaluate import estimate_case
 from optimizer.performance.fine_tuning import adapter_parameters, trained_parameters
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import DDP, ZERO3, Estimates, Grid
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import part_s

@@ -12,6 +12,7 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.fit import fit_rows
 from optimizer.performance.measured_runs import (
     LEARNED,
@@ -28,7 +29,7 @@ from optimizer.performance.measured_runs import (
 from optimizer.performance.rows import estimate_rows
 from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, written_out_norms
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, RESNET, node, written_out_norms
 from tools.calibration import fit_shipped
 
 OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
@@ -206,7 +207,7 @@ def test_a_gpu_without_rows_says_so_and_has_a_wider_error() -> None:
         residual = CALIBRATION.residual(gpus[key])
         assert residual.rows == 0
         assert residual.relative_error == CALIBRATION.residuals[POOLED].relative_error
-        assert "no measured run" in CALIBRATION.describe(gpus[key])
+        assert "no measured run" in speed_source(CALIBRATION, LLAMA_8B, Recipe(seq_len=512), node(key), 1, ())[1]
     for key in ("a100-80gb", "h100-80gb", "h200-141gb", "b200-179gb"):
         residual = CALIBRATION.residual(gpus[key])
         assert residual.rows > 8
@@ -235,7 +236,8 @@ def test_a_convolutional_network_has_the_error_of_those_measured() -> None:
             update={"residuals": {**CALIBRATION.residuals, "H200": Residual(rows=9, relative_error=error)}}
         )
         assert other.residual(gpu, kind=kind).relative_error == max(error, own.relative_error)
-    assert "19 measured runs of a convolutional network" in CALIBRATION.describe(gpu, kind=kind)
+    source = speed_source(CALIBRATION, RESNET, Recipe(seq_len=1), node("h200-141gb"), 1, ())[1]
+    assert "19 measured runs of a convolutional network" in source
 
 
 def test_the_reference_trainers_peaks_are_met_by_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
-from optimizer.performance.evaluate import reserve_gib
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import estimate_rows
+from optimizer.performance.table import reserve_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.benchmarks.spot_policies import RESULTS

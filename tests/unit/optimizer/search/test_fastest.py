@@ -17,7 +17,6 @@ from optimizer import performance
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import MIXTURE, POOLED
 from optimizer.performance.confidence import MEASURED_SPLITS, measured_splits, speed_source
-from optimizer.performance.evaluate import evaluate
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
@@ -27,6 +26,7 @@ from optimizer.search.reach import AXES
 from optimizer.search.rejections import Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
+from tests.unit.optimizer.performance.fixtures import evaluate
 from tests.unit.optimizer.search.requests import calibration, catalog, make_problem
 
 # One of each kind of node: NVSwitch and EFA, PCIe and TCP, one GPU, two GPUs, a fraction of a GPU.

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from optimizer.contract.request import FleetRequest
 from optimizer.economics.checkpoint import checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
-from optimizer.performance.evaluate import evaluate
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.fastest import SAME
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import EXPONENTS, SHORTEST_HOURS, pareto_front
+from tests.unit.optimizer.performance.fixtures import evaluate
 from tests.unit.optimizer.search.requests import TYPES, answer, calibration, catalog, request
 
 SIMPLE: dict[str, Any] = {"purchase_options": ["on-demand"], "parallelism": ["data"]}
