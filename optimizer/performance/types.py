@@ -1,4 +1,4 @@
-"""Arguments and results of ``evaluate``."""
+"""Arguments and results of an estimate."""
 
 from __future__ import annotations
 
