@@ -114,16 +114,18 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
 def check_framework(name: str, model: ModelSpec) -> None:
     """Refuse training code that does not train this kind of model."""
     if model.architecture == "cnn":
-        trains, kind, why = [CNN_DEFAULT, DEFAULT], "CNN", "the other profiles are of code that trains language models"
+        trains, kind, why = [CNN_DEFAULT, DEFAULT], "is a CNN", "the other profiles are of code for language models"
     elif model.encoder_layers:
-        trains, kind, why = [TRAINER, DEFAULT], model.architecture, "its costs are counted from Hugging Face's modules"
+        trains, kind = [TRAINER, DEFAULT], f"has an encoder ({model.architecture})"
+        why = "its costs are counted from Hugging Face's modules"
     elif model.architecture != "module":
-        trains, kind, why = [other for other in frameworks() if other != CNN_DEFAULT], "transformer", "it trains CNNs"
+        trains, kind = [other for other in frameworks() if other != CNN_DEFAULT], "is a transformer"
+        why = "it trains CNNs"
     else:
         return
     if name not in trains:
         raise InvalidInputError(
-            f"framework is {name}, and {model.name} is a {kind}",
+            f"framework is {name}, and {model.name} {kind}",
             limit=", ".join(trains),
             why=why,
             next_step="leave out --framework",
