@@ -191,7 +191,7 @@ def test_a_precision_the_gpu_lacks_is_told_from_one_without_a_figure(
         ("resnet50", "megatron", "resnet50 is a CNN"),
         ("t5-base", "megatron-core", r"t5-base has an encoder \(seq2seq\)"),
         ("vit-b-16", "torchvision", r"vit-b-16 has an encoder \(image\)"),
-        ("resnet50", "torchtitan", "torchvision \\(or torch"),
+        ("resnet50", "torchtitan", "limit: torchvision, torch"),
         ("gpt2", "torchvision", "gpt2 is a transformer"),
     ],
 )
