@@ -1,4 +1,4 @@
-"""Check instance types' hardware and zones, how likely spot nodes come, and the region of the data's bucket."""
+"""Check the zones that offer the types, how likely spot nodes come, and the region of the data's bucket."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.paging import filters, pages
 from optimizer.catalog.sources import offerings
-from optimizer.preflight.model import (
-    Context,
-    Finding,
-    Level,
-    Unknown,
-    ask,
-    failure,
-    named,
-    passed,
-    unknown,
-    warning,
-)
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, named, passed, unknown
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -41,9 +30,9 @@ def open_zones(ec2: EC2Client) -> frozenset[str]:
 def check_zones(context: Context) -> Iterator[Finding]:
     """Check offerings by zone id, as a name ("us-east-1a") is another zone in every account."""
     plan, zones = context.plan, context.open_zones
-    alternates: dict[str, list[str]] = {}
+    alternates: dict[str, set[str]] = {}
     for alternate in plan.alternates:
-        alternates.setdefault(alternate.instance_type, []).append(alternate.zone_id)
+        alternates.setdefault(alternate.instance_type, set()).add(alternate.zone_id)
     own = (plan.instance_type, *plan.purchase.spot_types)
     types = tuple(dict.fromkeys((*own, *alternates)))
     offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
@@ -54,56 +43,34 @@ def check_zones(context: Context) -> Iterator[Finding]:
         if not isinstance(zones, Unknown):
             usable &= zones
         if name in own:
-            finding = _check_zones(context, name, sorted(usable), further=name != plan.instance_type)
-            yield from named(f"zones of {name}", [finding])
+            yield from named(f"zones of {name}", [_check_zones(context, name, context.zone_ids, sorted(usable))])
         if name in alternates:
-            finding = _check_alternates(name, sorted(set(alternates[name])), usable)
-            yield from named(f"alternate zones of {name}", [finding])
+            wanted = tuple(sorted(alternates[name]))
+            yield from named(f"alternate zones of {name}", [_check_zones(context, name, wanted, sorted(usable))])
 
 
-def _check_alternates(name: str, wanted: list[str], usable: set[str]) -> Finding:
+def _check_zones(context: Context, name: str, wanted: tuple[str, ...], usable: list[str]) -> Finding:
+    """Compare the zones of a type; only the plan's own type in its own place stops the plan."""
     missing = [zone for zone in wanted if zone not in usable]
-    if not missing:
-        return passed(f"{', '.join(wanted)} offers {name}", value=", ".join(wanted))
-    return warning(
-        f"{', '.join(missing)} does not offer {name} to this account",
+    value, offering = ", ".join(wanted or usable), ", ".join(usable)
+    if usable and not missing:
+        one = "; all nodes go there" if context.target.one_zone and wanted == context.zone_ids else ""
+        return passed(f"{value} offers {name}{one}", value=value)
+    stops = name == context.plan.instance_type and wanted == context.zone_ids and len(missing) == len(wanted)
+    other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
+    why = _WHY_ONE if context.target.one_zone else "no node could start there"
+    return Finding(
+        f"{', '.join(missing) or 'the region'} does not offer {name} to this account; {offering or 'no zone'} does",
+        level="error" if stops else "warning",
         value=", ".join(missing),
-        limit=", ".join(sorted(usable)),
-        why="the plan cannot go there when its own place has no capacity",
-        next_step="gpufleet catalog refresh, then recommend again",
+        limit=offering,
+        why=why if stops else "fewer zones and types are fewer pools of capacity",
+        next_step=other if stops else "gpufleet catalog refresh, then recommend again",
     )
 
 
-def _check_zones(context: Context, name: str, usable: list[str], *, further: bool) -> Finding:
-    wanted = context.zone_ids
-    missing = [zone for zone in wanted if zone not in usable]
-    offering = ", ".join(usable) or "no zone"
-    if not usable or (wanted and len(missing) == len(wanted)):
-        other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
-        # A spot fleet starts without a further type, in fewer pools.
-        return Finding(
-            f"{', '.join(wanted) or 'the region'} does not offer {name} to this account; {offering} does",
-            level="warning" if further else "error",
-            value=", ".join(wanted),
-            limit=", ".join(usable),
-            why=_WHY_ONE if context.target.one_zone else "no node could start there",
-            next_step="choose a plan without it in purchase.spot_types" if further else other,
-        )
-    if missing:
-        return warning(
-            f"{', '.join(missing)} does not offer {name} to this account; {offering} does",
-            value=", ".join(missing),
-            limit=", ".join(usable),
-            why="fewer zones are fewer pools of capacity",
-            next_step="gpufleet catalog refresh, then recommend again",
-        )
-    where = f"{', '.join(wanted)} offers {name}" if wanted else f"{offering} offers {name}"
-    one = "; all nodes go there" if context.target.one_zone and wanted else ""
-    return passed(f"{where}{one}", value=", ".join(wanted or usable))
-
-
 # AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
-# likely here, the lower third as unlikely.
+# likely, the lower third as unlikely.
 LIKELY = 7
 UNLIKELY = 3
 # With fewer types AWS answers with a low score whatever the capacity is:
@@ -131,42 +98,41 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
         SingleAvailabilityZone=target.one_zone,
         RegionNames=[context.region],
     )
-    scores: dict[str, int] = {}
-    for answer in answers:
-        score = int(answer["Score"])
-        if not 1 <= score <= 10:
-            raise UnusableAnswerError(f"a spot placement score of {score}, and the scale is 1 to 10")
-        scores[answer["AvailabilityZoneId"] if target.one_zone else answer["Region"]] = score
+    place_of = "AvailabilityZoneId" if target.one_zone else "Region"
+    scores: dict[str, int] = {answer[place_of]: int(answer["Score"]) for answer in answers}
+    if faulty := [score for score in scores.values() if not 1 <= score <= 10]:
+        raise UnusableAnswerError(f"a spot placement score of {faulty[0]}, and the scale is 1 to 10")
     best = max(scores, key=lambda place: scores[place], default="")
     # Without a chosen zone the Pulumi program takes any zone that offers the type.
     zone = context.zone_ids[0] if context.zone_ids else best
     place = zone if target.one_zone else context.region
     wanted = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
+    elsewhere = f"pulumi config set gpufleet:zoneId {best}"
     if place not in scores:
         yield unknown(
             f"AWS gave no score for {wanted}" + (f"; {best} has {scores[best]} of 10" if best else ""),
             why="a zone AWS leaves out is none of its ten best",
-            next_step=f"pulumi config set gpufleet:zoneId {best}" if best else "gpufleet preflight another --plan N",
+            next_step=elsewhere if best else "gpufleet preflight another --plan N",
         )
         return
-    score = scores[place]
-    likely, fair = score >= LIKELY, len(types) >= TYPES_FOR_A_FAIR_SCORE
-    level: Level = "ok" if likely else "warning"
-    if score <= UNLIKELY and fair and plan.purchase.fallback == "none":
-        level = "error"
-    text, next_step = f"{score} of 10 for {wanted}", "gpufleet recommend --purchase on-demand"
-    if target.one_zone and scores[best] > score:
+    score, is_fair = scores[place], len(types) >= TYPES_FOR_A_FAIR_SCORE
+    text = f"{score} of 10 for {wanted}"
+    if has_better := target.one_zone and scores[best] > score:
         text += f"; {best} has {scores[best]}"
-        next_step = f"pulumi config set gpufleet:zoneId {best}"
+    if score >= LIKELY:
+        yield passed(text, value=score, limit=LIKELY)
+        return
+    level: Level = "error" if score <= UNLIKELY and is_fair and plan.purchase.fallback == "none" else "warning"
     why = (
         "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
         "lasts (docs/preflight.md)"
     )
-    if not fair:
+    if not is_fair:
         why += (
             f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
         )
-    yield Finding(text, level=level, value=score, limit=LIKELY, why=why, next_step="" if likely else next_step)
+    next_step = elsewhere if has_better else "gpufleet recommend --purchase on-demand"
+    yield Finding(text, level=level, value=score, limit=LIKELY, why=why, next_step=next_step)
 
 
 def check_data_bucket(context: Context) -> Iterator[Finding]:
