@@ -27,8 +27,8 @@ CODES = {
     "not permitted": "403 AccessDenied AccessDeniedException UnauthorizedOperation NotAuthorized",
     "region disabled": "OptInRequired",
     # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
-    "not found": "404 FileSystemNotFound InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
-    "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound InvalidVpcID.NotFound "
+    "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
+    "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound "
     "ParameterNotFound NoSuchBucket NoSuchResourceException NotFoundException RepositoryNotFoundException "
     "ResourceNotFoundException",
     "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",

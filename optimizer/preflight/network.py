@@ -1,22 +1,13 @@
-"""Check the network of the nodes: an existing VPC reaches AWS, or the region has room for one of the stack's own."""
+"""Check that nodes in an existing VPC reach AWS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws.paging import filters, pages
-from optimizer.preflight.model import (
-    Context,
-    Finding,
-    Unknown,
-    ask,
-    failure,
-    find,
-    passed,
-)
+from optimizer.preflight.model import Context, Finding, failure, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -32,7 +23,7 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
 
 
 def check_vpc(context: Context) -> Iterator[Finding]:
-    """Check that the given VPC exists and resolves the private names of endpoints.
+    """Check that the given VPC resolves the private names of endpoints.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
     """
@@ -40,12 +31,8 @@ def check_vpc(context: Context) -> Iterator[Finding]:
     if not vpc_id:
         return
     describe = partial(ec2.describe_vpc_attribute, VpcId=vpc_id)
-    answers = find(lambda: (describe(Attribute="enableDnsSupport"), describe(Attribute="enableDnsHostnames")))
-    if isinstance(answers, Unknown):
-        next_step = f"aws ec2 describe-vpcs --region {context.region}"
-        yield failure(answers.reason, why="the nodes start in it", next_step=next_step)
-        return
-    support, names = answers[0]["EnableDnsSupport"], answers[1]["EnableDnsHostnames"]
+    support = describe(Attribute="enableDnsSupport")["EnableDnsSupport"]
+    names = describe(Attribute="enableDnsHostnames")["EnableDnsHostnames"]
     off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
     if not off:
         yield passed(f"{vpc_id} resolves names", value=vpc_id)
@@ -63,51 +50,36 @@ def check_vpc(context: Context) -> Iterator[Finding]:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouteTable:
-    """A route table; ``leads_out``: it has a default route that private addresses can take."""
-
-    id: str
-    leads_out: bool
-
-
 def check_reach(context: Context) -> Iterator[Finding]:
     """Check that nodes in the given subnets reach the services they call: by a way out, or by an endpoint for each."""
     target, region = context.target, context.region
     if not target.vpc_id:
         return
-    why = "a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price"
-    tables = ask(lambda: _route_tables(context.ec2, target.vpc_id, target.subnet_ids))
-    if isinstance(tables, Unknown):
-        yield tables.finding(why=why)
-        return
-    closed = {subnet_id: table for subnet_id, table in tables.items() if not (table and table.leads_out)}
+    tables = _route_tables(context.ec2, target.vpc_id, target.subnet_ids)
+    closed = {subnet_id: table for subnet_id, table in tables.items() if not any(map(_leads_out, table["Routes"]))}
     if not closed:
         yield passed("the subnets have a way out (NAT or the like)")
         return
-    no_way_out = f"there is no way out of {', '.join(closed)}"
-    services = ask(lambda: _endpoint_services(context, {table.id for table in closed.values() if table}))
-    if isinstance(services, Unknown):
-        yield services.finding(about=no_way_out, why=why)
-        return
+    services = _endpoint_services(context, {table["RouteTableId"] for table in closed.values()} - {""})
     missing = [service for service in ("s3", *target.endpoints) if service not in services]
     if not missing:
         yield passed(f"{target.vpc_id} has an endpoint for each service used")
         return
     yield failure(
-        f"{no_way_out}, and no endpoint for {', '.join(missing)}",
+        f"there is no way out of {', '.join(closed)}, and no endpoint for {', '.join(missing)}",
         value=", ".join(missing),
-        why=why,
+        why="a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price",
         next_step=f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {target.vpc_id} "
         f"--service-name com.amazonaws.{region}.{missing[0]}, or a NAT gateway",
     )
 
 
-def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, RouteTable | None]:
-    main, own = None, {}
-    for answer in pages(ec2, "describe_route_tables", "RouteTables", Filters=filters({"vpc-id": [vpc_id]})):
-        table = RouteTable(id=answer["RouteTableId"], leads_out=any(map(_leads_out, answer["Routes"])))
-        for association in answer["Associations"]:
+def _route_tables(ec2: EC2Client, vpc_id: str, subnet_ids: tuple[str, ...]) -> dict[str, Any]:
+    """Return each subnet's route table, by default the VPC's main one, as AWS describes it."""
+    main: Any = {"RouteTableId": "", "Routes": []}
+    own = {}
+    for table in pages(ec2, "describe_route_tables", "RouteTables", Filters=filters({"vpc-id": [vpc_id]})):
+        for association in table["Associations"]:
             if association.get("Main"):
                 main = table
             elif "SubnetId" in association:

@@ -260,12 +260,6 @@ def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, leve
     assert ("--enable-dns-hostnames" in row.next_step) != names
 
 
-def test_a_vpc_that_is_not_there(vpc: FakeAws) -> None:
-    vpc.answers["DescribeVpcAttribute"] = Refusal("InvalidVpcID.NotFound", message="The id does not exist")
-    row = only(check_vpc(existing()))
-    assert (row.level, row.text) == ("error", "InvalidVpcID.NotFound: The id does not exist")
-
-
 def test_zones_come_in_the_order_of_the_subnets(aws: FakeAws) -> None:
     aws.answers["DescribeSubnets"] = {"Subnets": [subnet(SubnetId="subnet-2", AvailabilityZoneId="use1-az6"), subnet()]}
     assert subnet_zones(context().ec2, ("subnet-1", "subnet-2")) == ("use1-az2", "use1-az6")
