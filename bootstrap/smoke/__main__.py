@@ -1,4 +1,4 @@
-"""Command line: runs one of torchrun's ranks, or the supervisor of this node's ranks."""
+"""Command line: runs one of torchrun's ranks, or has torchrun start this node's ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if is_gang and lacking:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
-    if is_rank and str(asked.nproc or os.environ["WORLD_SIZE"]) != os.environ["WORLD_SIZE"]:
+    if is_rank and asked.nproc:
         parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
     try:
         plan = read_node_plan({VARIABLE: asked.plan})
@@ -40,28 +40,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported here: torch takes seconds, and --help does not wait.
     import torch
 
-    from bootstrap.smoke import bandwidth, gang, supervisor
+    from bootstrap.smoke import bandwidth, gang
 
-    time_limit_s = asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S)
     if not is_rank:
         gpus = torch.cuda.device_count()
         nproc = asked.nproc or (gpus if device == "cuda" else CPU_PROCESSES)
         if device == "cuda" and nproc > gpus:
             sys.stderr.write(f"smoke: --nproc {nproc} needs as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
             return 1
-        return supervisor.run(arguments, nproc, time_limit_s=time_limit_s, out=asked.out)
+        return _start_ranks(nproc, arguments)
+    # NCCL_DEBUG writes to stdout, where the report goes.
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     return gang.run(
         gang.SmokeOptions(
             device=device,
             name=asked.name,
             expected=(plan and plan.expected) or Expected(),
-            time_limit_s=time_limit_s,
+            time_limit_s=asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S),
             out=asked.out,
             is_gang=is_gang,
             sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
             min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
         )
     )
+
+
+def _start_ranks(nproc: int, arguments: Sequence[str]) -> int:
+    """Run this command on ``nproc`` ranks under torchrun; returns the exit code, 0 or 1."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    # The ranks need no --nproc, and torchrun would take it for a short form of its own option.
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--nproc")
+    _, arguments = own.parse_known_args(arguments)
+    # Not the host's name, which a VPC without DNS does not resolve.
+    options = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc), "-m", "bootstrap.smoke"]
+    try:
+        run.main([*options, *arguments])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        sys.stderr.write(f"smoke: FAIL, rank {rank} ended with {failure.exitcode}\n")
+        return 1
+    except SignalException:
+        return 1
+    return 0
 
 
 def _device(asked: str) -> Literal["cpu", "cuda"] | None:

@@ -23,7 +23,6 @@ from torch.distributed.rendezvous import rendezvous
 
 # Variables that may explain a slow result.
 _REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-STORE_PREFIX = "gpufleet_smoke"
 # Rank 0 names the silent rank before the others stop waiting for it.
 COLLECTING = timedelta(seconds=5)
 
@@ -114,7 +113,7 @@ def meet(device_type: str, *, timeout_s: float) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        store=PrefixStore(STORE_PREFIX, root),
+        store=PrefixStore("gpufleet_smoke", root),
         timeout=timeout,
     )
 

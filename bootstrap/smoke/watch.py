@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,8 @@ class Loss:
 class Watch:
     """Beats for this rank, and calls ``report`` once where a rank fails, falls silent, or the time is over.
 
-    Two threads: requests to a store whose host vanished never return, and the clock must go on.
+    Three threads: requests to a store whose host vanished never return, and the clock must go on; and Python runs no
+    signal's handler while the main thread waits in a collective. torchrun ends the ranks that a dead one leaves.
     """
 
     def __init__(self, ranks: Ranks, *, limit_s: float, report: Callable[[str, Loss], None]) -> None:
@@ -45,7 +47,11 @@ class Watch:
         self.step("start")
         self._done = threading.Event()
         self._failing = threading.Lock()
-        for work in (self._beat, self._look_at_clock):
+        self._signals, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        for work in (self._beat, self._look_at_clock, self._wait_for_signal):
             threading.Thread(target=work, daemon=True).start()
 
     def step(self, name: str, limit_s: float | None = None) -> None:
@@ -93,15 +99,22 @@ class Watch:
             if now > self._step_ends:
                 self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False, hung=self._step)
 
+    def _wait_for_signal(self) -> None:
+        os.read(self._signals, 1)
+        if not self._done.is_set():
+            self.fail("this rank was ended from outside", own=False)
+
     def _roll_call(self, fault: str | None, hung: str) -> Loss:
         found: list[Loss] = []
 
         def ask() -> None:
             store = _clone(self._ranks.store)
+            if fault:
+                store.set(f"fault/{self._ranks.rank}", fault)
             if hung:
                 # Before the failure, upon which the other ranks look for it.
                 store.set("hung", hung)
-            tell_fault(store, self._ranks.rank, fault)
+            store.add("failures", 1)
             counts = self._counts(store)
             time.sleep(ROLL_CALL_S)
             silent = [rank for rank, count in enumerate(self._counts(store)) if count == counts[rank]]
@@ -121,13 +134,6 @@ class Watch:
 
     def _counts(self, store: Any) -> Sequence[int]:
         return [store.add(f"beat/{rank}", 0) for rank in range(self._ranks.world_size)]
-
-
-def tell_fault(store: Any, rank: int, fault: str | None) -> None:
-    """Have all ranks end the test, because of this ``fault`` of a rank if there is one."""
-    if fault:
-        store.set(f"fault/{rank}", fault)
-    store.add("failures", 1)
 
 
 def _clone(store: Any) -> Any:

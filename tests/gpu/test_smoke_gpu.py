@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bootstrap.processes import descendants
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
@@ -53,8 +55,8 @@ def test_a_rank_that_dies_does_not_hang_nccl() -> None:
     command = [sys.executable, "-m", "bootstrap.smoke", "--device", "cuda", "--timeout-s", "120"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        pids = next(line for line in process.stderr if "pids" in line).split()
-        os.kill(int(pids[-1]), signal.SIGKILL)
-        output, _ = process.communicate(timeout=140)
-    assert process.returncode == 1
-    assert "was killed by SIGKILL" in json.loads(output)["error"]
+        next(line for line in process.stderr if "all_reduce" in line)
+        os.kill(descendants(process.pid)[-1], signal.SIGKILL)
+        output, errors = process.communicate(timeout=140)
+    assert process.returncode == 1 and "ended with -9" in errors
+    assert json.loads(output)["error"]
