@@ -34,7 +34,6 @@ STANDBY_VARIABLE = "GPUFLEET_STANDBY"
 DELAY_VARIABLE = "GPUFLEET_STANDBY_DELAY_S"
 # Workers import, compile and load in the first minute, and want the processors for themselves.
 DEFAULT_DELAY_S = 60.0
-REAP_S = 1.0
 # A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); the rest is the training's.
 FREE_BYTES = 4 * 2**30
 READY = "is ready to take a worker's place"
@@ -70,9 +69,8 @@ class Standby:
     def __init__(self, modules: Sequence[str], *, delay_s: float) -> None:
         self._modules, self._delay_s = tuple(modules), delay_s
         self._waiting: list[_Waiting] = []
-        self._changed = threading.Condition()
-        self._wanted, self._not_before, self._is_closed = 0, 0.0, False
-        self._thread: threading.Thread | None = None
+        self._lock, self._is_closed = threading.Lock(), False
+        self._timer: threading.Timer | None = None
 
     @classmethod
     def from_environment(cls, arguments: Sequence[str]) -> Standby | None:
@@ -93,7 +91,7 @@ class Standby:
         if arguments[:2] != (sys.executable, "-u"):
             return None
         command = {"arguments": list(arguments[1:]), "environment": {**environment, STARTED_VARIABLE: str(time.time())}}
-        with self._changed:
+        with self._lock:
             for standby in [standby for standby in self._waiting if standby.is_ready]:
                 self._waiting.remove(standby)
                 standby.lines.rank = environment["RANK"]
@@ -109,41 +107,28 @@ class Standby:
 
     def started(self, workers: int) -> None:
         """Note that a worker of ``workers`` was started: later, so many processes stand by."""
-        with self._changed:
-            self._wanted, self._not_before = workers, time.monotonic() + self._delay_s
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
             for standby in [standby for standby in self._waiting if standby.process.poll() is not None]:
                 self._waiting.remove(standby)
                 os.close(standby.command)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="standby", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._timer = threading.Timer(self._delay_s, self._fill, (workers,))
+            self._timer.daemon = True
+            self._timer.start()
 
     def close(self) -> None:
         """End the waiting processes."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
             for standby in self._waiting:
                 standby.process.kill()
                 standby.process.wait()
 
-    def _keep(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_closed and (
-                    len(self._waiting) >= self._wanted or time.monotonic() < self._not_before
-                ):
-                    left_s = self._not_before - time.monotonic()
-                    self._changed.wait(min(left_s, REAP_S) if left_s > 0 else REAP_S)
-                    for standby in self._waiting:
-                        # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
-                        standby.process.poll()
-                if self._is_closed:
-                    return
-            if not self._start_one():
-                with self._changed:
-                    self._wanted = 0  # until workers are started again
+    def _fill(self, workers: int) -> None:
+        """Start processes one after the other, until a worker is started again."""
+        while self._timer is threading.current_thread() and len(self._waiting) < workers and self._start_one():
+            pass
 
     def _start_one(self) -> bool:
         free, where = available_bytes()
@@ -153,7 +138,7 @@ class Standby:
         command_end, command = os.pipe()
         ready, ready_end = os.pipe()
         arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end), str(ready_end)]
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return False
             with RankLines() as lines:
@@ -161,15 +146,17 @@ class Standby:
                     [*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True,
                     stdout=lines.end, stderr=lines.end,
                 )  # fmt: skip
-            one = _Waiting(process=process, command=command, lines=lines)
-            self._waiting.append(one)
+            standby = _Waiting(process=process, command=command, lines=lines)
+            self._waiting.append(standby)
+        # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
+        threading.Thread(target=process.wait, name="standby-reaper", daemon=True).start()
         os.close(command_end)
         os.close(ready_end)
         with os.fdopen(ready, "rb") as pipe:
-            one.is_ready = pipe.read() == b"1"
-        if one.is_ready:
+            standby.is_ready = pipe.read() == b"1"
+        if standby.is_ready:
             logger.info("standby: process %d %s", process.pid, READY)
-        return one.is_ready
+        return standby.is_ready
 
 
 def wait_for_command(command: int, ready: int, modules: Sequence[str]) -> None:
