@@ -171,7 +171,8 @@ class Ledger:
         self._progress_at = time.monotonic()
         self._append("train", step=step)
         try:
-            self._flush()
+            if self._sink is not None:
+                self._sink.flush()
         except (OSError, TrainingError) as error:
             raise CheckpointError(f"training does not begin, since no checkpoint could be saved: {error}") from error
 
@@ -203,13 +204,10 @@ class Ledger:
     def flush(self) -> None:
         """Make the events so far durable."""
         try:
-            self._flush()
+            if self._sink is not None:
+                self._sink.flush()
         except (OSError, TrainingError) as error:
             logger.error("ledger: cannot flush: %s", error)
-
-    def _flush(self) -> None:
-        if self._sink is not None:
-            self._sink.flush()
 
     def _append(self, event: str, *, at: float | None = None, **fields: Any) -> None:
         if self._sink is None:
