@@ -70,7 +70,6 @@ class SpotTolerantRun:
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
         checkpoint_every: steps between checkpoints instead of seconds.
         agree_every: steps between two agreements, for which a notice waits; default: about one a second.
-        hang_timeout_s: longest step (the first: three times as long); default: ``GPUFLEET_HANG_TIMEOUT_S``, else 600.
         rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
             it for a bit-equal resume: it lays its gradient buckets, and so the order of sums, out after its first pass.
         save_frozen: checkpoints hold parameters without gradients too; False where each start makes them the same.
@@ -101,7 +100,6 @@ class SpotTolerantRun:
         checkpoint_every: int | None = None,
         keep: int = 3,
         agree_every: int | None = None,
-        hang_timeout_s: float | None = None,
         watcher: Watcher | None = None,
         rehearsal: Callable[[], object] | None = None,
         save_frozen: bool = True,
@@ -116,7 +114,7 @@ class SpotTolerantRun:
             raise ConfigurationError(
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )
-        self._hang_timeout_s = hang_timeout_s or positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
+        self._hang_timeout_s = positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self._checkpoints = StoredCheckpoints(
             as_store(store),
@@ -181,11 +179,6 @@ class SpotTolerantRun:
         if self._shares is None:
             return 1.0
         return self._shares[self._data.rank] * self._data.size / self._order.global_batch
-
-    @property
-    def last_stall_s(self) -> float | None:
-        """Seconds that the last checkpoint stopped training, with its copy: an upper bound on a GPU."""
-        return self._saver.last_stall_s
 
     def __enter__(self) -> Self:
         try:

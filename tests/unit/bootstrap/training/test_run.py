@@ -364,7 +364,8 @@ def test_a_long_evaluation_in_a_step_is_no_hang(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.25)
             assert training.run.goes_on()
 
-    training = Training(str(tmp_path), hang_timeout_s=1.5)
+    monkeypatch.setenv("GPUFLEET_HANG_TIMEOUT_S", "1.5")
+    training = Training(str(tmp_path))
     training.train(at_step=evaluate)
     assert exits == []
 
@@ -397,7 +398,7 @@ def test_interval_follows_stall_and_mtbf(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("GPUFLEET_MTBF_S", "7200")
     training = Training(str(tmp_path))
     training.train(12)
-    stall_s = training.run.last_stall_s
+    stall_s = training.run._saver.last_stall_s
     assert stall_s is not None
     assert training.run._saver.interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
 
@@ -607,8 +608,9 @@ def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
     monkeypatch.setattr("bootstrap.training.heartbeat._exit_now", exits.append)
     Training(str(tmp_path)).train(4)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setenv("GPUFLEET_HANG_TIMEOUT_S", "0.1")
     with pytest.raises(ConfigurationError, match="same scheduler"):
-        Training(str(tmp_path), scheduler=None, hang_timeout_s=0.1, watcher=Watcher(None)).train()
+        Training(str(tmp_path), scheduler=None, watcher=Watcher(None)).train()
     time.sleep(1)
     assert exits == [] and [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
