@@ -179,10 +179,7 @@ class OptimizerStates:
         return 1 if self._inner is not self._optimizer else self._world_size
 
     def restore(
-        self,
-        values: Mapping[str, Any],
-        saved: Mapping[str, SavedTensor],
-        own: list[list[str]],
+        self, values: Mapping[str, Any], saved: Mapping[str, SavedTensor], own: list[list[str]],
         born: list[list[str]] | None,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Restore plain values, and return new state tensors by key, which the caller fills.

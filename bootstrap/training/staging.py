@@ -157,13 +157,14 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
     client = make_client(attempts=8, connections=THREADS)
     base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
+        if not (done := _complete_files(folder)):
+            shutil.rmtree(folder, ignore_errors=True)  # what is in it may be of an earlier list of objects
         folder.mkdir(parents=True, exist_ok=True)
-        done = _complete_files(folder)
         (folder / COMPLETE).unlink(missing_ok=True)
         for name in done.keys() - objects.keys():
             (folder / name).unlink(missing_ok=True)
         missing = {name: entry for name, entry in objects.items() if done.get(name) != entry}
-        kept = [json.dumps([name, *entry]) for name, entry in done.items() if name not in missing]
+        kept = [json.dumps([name, *entry]) for name, entry in objects.items() if name not in missing]
         _replace(folder / JOURNAL, "\n".join([boot_id(), *kept]))
         _check_space(uri, folder, missing)
         sizes_gib = [_bytes(some) / 2**30 for some in (objects, missing)]

@@ -205,13 +205,9 @@ class TrainingState:
         return geometries | self.geometries(snapshot.now)
 
     def restore(
-        self,
-        values: Mapping[str, Any],
-        saved: Mapping[str, SavedTensor],
-        *,
-        buffers_of: int,
+        self, values: Mapping[str, Any], saved: Mapping[str, SavedTensor], *, buffers_of: int,
         changes: Mapping[str, Any],
-    ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:  # fmt: skip
         """Tensors to fill by key, and a function to call when they are filled.
 
         ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved. ConfigurationError:

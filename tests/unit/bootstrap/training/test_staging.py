@@ -154,6 +154,7 @@ def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
         monkeypatch.setattr(staging, "boot_id", lambda boot=boot: boot)
         if not is_complete:
             (folder / staging.COMPLETE).unlink()
+            (folder / "gone.bin").write_bytes(b"an object that was deleted meanwhile")
         stage(URI)
         after = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
         assert (after == before) == is_complete and contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
