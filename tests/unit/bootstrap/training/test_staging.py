@@ -148,7 +148,7 @@ def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
         assert staging.main() == 0
 
     # A reboot after the end of the copy changes nothing; one before it leaves files whose bytes may not be on disk.
-    before = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.bin")}
     monkeypatch.delenv(staging.DATA_VARIABLE)
     for boot, is_complete in (("second", True), ("third", False)):
         monkeypatch.setattr(staging, "boot_id", lambda boot=boot: boot)
@@ -156,7 +156,7 @@ def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
             (folder / staging.COMPLETE).unlink()
             (folder / "gone.bin").write_bytes(b"an object that was deleted meanwhile")
         stage(URI)
-        after = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
+        after = {path: path.stat().st_mtime_ns for path in folder.rglob("*.bin")}
         assert (after == before) == is_complete and contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
 
     monkeypatch.setattr(sys, "argv", ["staging", f"s3://{BUCKET}/nothing"])
