@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from bootstrap.training.errors import ConfigurationError
 
-ALGORITHM = "crc64nvme" if find_spec("awscrt") else "crc32"
+# Functions by name, each with the number of its hexadecimal digits; the last is the fastest.
+FUNCTIONS: dict[str, tuple[Callable[[memoryview], int], int]] = {"crc32": (zlib.crc32, 8)}
+try:
+    from awscrt.checksums import crc64nvme
+except ImportError:
+    pass
+else:
+    FUNCTIONS["crc64nvme"] = (crc64nvme, 16)
+ALGORITHM = list(FUNCTIONS)[-1]
 
 
 def checksum(view: memoryview, algorithm: str = ALGORITHM) -> str:
     """Checksum of the bytes, ``crc64nvme:`` and 16 hexadecimal digits; other threads run meanwhile."""
-    function, digits = _function(algorithm)
+    if algorithm not in FUNCTIONS:
+        raise ConfigurationError(
+            f"checksum algorithm {algorithm!r} is not known here: install awscrt, or resume with a newer gpufleet"
+        )
+    function, digits = FUNCTIONS[algorithm]
     return f"{algorithm}:{function(view.cast('B')):0{digits}x}"
 
 
 def matches(view: memoryview, expected: str) -> bool:
     """True where the bytes have the checksum ``expected``, of any known algorithm."""
     return checksum(view, expected.partition(":")[0]) == expected
-
-
-def _function(algorithm: str) -> tuple[Callable[[memoryview], int], int]:
-    if algorithm == "crc32":
-        return zlib.crc32, 8
-    if algorithm == "crc64nvme":
-        try:
-            from awscrt.checksums import crc64nvme
-        except ImportError as error:
-            raise ConfigurationError(
-                "this checkpoint has CRC-64/NVME checksums, which need the AWS Common Runtime: pip install awscrt"
-            ) from error
-        return crc64nvme, 16
-    raise ConfigurationError(f"checksum algorithm {algorithm!r} is not known here: resume with a newer gpufleet")

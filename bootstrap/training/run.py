@@ -33,7 +33,7 @@ from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.saver import Saver
 from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
-from bootstrap.training.stores import Store, as_store
+from bootstrap.training.stores import Store, open_store
 from bootstrap.training.tracer import Tracer
 from bootstrap.training.watcher import Watcher
 
@@ -117,7 +117,7 @@ class SpotTolerantRun:
         self._hang_timeout_s = positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
         self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
         self._checkpoints = StoredCheckpoints(
-            as_store(store),
+            open_store(store),
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
         )
         self._watcher = watcher or Watcher.from_environment()

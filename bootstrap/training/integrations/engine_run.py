@@ -26,7 +26,7 @@ from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
-from bootstrap.training.stores import Store, as_store
+from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class EngineRun:
             raise ConfigurationError(f"keep {keep} and checkpoint_every {checkpoint_every} must be at least 1")
         allow_numpys_values()
         self.engine = engine
-        self.files = EngineFiles(as_store(store))
+        self.files = EngineFiles(open_store(store))
         self.step = 0
         self._interval_s = checkpoint_interval(checkpoint_interval_s)
         self._every = checkpoint_every

@@ -11,14 +11,16 @@ from bootstrap.training.stores.base import Store
 from bootstrap.training.stores.local import LocalStore
 from bootstrap.training.stores.s3 import S3Store
 
-__all__ = ["LocalStore", "S3Store", "Store", "as_store", "open_store"]
+__all__ = ["LocalStore", "S3Store", "Store", "open_store"]
 
 URI_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 KMS_KEY_VARIABLE = "GPUFLEET_KMS_KEY_ARN"
 
 
-def open_store(uri: str | None = None) -> Store:
-    """Store at ``s3://bucket/prefix`` or in a directory; default: ``GPUFLEET_CHECKPOINT_URI``, which the agent sets."""
+def open_store(uri: Store | str | None = None) -> Store:
+    """Store at ``s3://bucket/prefix`` or in a directory, or the given one; default: ``GPUFLEET_CHECKPOINT_URI``."""
+    if uri is not None and not isinstance(uri, str):
+        return uri
     uri = uri or os.environ.get(URI_VARIABLE)
     if not uri:
         raise ConfigurationError(
@@ -32,8 +34,3 @@ def open_store(uri: str | None = None) -> Store:
     if parts.scheme not in ("", "file"):
         raise ConfigurationError(f"{uri!r}: checkpoints go to s3://BUCKET/PREFIX or a directory, not {parts.scheme}://")
     return LocalStore(Path(parts.path if parts.scheme else uri))
-
-
-def as_store(store: Store | str | None) -> Store:
-    """Store itself, or as ``open_store`` finds it."""
-    return open_store(store) if store is None or isinstance(store, str) else store

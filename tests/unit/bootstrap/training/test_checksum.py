@@ -35,5 +35,5 @@ def test_every_flipped_bit_is_found(algorithm: str) -> None:
 
 
 def test_unknown_algorithm_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match="'xxh9' is not known here: resume with a newer"):
+    with pytest.raises(ConfigurationError, match="'xxh9' is not known here: install awscrt, or resume with a newer"):
         matches(memoryview(b"x"), "xxh9:00")
