@@ -107,6 +107,11 @@ class Training:
         }  # fmt: skip
 
 
+def small_run(model: nn.Module, optimizer: Any, store: object, **arguments: Any) -> SpotTolerantRun:
+    settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "watcher": FakeWatcher()}
+    return SpotTolerantRun(model, optimizer, store=str(store), **(settings | arguments))
+
+
 def assert_same(one: Any, other: Any, where: str = "state") -> None:
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
@@ -313,8 +318,7 @@ def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "store": str(tmp_path), "watcher": FakeWatcher()}
-    with SpotTolerantRun(model, optimizer, extra={"other": other}, **settings) as run:
+    with small_run(model, optimizer, tmp_path, extra={"other": other}) as run:
         for step in run.steps(8):
             for rows in torch.eye(8)[run.sample_indices(step)].chunk(2):
                 model(rows).square().mean().backward()
@@ -616,10 +620,8 @@ def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
 
 
 def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"dataset_size": 9, "global_batch": 1, "store": str(tmp_path), "watcher": FakeWatcher()}
-
     def run_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> SpotTolerantRun:
-        return SpotTolerantRun(model, optimizer, **settings)
+        return small_run(model, optimizer, tmp_path)
 
     model = nn.Linear(8, 4)
     with run_of(model, torch.optim.SGD(model.parameters())) as run:
@@ -646,12 +648,10 @@ def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) 
     ],
 )
 def test_another_optimizer_is_refused_unless_its_states_are_the_same(other: Any, reason: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"dataset_size": 9, "global_batch": 1, "store": str(tmp_path), "watcher": FakeWatcher()}
-
     def train(make: Any, steps: int, dtype: torch.dtype = torch.float32) -> None:
         model = nn.Linear(8, 4, dtype=dtype)
         optimizer = make(model.parameters())
-        with SpotTolerantRun(model, optimizer, **settings) as run:
+        with small_run(model, optimizer, tmp_path) as run:
             for _ in run.steps(steps):
                 model(torch.ones(1, 8, dtype=dtype)).sum().backward()
                 optimizer.step()
@@ -766,8 +766,7 @@ def test_unusual_optimizers_go_on_exactly(kind: Any, tmp_path: Path) -> None:
         model = nn.Linear(8, 200)
         optimizer = kind(model.parameters(), lr=0.1)
         inputs = torch.randn(8, 8)
-        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2}
-        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
+        with small_run(model, optimizer, store, checkpoint_every=2) as run:
             for step in run.steps(8):
                 at_step(step)
                 batch = inputs[run.sample_indices(step)]
@@ -802,8 +801,7 @@ def test_a_second_optimizer_and_a_model_beside_the_first_go_on_exactly(tmp_path:
             "others": torch.optim.AdamW(other.parameters(), lr=0.1),
             "alpha": torch.optim.AdamW([alpha]),
         }
-        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "extra": parts}
-        run = SpotTolerantRun(model, muon, store=str(store), watcher=FakeWatcher(), **settings)
+        run = small_run(model, muon, store, checkpoint_every=2, extra=parts)
         assert set(run._state.optimizers) == {"optimizer", "extra.rest", "extra.others"}
         assert [len(one._optimizer_step_pre_hooks) for one in run._state.steppers] == [1] * 4  # on a GPU each one waits
         with run:
@@ -864,11 +862,8 @@ def test_state_that_a_run_makes_and_changes_is_made_again_by_a_resume(
         torch.manual_seed(0)
         model, other = Lazy(), Lazy()
         optimizer = torch.optim.AdamW(model.head.parameters(), lr=0.1)
-        settings: dict[str, Any] = {
-            "dataset_size": 8, "global_batch": 4, "checkpoint_every": 1, "save_frozen": save_frozen,
-            "extra": {"other": other},
-        }  # fmt: skip
-        with SpotTolerantRun(model, optimizer, store=str(store), watcher=FakeWatcher(), **settings) as run:
+        options: dict[str, Any] = {"checkpoint_every": 1, "save_frozen": save_frozen, "extra": {"other": other}}
+        with small_run(model, optimizer, store, **options) as run:
             for step in run.steps(12):
                 at_step(step)
                 if step == 3:
@@ -900,8 +895,7 @@ def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
     def train(steps: int, wide: bool, at_step: Callable[[int, Any, Any], None]) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9 if wide else 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        settings: dict[str, Any] = {"dataset_size": 8, "global_batch": 4, "checkpoint_every": 2, "keep": 9}
-        with SpotTolerantRun(model, optimizer, store=str(tmp_path), watcher=FakeWatcher(), **settings) as run:
+        with small_run(model, optimizer, tmp_path, checkpoint_every=2, keep=9) as run:
             for step in run.steps(steps):
                 wait_for_writer(step)
                 at_step(step, model, optimizer)
@@ -927,8 +921,7 @@ def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:
     def train(steps: int) -> torch.Tensor:
         model: Any = nn.Sequential(nn.Linear(2, 2))
         model[0].register_buffer("scale", torch.ones(1, 3).expand(4, 3))
-        settings: dict[str, Any] = {"dataset_size": 1, "global_batch": 1, "store": str(tmp_path)}
-        with SpotTolerantRun(model, torch.optim.SGD(model.parameters()), watcher=FakeWatcher(), **settings) as run:
+        with small_run(model, torch.optim.SGD(model.parameters()), tmp_path) as run:
             for _ in run.steps(steps):
                 model[0].scale = model[0].scale + 1
         scale: torch.Tensor = model[0].scale
@@ -947,10 +940,9 @@ def test_an_optimizer_whose_state_dict_leaves_out_another_is_refused(tmp_path: P
 
     model = nn.Linear(2, 2)
     around = Around(model.parameters())
-    settings: dict[str, Any] = {"dataset_size": 1, "global_batch": 1, "store": str(tmp_path)}
     with pytest.raises(ConfigurationError, match=r"Around\.base is an optimizer \(SGD\)"):
-        SpotTolerantRun(model, around, **settings)
-    SpotTolerantRun(model, around, extra={"base": around.base}, **settings)
+        small_run(model, around, tmp_path)
+    small_run(model, around, tmp_path, extra={"base": around.base})
 
 
 class _StatefulOf:
@@ -970,7 +962,7 @@ def test_flat_parameters_are_refused(tmp_path: Path) -> None:
 
     model = nn.Sequential(FullyShardedDataParallel(2, 2))
     with pytest.raises(ConfigurationError, match=r"FSDP1.*fully_shard"):
-        SpotTolerantRun(model, torch.optim.SGD(model.parameters()), dataset_size=1, global_batch=1, store=str(tmp_path))
+        small_run(model, torch.optim.SGD(model.parameters()), tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [{"keep": 0}, {"agree_every": 0}, {"checkpoint_every": 0}])
