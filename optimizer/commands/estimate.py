@@ -132,19 +132,14 @@ def command(
         raise click.UsageError("Missing option '--model' (or '--batch').")
     result = _estimate_one(options, chosen_calibration(calibration))
     _print(result, output_format)
-    slow = fp8_note(result["precision"], result["framework"], compiled=bool(options["compiled"]))
-    write_notes([note for note in (slow, _fit_note(result)) if note])
-
-
-def _fit_note(result: dict[str, Any]) -> str:
-    """Note on a peak that is within the limit on average only; empty for any other."""
-    if result["fit"] != "may not fit":
-        return ""
-    return (
-        f"a peak of {result['peak_memory_gib']:.1f} GiB is within the limit of {result['limit_gib']:.1f}, but one run "
-        f"in twenty needs {result['p95_memory_gib']:.1f} and more, with what CUDA streams keep from each other: it "
-        "runs out, or frees memory in every step; recommend takes no such plan"
-    )
+    notes = [fp8_note(result["precision"], result["framework"], compiled=bool(options["compiled"]))]
+    if result["fit"] == "may not fit":
+        peak, limit, p95 = (result[name] for name in ("peak_memory_gib", "limit_gib", "p95_memory_gib"))
+        notes.append(
+            f"a peak of {peak:.1f} GiB is within the limit of {limit:.1f}, but one run in twenty needs {p95:.1f} and "
+            "more: it runs out, or frees memory in every step; recommend takes no such plan"
+        )
+    write_notes(filter(None, notes))
 
 
 def _given(ctx: click.Context, name: str) -> bool:

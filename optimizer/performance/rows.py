@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, TARGETS, FineTuning
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.case import ELEMENT_BYTES, OPTIMIZERS
 from optimizer.performance.frameworks import MEGATRON, framework_name
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -95,14 +96,13 @@ class Row:
         """Read a number and tell if it is above 0."""
         return self.number(column, default=float(default)) > 0
 
-    def word(self, column: str, known: Mapping[str, str], *, default: str) -> str:
-        """Read a word: the value of ``known`` under the cell's text."""
-        text = self.text(column).lower()
-        if not text:
-            return default
-        if text not in known:
-            raise InvalidInputError(f"{column} is {text!r}", limit=f"one of {', '.join(key for key in known if key)}")
-        return known[text]
+    def word(self, column: str, known: Sequence[str], *, default: str, other: Mapping[str, str] | None = None) -> str:
+        """Read a word of ``known``, or one that ``other`` spells otherwise."""
+        text = self.text(column).lower() or default
+        other = other or {}
+        if text not in (default, *known, *other):
+            raise InvalidInputError(f"{column} is {text!r}", limit=f"one of {', '.join((*known, *other))}")
+        return other.get(text, text)
 
 
 # Llama rounds 8/3 of the hidden size up to a multiple (https://github.com/meta-llama/llama, llama/model.py).
@@ -111,13 +111,12 @@ SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
 # Architectures that the columns of a shape do not describe.
 _BY_NAME = ("cnn", "seq2seq", "image", "speech")
-ARCHITECTURES = {name: name for name in ("decoder", "encoder", *_BY_NAME)}
-ARCHITECTURES |= {"llama": "decoder", "gpt": "decoder"}
 
 
 def read_model(row: Row) -> ModelSpec:
     """Read the model of a row."""
-    architecture = row.word("architecture", ARCHITECTURES, default="")
+    other = {"llama": "decoder", "gpt": "decoder"}
+    architecture = row.word("architecture", ("decoder", "encoder", *_BY_NAME), default="", other=other)
     name = row.text("model")
     preset = presets().get(name.lower())
     if architecture in _BY_NAME:
@@ -194,16 +193,13 @@ def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
 
-# Spellings of the columns' words.
-SHARDINGS = {name: name for name in ("ddp", "zero1", "zero2", "zero3")}
-SHARDINGS |= {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
-CHECKPOINTINGS = {name: name for name in ("none", "selective", "full")}
-CHECKPOINTINGS |= {"selective_op": "selective", "op": "selective"}
-PRECISIONS = {name: name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
-PRECISIONS |= {"pure-bf16": "pure-bf16", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
-ATTENTIONS = {"flash": "flash", "sdpa": "flash", "fused": "flash", "unfused": "unfused", "eager": "unfused"}
-EXPERTS = {"grouped": "grouped", "grouped_mm": "grouped", "loop": "loop", "eager": "loop"}
-OPTIMIZERS = {name: name for name in ("adamw", "adam", "sgd", "adafactor", "adamw8bit")}
+# Words of the columns, and other spellings of them.
+OTHER_SHARDINGS = {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
+OTHER_CHECKPOINTINGS = {"selective_op": "selective", "op": "selective"}
+PRECISIONS = (*ELEMENT_BYTES, PURE)
+OTHER_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
+OTHER_EXPERTS = {"grouped_mm": "grouped", "eager": "loop"}
+OTHER_ATTENTIONS = {"sdpa": "flash", "fused": "flash", "eager": "unfused"}
 
 
 def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
@@ -213,8 +209,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     gpu = find_gpu(row.text("gpu"), gpus)
     count = row.count("gpus", default=1)
     per_node = min(row.count("gpus_per_node", default=min(USUAL_GPUS_PER_NODE, count)), count)
-    names = ("tensor", "pipeline", "context", "expert")
-    ranks = {name: row.count(f"{name}_parallel", default=1) for name in names}
+    ranks = {name: row.count(f"{name}_parallel", default=1) for name in ("tensor", "pipeline", "context", "expert")}
     tensor, pipeline, context, expert = ranks.values()
     splits_sequence = row.flag("sequence_parallel")
     data = data_ranks(count, tensor, pipeline, context)
@@ -222,8 +217,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     hardware = build_hardware(gpu, per_node, network)
     tuning = _tuning(row)
     usual = default_sharding(model, data * context, pipeline, tuning)
-    sharding = row.word("sharding", SHARDINGS, default=usual)
-    attention = row.word("attention", ATTENTIONS, default="flash")
+    sharding = row.word("sharding", types.SHARDINGS, default=usual, other=OTHER_SHARDINGS)
+    attention = row.word("attention", ("flash", "unfused"), default="flash", other=OTHER_ATTENTIONS)
     framework = framework_name(row.text("framework"), cnn=cnn)
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
@@ -244,13 +239,13 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         seq_len=None if cnn else row.count("seq_len", default=0) or None,
         framework=framework,
         gpu=gpu,
-        precision=row.word("precision", PRECISIONS, default="bf16"),  # type: ignore[arg-type]
-        optimizer=row.word("optimizer", OPTIMIZERS, default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
+        precision=row.word("precision", PRECISIONS, default="bf16", other=OTHER_PRECISIONS),  # type: ignore[arg-type]
+        optimizer=row.word("optimizer", tuple(OPTIMIZERS), default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         compiled=row.flag("compiled"),
         tuning=tuning,
         target_len=row.count("target_len", default=0, least=0) or None,
-        experts=row.word("experts_implementation", EXPERTS, default="") or None,  # type: ignore[arg-type]
+        experts=row.word("experts_implementation", ("grouped", "loop"), default="", other=OTHER_EXPERTS) or None,  # type: ignore[arg-type]
     )
     # A source's remarks name what no column does.
     remarks = row.text("uncertain")
@@ -262,6 +257,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         optimizer_instances=2 if "part of the data ranks" in remarks else 1,
         fused_loss="fused cross-entropy" in remarks,
     )
+    names = types.CHECKPOINTINGS
+    checkpointing = row.word("activation_checkpointing", names, default="none", other=OTHER_CHECKPOINTINGS)
     micro_batch = row.count("micro_batch", default=1)
     virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
     # Runs that split the model make up a usual step, and keep the bubble small.
@@ -280,7 +277,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         sharding=types.SHARDINGS.index(sharding),
         micro_batch=micro_batch,
         grad_accum=row.count("grad_accum", default=usual_accumulation),
-        checkpointing=types.CHECKPOINTINGS.index(row.word("activation_checkpointing", CHECKPOINTINGS, default="none")),
+        checkpointing=types.CHECKPOINTINGS.index(checkpointing),
     )
     return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=count)
 
@@ -292,9 +289,9 @@ def _tuning(row: Row) -> FineTuning:
         limit = "none, embedding, or a number of first layers"
         raise InvalidInputError(f"frozen is {frozen!r}", limit=limit)
     return FineTuning(
-        method=row.word("method", {name: name for name in METHODS}, default="full"),
+        method=row.word("method", METHODS, default="full"),
         lora_rank=row.count("lora_rank", default=FULL_TRAINING.lora_rank),
-        lora_targets=row.word("lora_targets", {name: name for name in TARGETS}, default="all"),
+        lora_targets=row.word("lora_targets", TARGETS, default="all"),
         frozen=frozen,
     )
 
