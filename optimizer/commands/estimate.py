@@ -137,7 +137,8 @@ def command(
         peak, limit, p95 = (result[name] for name in ("peak_memory_gib", "limit_gib", "p95_memory_gib"))
         notes.append(
             f"a peak of {peak:.1f} GiB is within the limit of {limit:.1f}, but one run in twenty needs {p95:.1f} and "
-            "more: it runs out, or frees memory in every step; recommend takes no such plan"
+            "more, with what CUDA streams keep from each other: it runs out, or frees memory in every step; recommend "
+            "takes no such plan"
         )
     write_notes(filter(None, notes))
 

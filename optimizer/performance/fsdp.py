@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from optimizer.performance.case import Case
-from optimizer.performance.types import ZERO2, ZERO3, Number
+from optimizer.performance.types import ZERO2, ZERO3, Flag, Number
 
 # Bytes of gradients with their reduction, of activations, and of gathered parameters.
 Moment = tuple[Number, ...]
@@ -30,7 +30,7 @@ def _units(x: Case) -> tuple[Number, Number, Number, Number]:
     return layer, np.where(apart, 0.0, ends), np.where(apart, table, 0.0), table
 
 
-def _is_tied(x: Case) -> Number:
+def _is_tied(x: Case) -> Flag:
     """Flag one table, or a stage with one."""
     return (x.model.embedding_parameters < 2.0 * x.table_parameters) | (x.pipeline > 1)
 

@@ -6,7 +6,6 @@ The peak is at the loss or at the end of the backward pass, on the first pipelin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -43,75 +42,23 @@ MEASURED_PEERS = 8.0
 FRAGMENTATION = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """Bytes at the peak, at the loss or at the end of the backward pass.
+    """Bytes of the peak and its parts, at the loss or at the end of the backward pass.
 
     Attributes:
+        p95: 95th percentile of the bytes that the allocator holds, with those that only other streams can use. A block
+            belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
+            management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the
+            backward pass frees of activations. Where no room is left, the allocator returns all free blocks to the
+            driver in each step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
         nccl: NCCL's buffers.
-        uneven: activations of experts above a mean that the router need not keep.
-        margin: 95th percentile of a measured peak above the estimated one, as a share of the estimate.
     """
 
-    weights: Number
-    state: Number
-    buckets: Number
-    workspace: Number
-    early: Number  # gradients at the loss
-    saved: Number
-    working: Number
-    logits: Number
-    cast: Number
-    gradients: Number  # at the end, as the next two
-    activations: Number
-    gathered: Number
-    reduced: Number
-    uneven: Number
+    parts: dict[str, Number]
+    peak: Number
+    p95: Number
     nccl: Number
-    margin: Number
-
-    @cached_property
-    def at_loss(self) -> Number:
-        """Bytes that only the loss has."""
-        return self.early + self.saved + np.maximum(self.logits, self.working) + self.cast
-
-    @cached_property
-    def at_end(self) -> Number:
-        """Bytes that only the end of the backward pass has."""
-        return self.gradients + self.activations + self.gathered
-
-    @property
-    def peak(self) -> Number:
-        """Sum of ``parts``."""
-        return self.weights + self.state + self.buckets + np.maximum(self.at_loss, self.at_end) + self.workspace
-
-    @property
-    def parts(self) -> dict[str, Number]:
-        """Bytes by part at the peak."""
-        at_loss = self.at_loss >= self.at_end
-        return {
-            "weights": self.weights + np.where(at_loss, self.cast, self.gathered),
-            "gradients": np.where(at_loss, self.early, self.gradients),
-            "optimizer_state": self.state,
-            "activations": np.where(
-                at_loss, self.saved + np.maximum(self.working - self.logits, 0.0), self.activations
-            ),
-            "logits": np.where(at_loss, self.logits, 0.0),
-            "communication": self.buckets,
-            "workspace": self.workspace,
-        }
-
-    @property
-    def p95(self) -> Number:
-        """95th percentile of the bytes that the allocator holds, with those that only other streams can use.
-
-        A block belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
-        management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the backward
-        pass frees of activations. Where no room is left, the allocator returns all free blocks to the driver in each
-        step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
-        """
-        streams = self.at_loss + self.reduced - np.maximum(self.at_loss, self.at_end)
-        return self.peak * (1.0 + self.margin) + np.maximum(streams, 0.0) + self.uneven
 
 
 def memory(x: Case) -> PeakMemory:
@@ -162,24 +109,28 @@ def memory(x: Case) -> PeakMemory:
         widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.layer.query) / x.tensor
     streams = GROUPED_STREAMS if x.groups_experts and x.model.experts else 0.0
     fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
+    final, activations, gathered = end
+    at_loss, at_end = early + saved + np.maximum(logits, kept.working) + cast, final + activations + gathered
+    is_loss, most = at_loss >= at_end, np.maximum(at_loss, at_end)
+    weights = np.where(zero3 | gathers_all, sharded, held) * state.weight
+    own_states = np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
+    optimizer = own_states * (state.optimizer + state.master)
+    workspace = WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES
+    peak = weights + optimizer + buckets + most + workspace
     return PeakMemory(
-        weights=np.where(zero3 | gathers_all, sharded, held) * state.weight,
-        state=np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
-        * (state.optimizer + state.master),
-        buckets=buckets,
-        workspace=WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES,
-        early=early,
-        saved=saved,
-        working=kept.working,
-        logits=logits,
-        cast=cast,
-        gradients=end[0],
-        activations=end[1],
-        gathered=end[2],
-        reduced=reduced,
-        uneven=saved * kept.uneven,
+        parts={
+            "weights": weights + np.where(is_loss, cast, gathered),
+            "gradients": np.where(is_loss, early, final),
+            "optimizer_state": optimizer,
+            "activations": np.where(is_loss, saved + np.maximum(kept.working - logits, 0.0), activations),
+            "logits": np.where(is_loss, logits, 0.0),
+            "communication": buckets,
+            "workspace": workspace,
+        },
+        peak=peak,
+        # A router that nobody forces to balance fills experts above their mean.
+        p95=peak * (1.0 + _margin(x)) + np.maximum(at_loss + reduced - most, 0.0) + saved * kept.uneven,
         nccl=_nccl_bytes(x),
-        margin=_margin(x),
     )
 
 
