@@ -1,10 +1,11 @@
-"""``gpufleet blocks``: find Capacity Blocks that AWS offers, and buy one."""
+"""``gpufleet blocks``: find Capacity Blocks that AWS offers, list them by their days, and buy one."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeVar
 
@@ -17,13 +18,16 @@ from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.long_help import LongCommand
-from optimizer.commands.options import Hours, WholeSentences, plan_number_option, read_plan_argument
+from optimizer.commands.options import Hours, WholeSentences, plan_arguments, plan_number_option, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan
 from optimizer.preflight.model import Unknown, ask
 
+# Days of a calendar. A block starts up to eight weeks ahead:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
+CALENDAR, MOST_AHEAD = timedelta(days=60), timedelta(weeks=8)
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -79,7 +83,7 @@ def command() -> None:
 
     \b
     Example:
-      gpufleet blocks find plans.json
+      gpufleet blocks calendar plans.json
       gpufleet blocks buy cb-0123456789abcdef0 plans.json
     """
 
@@ -102,19 +106,10 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
       gpufleet blocks find plans.json --from 2026-12-01
       gpufleet blocks find --instance-type p5.48xlarge --nodes 4 --hours 3d --region us-east-2 --format csv
     """
-    now = datetime.now(UTC)
     chosen = read_plan_argument(plan, plan_number) if plan else None
     search = _search(chosen, **flags)
     offered = _offered(search)
-    fitting = [offering for offering in offered if chosen is None or blocks.fits(chosen, offering.times, now)]
-    if offered or output_format != "table":
-        rows = [
-            _row(offering, search, now) | {"fits_p95": offering in fitting if chosen else None} for offering in offered
-        ]
-        columns = {name: name for name in FIELDS}
-        if output_format == "table":
-            columns, rows = TABLE, [_readable(row, offering) for row, offering in zip(rows, offered, strict=True)]
-        write_rows(rows, columns, output_format, spare=SPARE)
+    fitting = _write_offered(offered, search, chosen, output_format)
     if not fitting:
         raise NothingFeasibleError(
             f"AWS offers no Capacity Block of {search} in {search.region}"
@@ -123,6 +118,61 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
         )
     words = ["gpufleet", "blocks", "buy", fitting[0].id, *_again(plan, plan_number, search)]
     say(f"next: {shlex.join(words)}", err=True)
+
+
+@command.command()
+@plan_arguments
+@click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
+@format_option
+def calendar(plan: str, plan_number: int, region: str | None, output_format: str) -> None:
+    """List the Capacity Blocks of the next 60 days for PLAN's nodes and hours, the earliest first.
+
+    AWS answers with few blocks at once, so each week is asked for by itself; columns and permission are those of find.
+    Nothing is bought.
+
+    Exit status: 0 a block fits, 1 AWS cannot be asked, 2 wrong usage, 3 none is offered, or none that PLAN fits into.
+
+    \b
+    Example:
+      gpufleet blocks calendar plans.json
+      gpufleet blocks calendar plans.json --region us-east-2 --format json
+    """
+    chosen = read_plan_argument(plan, plan_number)
+    nothing: dict[str, Any] = dict.fromkeys(("instance_type", "nodes", "hours", "start", "until"))
+    whole, now = _search(chosen, region=region, **nothing), datetime.now(UTC).replace(microsecond=0)
+    found: dict[str, tuple[Offering, Search]] = {}
+    for day in range(0, MOST_AHEAD.days, 7):
+        is_last = day + 7 >= MOST_AHEAD.days
+        until = now + (CALENDAR if is_last else timedelta(days=day + 7)) + timedelta(hours=whole.hours)
+        search = replace(whole, start=now + timedelta(days=day) if day else None, until=until)
+        found = {offering.id: (offering, search) for offering in _offered(search)} | found
+    offered = sorted((offering for offering, _ in found.values()), key=lambda offering: offering.times.start)
+    fitting = _write_offered(offered, whole, chosen, output_format)
+    if not fitting:
+        raise NothingFeasibleError(
+            f"AWS offers no Capacity Block of {whole} in {whole.region} within {CALENDAR.days} days that the run fits",
+            next_step="another --region; fewer nodes; gpufleet recommend --purchase on-demand",
+        )
+    cheapest, search = found[min(fitting, key=lambda offering: offering.usd).id]
+    words = ["gpufleet", "blocks", "buy", cheapest.id, *_again(plan, plan_number, search)]
+    say(f"next, the cheapest that fits: {shlex.join(words)}", err=True)
+
+
+def _write_offered(
+    offered: Sequence[Offering], search: Search, plan: FleetPlan | None, output_format: str
+) -> list[Offering]:
+    """Print offerings, and return those that the plan fits into, in the same order."""
+    now = datetime.now(UTC)
+    fitting = [offering for offering in offered if plan is None or blocks.fits(plan, offering.times, now)]
+    if offered or output_format != "table":
+        rows = [
+            _row(offering, search, now) | {"fits_p95": offering in fitting if plan else None} for offering in offered
+        ]
+        columns = {name: name for name in FIELDS}
+        if output_format == "table":
+            columns, rows = TABLE, [_readable(row, offering) for row, offering in zip(rows, offered, strict=True)]
+        write_rows(rows, columns, output_format, spare=SPARE)
+    return fitting
 
 
 def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from optimizer.aws import clients, errors
 from optimizer.catalog import load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.commands.output import format_option, write_rows
-from optimizer.commands.pulumi_engine import INSTALL_PAGE
 from optimizer.contract.errors import GpufleetError
 from optimizer.performance import calibration
 
@@ -87,7 +86,11 @@ def _list_installed() -> Iterator[dict[str, Any]]:
         quiet = {**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"}
         done = subprocess.run([program, "version"], capture_output=True, text=True, check=False, env=quiet)
         found = done.stdout.strip() or done.stderr.strip()
-    yield _row("Pulumi CLI", found, "" if found else f"install it for up, down and move: {INSTALL_PAGE}")
+    yield _row(
+        "Pulumi CLI",
+        found,
+        "" if found else "up, down and move need it: https://www.pulumi.com/docs/iac/download-install/",
+    )
 
 
 def _find_version(package: str) -> str | None:

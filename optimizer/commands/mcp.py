@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -128,7 +129,10 @@ async def call(tool: str, arguments: Mapping[str, Any]) -> tuple[list[str], bool
         if tool not in TOOLS:
             raise InvalidInputError(f"there is no tool {tool}", limit=", ".join(TOOLS))
         with TemporaryDirectory() as folder:
-            words = write_words(tool, arguments, Path(folder))
+            try:
+                words = write_words(tool, arguments, Path(folder))
+            except ModuleNotFoundError:  # the command names the extra that it needs
+                words = [tool, "--format=json"]
             pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
             # Standard input has the protocol's messages. -P: no module of the current folder is imported by chance.
             process = await asyncio.create_subprocess_exec(
@@ -168,8 +172,11 @@ def command() -> None:
     from mcp.server.stdio import stdio_server
 
     async def list_tools(_: object, __: object) -> types.ListToolsResult:
-        reads = types.ToolAnnotations(read_only_hint=True)
-        return types.ListToolsResult(tools=[types.Tool(**describe_tool(name), annotations=reads) for name in TOOLS])
+        tools, reads = [], types.ToolAnnotations(read_only_hint=True)
+        for name in TOOLS:
+            with suppress(ModuleNotFoundError):  # preview and preflight need an extra
+                tools.append(types.Tool(**describe_tool(name), annotations=reads))
+        return types.ListToolsResult(tools=tools)
 
     async def call_tool(_: object, given: types.CallToolRequestParams) -> types.CallToolResult:
         texts, is_error = await call(given.name, given.arguments or {})

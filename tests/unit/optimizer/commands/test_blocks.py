@@ -132,6 +132,36 @@ def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, ma
     assert code == 1 and "allow ec2:DescribeCapacityBlockOfferings" in err
 
 
+def test_a_calendar_asks_for_each_week_and_names_the_cheapest_that_fits(
+    gpufleet: Gpufleet, market: FakeAws, plan: str
+) -> None:
+    later = offering("cb-later", "500", StartDate=START + timedelta(days=30), EndDate=END + timedelta(days=30))
+    weeks = {2: [offering(ID, "566.40"), offering("cb-short", "60", StartDate=END - timedelta(hours=5))], 4: [later]}
+    first = [offering(ID, "566.40")]
+
+    def answer(asked: dict[str, Any]) -> Answer:
+        week = (asked["StartDateRange"] - NOW) // timedelta(weeks=1) if "StartDateRange" in asked else 0
+        return {"CapacityBlockOfferings": weeks.get(week, []) if week else first}
+
+    market.answers["DescribeCapacityBlockOfferings"] = answer
+    code, out, err = gpufleet("blocks", "calendar", plan, "--format", "json")
+    assert code == 0, err
+    rows = json.loads(out)
+    assert code == 0 and [row["offering_id"] for row in rows] == [ID, "cb-short", "cb-later"]
+    assert [row["fits_p95"] for row in rows] == [True, False, True]
+    asked = market.asked("DescribeCapacityBlockOfferings")
+    assert len(asked) == 8, "a question a week"
+    starts = [call["StartDateRange"] for call in asked[1:]]
+    assert "StartDateRange" not in asked[0] and starts == [NOW + timedelta(weeks=week) for week in range(1, 8)]
+    ends = [call["EndDateRange"] - timedelta(hours=call["CapacityDurationHours"]) for call in asked]
+    assert ends[:-1] == starts and ends[-1] == NOW + timedelta(days=60), "no day is left out"
+    start = (NOW + timedelta(weeks=4)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert f"gpufleet blocks buy cb-later {plan} --region us-east-1 --from {start}" in err
+    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
+    assert gpufleet("blocks", "calendar", plan)[0] == 3
+    assert purchases(market) == []
+
+
 def test_buy_shows_and_buys_nothing_without_the_exact_price(
     gpufleet: Gpufleet, market: FakeAws, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
