@@ -1,8 +1,8 @@
 """Nearest plans: where no plan keeps the limits, the plans that keep them with one limit moved, or two.
 
 Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
-instance types and purchase options that the request names are opened to all, the batch moves to one that other numbers
-of nodes or GPUs divide, and GPUs without bf16 train in fp16.
+instance types and purchase options that the request names are opened to all, the batch moves to one that a node's GPUs
+divide, and GPUs without bf16 train in fp16.
 """
 
 from __future__ import annotations
@@ -27,14 +27,10 @@ from optimizer.search.reach import AXES
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
 _MORE_NODES = 4
 _MOST_NODES = 1000  # of a request
-# Batches that fleets of 3, 5 and 6 nodes divide too, the numbers that most divide first; the nearest multiple of one,
-# at most an eighth away, moves the batch less than a published one to the next (global_batch.py).
-_DIVISIBLE = (480, 240, 120, 60)
-_MOST_OF_BATCH = 1 / 8
-# GPUs of the largest nodes. A batch that they do not divide moves to their nearest multiple, which may be a third away:
+# A batch that the GPUs of the largest nodes do not divide moves to their nearest multiple, which may be a third away:
 # from 6 samples on there is one.
-NODE_GPUS = 8
-_MOST_OF_SMALL_BATCH = 1 / 3
+_NODE_GPUS = 8
+_MOST_OF_BATCH = 1 / 3
 # Distance of a plan whose only change is an opened list, for the order: as far as a limit that doubles.
 _OPENED = 1.0
 _FLAGS = {
@@ -156,7 +152,7 @@ def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str)
 
 def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     """Changes of the request that may give a plan: another batch, fp16, more nodes, opened lists."""
-    limits, near = problem.request.constraints, divisible_batch(problem)
+    limits, near = problem.request.constraints, _divisible_batch(problem)
     changes: list[dict[str, Any]] = [{"global_batch": near}] if near else []
     known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
     # T4 and V100 do not compute in bf16.
@@ -171,26 +167,12 @@ def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     return changes
 
 
-def divisible_batch(problem: Problem) -> int | None:
-    """Return a near batch that more numbers of GPUs divide; None without one, or with given steps."""
-    near = near_batch(problem.amount.global_batch)
-    is_given = problem.request.workload.steps is not None
-    return None if is_given or near == problem.amount.global_batch or near > problem.amount.samples else near
-
-
-def near_batch(batch: int) -> int:
-    """Return a near batch that more numbers of GPUs divide, or ``batch`` where there is none."""
-    near = [_multiple(batch, unit, _MOST_OF_BATCH) for unit in _DIVISIBLE]
-    if batch % NODE_GPUS:
-        near = [moved for moved in near if moved % NODE_GPUS == 0]
-        near.append(_multiple(batch, NODE_GPUS, _MOST_OF_SMALL_BATCH))
-    return next(filter(None, near), batch)
-
-
-def _multiple(batch: int, unit: int, most: float) -> int:
-    """Nearest multiple of ``unit``; 0 where it is more than that part of ``batch`` away."""
-    near = round(batch / unit) * unit
-    return near if abs(near - batch) <= most * batch else 0
+def _divisible_batch(problem: Problem) -> int | None:
+    """Return the nearest batch that a node's GPUs divide; None without a near one, or with given steps."""
+    batch = problem.amount.global_batch
+    near = round(batch / _NODE_GPUS) * _NODE_GPUS
+    moves = 0 < abs(near - batch) <= _MOST_OF_BATCH * batch and near <= problem.amount.samples
+    return near if moves and problem.request.workload.steps is None else None
 
 
 def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
@@ -237,12 +219,8 @@ def describe_wider(problem: Problem) -> str:
     if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
         return ""
     # Every sharding without a split is simpler than a split.
-    kinds: tuple[str, ...] = ("data",)
-    found = _change(problem, {"parallelism": kinds}, alone=True)
-    if not found and (found := _change(problem, {"parallelism": AXES}, alone=True)):
-        # Once more with what it needs: the command that is named must find this plan.
-        kinds = ("data", *found[0].plan.parallelism.beyond_data)
-        found = _change(problem, {"parallelism": kinds}, alone=True)
+    tried = (_change(problem, {"parallelism": kinds}, alone=True) for kinds in (("data",), AXES))
+    found = next(filter(None, tried), None)
     if not found:
         return ""
     plan = found[0].plan
@@ -250,5 +228,5 @@ def describe_wider(problem: Problem) -> str:
         f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
         f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
         f"{usd_text(plan.cost_usd.expected, is_old=plan.spot_range is not None)} USD expected: --parallelism "
-        f"{','.join(kinds)} plans it"
+        f"{','.join(('data', *plan.parallelism.beyond_data))} plans it"
     )

@@ -74,36 +74,28 @@ def read_hub_config(text: str) -> HubConfig:
             path = Path(kept)
         data = json.loads(path.read_text(encoding="utf-8"))
     except errors.GatedRepoError as error:
-        raise InvalidInputError(
-            f"model {text!r} is a gated repository of the Hugging Face Hub",
-            limit="a token of an account that was granted access",
-            why="its owner asks for a licence to be accepted",
-            next_step=f"accept it at https://huggingface.co/{repository} and run hf auth login, or "
-            f"{_by_hand(repository)}",
+        raise _refused(
+            text,
+            "is a gated repository of the Hugging Face Hub",
+            f"accept its licence at https://huggingface.co/{repository}, then hf auth login; or {_by_hand(repository)}",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise InvalidInputError(
-            f"model {text!r}: {repository} has no revision {revision}",
-            limit="a branch, tag or commit of the repository",
-            next_step=f"https://huggingface.co/{repository}/commits/main lists them",
-        ) from error
+        commits = f"https://huggingface.co/{repository}/commits/main lists them"
+        raise _refused(text, f"has no revision {revision}", commits) from error
     except errors.RepositoryNotFoundError as error:
-        raise InvalidInputError(
-            f"model {text!r}: the Hugging Face Hub has no such repository, or it is private",
-            limit="org/name of a model, with a token where it is private",
-            next_step=f"look at https://huggingface.co/models?search={repository.split('/')[1]}, or run hf auth login",
-        ) from error
+        look = f"look at https://huggingface.co/models?search={repository.split('/')[1]}, or run hf auth login"
+        raise _refused(text, "is no such repository of the Hugging Face Hub, or a private one", look) from error
     except errors.EntryNotFoundError as error:
-        raise InvalidInputError(
-            f"model {text!r}: the repository has no config.json",
-            limit="a repository of a model of transformers",
-            next_step="give a preset, a config.json or architecture fields",
-        ) from error
+        raise _refused(text, "has no config.json", "give a preset, a config.json or architecture fields") from error
     except ValueError as error:
-        raise InvalidInputError(
-            f"model {text!r}: its config.json is not JSON: {error}", next_step="give architecture fields"
-        ) from error
+        raise _refused(text, f"has a config.json that is not JSON: {error}", "give architecture fields") from error
     return HubConfig(repository=repository, revision=path.parent.name, data=data)
+
+
+def _refused(text: str, problem: str, next_step: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"model {text!r} {problem}", limit="org/name of a model of transformers", next_step=next_step
+    )
 
 
 def _not_reached(text: str, repository: str, error: Exception) -> GpufleetError:

@@ -129,9 +129,9 @@ def test_a_plan_has_its_copies_in_hours_and_dollars() -> None:
     )
     assert "s3-read-request us-east-1" in {price.item for price in plan.prices}
     assert "bound by requests" in staged.describe(plan.node_count)
-    assert "GiB in 173 min" in staged.describe_briefly()
+    assert "GiB in 173 min" in staged.describe(plan.node_count)
     seconds = staged.model_copy(update={"node_hours": 0.00265})
-    assert "GiB in 9.54 s" in seconds.describe_briefly()  # "0.159 min" before
+    assert "GiB in 9.54 s" in seconds.describe(plan.node_count)  # "0.159 min" before
 
 
 def test_copies_from_another_region_pay_for_the_bytes_that_leave_it() -> None:

@@ -14,7 +14,6 @@ from optimizer.contract.hardware import HourlyPrice
 from optimizer.contract.request import request_from_dict
 from optimizer.recommend import Recommendation, recommend
 from optimizer.search.advice import describe_commitments
-from optimizer.search.nearest import near_batch
 
 
 def answer(model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any) -> Recommendation:
@@ -55,17 +54,6 @@ def test_a_batch_that_no_fleet_can_train_has_a_near_one() -> None:
     none = answer("resnet50", {"samples": "10M", "seq_len": None, "tokens": None, "global_batch": 7}, **where)
     assert not none.plans
     assert next(dict(plan.changes) for plan in none.nearest) == {"global_batch": 8}
-
-
-@pytest.mark.parametrize(
-    ("batch", "near"),
-    [
-        *((5, 5), (6, 8), (7, 8), (8, 8), (12, 16), (20, 16), (63, 64), (100, 96)),  # the GPUs of a node
-        *((56, 60), (64, 60), (128, 120), (250, 240), (500, 480), (512, 480)),  # more numbers of nodes
-    ],
-)
-def test_near_batches(batch: int, near: int) -> None:
-    assert near_batch(batch) == near
 
 
 def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_bought() -> None:

@@ -176,23 +176,6 @@ def test_the_nearest_plan_is_the_answer_with_its_changes(
         )
 
 
-def test_a_batch_that_three_nodes_divide_is_named_where_no_other_number_of_nodes_keeps_the_limits() -> None:
-    limits: dict[str, Any] = {"instance_types": ["p4d"], "purchase_options": ["on-demand"], "max_nodes": 3}
-    work = {"samples": 200_000, "global_batch": 128}
-    hours = {plan.node_count: plan.hours.p95 for plan in answer(**limits, work=work, objective="pareto").plans}
-    assert set(hours) == {1, 2}  # 24 ranks do not divide 128
-    short = limits | {"deadline_hours": 0.9 * min(hours.values())}
-    answered = answer(**short, work=work)
-    batch = next(plan for plan in answered.nearest if "global_batch" in plan.changes)
-    assert (batch.flags, batch.distance) == ({"global_batch": ["--global-batch", "120"]}, 8 / 128)
-    assert not answered.plans and batch.plan.node_count == 3
-    (found,) = answer(**short, work=work | {"global_batch": 120}).plans
-    assert (found.parallelism, found.cost_usd) == (batch.plan.parallelism, batch.plan.cost_usd)
-    # Steps of another batch are other samples.
-    steps = {"samples": None, "steps": 1563, "global_batch": 128}
-    assert all("global_batch" not in plan.changes for plan in answer(**short, work=steps).nearest)
-
-
 def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
     work = {"samples": 100_000, "seq_len": None, "global_batch": 64}
     answered = answer("resnet18", work=work, instance_types=["g4dn.xlarge"], max_nodes=1)
