@@ -372,7 +372,7 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration, *, a
     failed = [result["error"] for result in results if result["error"]]
     say(f"{len(rows) - len(failed)} of {counted(len(rows), 'row')} estimated", err=True)
     if rows and len(failed) == len(rows):
-        raise GpufleetError(f"no row of {path} could be estimated; the first: {failed[0]}")
+        raise GpufleetError(f"no row of the table could be estimated; the first: {failed[0]}")
 
 
 def _cell(value: Any) -> Any:

@@ -321,6 +321,7 @@ COLUMNS = (
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
     """Read the columns of a CSV ("-": standard input) and its rows, each with the number of its line."""
+    name = Path("standard input") if str(path) == "-" else path
     try:
         binary = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         # Cells beyond the header gather under no name; the row then gets an error.
@@ -329,11 +330,11 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]
         rows: list[tuple[int, dict[str, Any]]] = [(reader.line_num, cells) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         next_step = "gpufleet calibrate --template prints the columns and an example"
-        raise InvalidInputError(unreadable(path, error), next_step=next_step) from error
+        raise InvalidInputError(unreadable(name, error), next_step=next_step) from error
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if not columns or twice or (len(columns) == 1 and any(mark in columns[0] for mark in ";\t")):
         got = f"more than one column {', '.join(twice)}" if twice else f"the header {','.join(columns)[:60]!r}"
-        raise InvalidInputError(f"{path} has {got}", limit="one column a name, separated by commas")
+        raise InvalidInputError(f"{name} has {got}", limit="one column a name, separated by commas")
     return columns, rows
 
 
