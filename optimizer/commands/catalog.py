@@ -162,17 +162,7 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
         }
         for answer in result.answers
     ]
-    columns = {
-        "region": "region",
-        "types": "types",
-        "zones": "types with zones",
-        "on_demand": "on-demand prices",
-        "reserved_1yr": "reserved prices",
-        "spot": "spot prices",
-        "unit_prices": "unit prices",
-        "failed": "failed sources",
-    }
-    write_rows(rows, columns, output_format)
+    write_rows(rows, {name: name.replace("_", " ") for name in rows[0]}, output_format)
     for answer in result.answers:
         write_notes((*answer.skipped, *answer.failures))
     write_notes(result.dropped)

@@ -206,19 +206,7 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
             f"{ceiling}, {bill.state.usd_per_hour:,.2f} USD an hour."
         )
     if bill.billed:
-        days: dict[date, list[Billed]] = {}
-        for line in sorted(bill.billed, key=lambda line: line.day):
-            days.setdefault(line.day, []).append(line)
-        write_text(f"Newest billed day: {max(days)}; today is {bill.end - timedelta(days=1)}.\n")
-        write_table(
-            [
-                {
-                    "day": day.isoformat(),
-                    "USD": f"{sum(line.usd for line in lines):,.2f}",
-                    "final": "no" if any(line.estimated for line in lines) else "yes",
-                }
-                for day, lines in days.items()
-            ]
-        )
+        newest = max(line.day for line in bill.billed)
+        write_text(f"Newest billed day: {newest}; today is {bill.end - timedelta(days=1)}; CSV has the days.")
     elif bill.billed is not None:
         write_text(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")

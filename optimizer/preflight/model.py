@@ -60,16 +60,6 @@ def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if finding.check else replace(finding, check=check)
 
 
-def problems_or(problems: Iterable[Finding], ok: Callable[[], Finding]) -> Iterator[Finding]:
-    """Yield ``problems``, or the finding of ``ok`` where there are none."""
-    none = True
-    for problem in problems:
-        none = False
-        yield problem
-    if none:
-        yield ok()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """The plan and the configuration to check.

@@ -20,7 +20,6 @@ from optimizer.preflight.model import (
     find,
     named,
     passed,
-    problems_or,
     unknown,
 )
 
@@ -64,15 +63,15 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
         )
         return
     (reservation,) = answer["CapacityReservations"]
-    yield from problems_or(
-        (problem for find in (_kind, _room, _dates) for problem in find(context, reservation)),
-        lambda: _ok(context, reservation),
-    )
-
-
-def _ok(context: Context, reservation: Any) -> Finding:
+    has_problems = False
+    for find_problems in (_kind, _room, _dates):
+        for problem in find_problems(context, reservation):
+            has_problems = True
+            yield problem
+    if has_problems:
+        return
     end = reservation.get("EndDate")
-    return passed(
+    yield passed(
         f"{reservation['State']}, {quotas.unused(reservation)} of {reservation['TotalInstanceCount']} "
         f"{reservation['InstanceType']} free in {reservation['AvailabilityZoneId']}, "
         + (f"until {end.strftime(_TIME)}" if end else "without an end"),
