@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported here: torch takes seconds, and --help does not wait.
     import torch
 
-    from bootstrap.smoke import bandwidth, gang
+    from bootstrap.smoke import bandwidth, gang, ranks
 
     if not is_rank:
         gpus = torch.cuda.device_count()
@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if device == "cuda" and nproc > gpus:
             sys.stderr.write(f"smoke: --nproc {nproc} needs as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
             return 1
-        return _start_ranks(nproc, arguments)
+        # The ranks need no --nproc, and torchrun would take it for a short form of its own option.
+        own = argparse.ArgumentParser(add_help=False)
+        own.add_argument("--nproc")
+        return ranks.start(nproc, "bootstrap.smoke", own.parse_known_args(arguments)[1])
     # NCCL_DEBUG writes to stdout, where the report goes.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -64,29 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
         )
     )
-
-
-def _start_ranks(nproc: int, arguments: Sequence[str]) -> int:
-    """Run this command on ``nproc`` ranks under torchrun; returns the exit code, 0 or 1."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    # The ranks need no --nproc, and torchrun would take it for a short form of its own option.
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--nproc")
-    _, arguments = own.parse_known_args(arguments)
-    # Not the host's name, which a VPC without DNS does not resolve.
-    options = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc), "-m", "bootstrap.smoke"]
-    try:
-        run.main([*options, *arguments])
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        sys.stderr.write(f"smoke: FAIL, rank {rank} ended with {failure.exitcode}\n")
-        return 1
-    except SignalException:
-        return 1
-    return 0
 
 
 def _device(asked: str) -> Literal["cpu", "cuda"] | None:

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -98,7 +98,7 @@ class ImageFolder(Dataset):
 
     def _image(self, index: int, step: int) -> torch.Tensor:
         from torchvision.io import ImageReadMode, decode_image
-        from torchvision.transforms.v2 import functional
+        from torchvision.transforms import v2
 
         first = int(self._ends[index - 1]) if index else 0
         path = self._folder / os.fsdecode(self._paths[first : int(self._ends[index])])
@@ -107,20 +107,13 @@ class ImageFolder(Dataset):
         except RuntimeError as error:
             raise ConfigurationError(f"{path} cannot be decoded ({error}); remove it or copy it again") from error
         if image.dtype != torch.uint8:  # a PNG of 16 bits
-            image = functional.to_dtype(image, torch.uint8, scale=True)
+            image = v2.functional.to_dtype(image, torch.uint8, scale=True)
         if not self._augment:
-            scaled = functional.resize(image, [math.ceil(self._size * RESIZE)], antialias=True)
-            cropped: torch.Tensor = functional.center_crop(scaled, [self._size, self._size])
+            scaled = v2.functional.resize(image, [math.ceil(self._size * RESIZE)], antialias=True)
+            cropped: torch.Tensor = v2.functional.center_crop(scaled, [self._size, self._size])
             return cropped
         # torchvision draws from the CPU's generator, which the training's random numbers come from too.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(hash64((self._seed, step, index)))
-            augmented: torch.Tensor = _augmentation(self._size)(image)
-        return augmented
-
-
-@functools.cache
-def _augmentation(size: int) -> Any:
-    from torchvision.transforms import v2
-
-    return v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+            crop: torch.Tensor = v2.RandomResizedCrop(self._size, antialias=True)(image)
+            return v2.RandomHorizontalFlip()(crop)  # type: ignore[no-any-return]
