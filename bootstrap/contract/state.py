@@ -55,7 +55,6 @@ class MeteredInstance:
     spent_usd: float
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
-    rebalanced: bool = False  # EC2 may take it back
     maintenance_at: datetime | None = None  # EC2 ends or restarts it then
     given_back: bool = False  # without a fault of its own: the others of its launch were refused, or came too late
     leaving_since: datetime | None = None  # first tick in its terminate hook
@@ -136,9 +135,8 @@ class ControllerState:
     progress: float = 0.0  # share of the run that is done
     done_steps: int | None = None  # of the newest report; None: progress is the time that complete gangs have served
     unfit_nodes: int = 0  # in a row that failed their set-up or tests
-    failed_launches: int = 0  # these three: in the run
+    failed_launches: int = 0  # these two: in the run
     interruptions: int = 0
-    rebalance_notices: int = 0
     last_failure: str = ""  # AWS's message
     desired_seen: int = 0  # the group's size at the last tick that wanted nodes
     request: PersonRequest | None = None  # the last obeyed

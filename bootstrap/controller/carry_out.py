@@ -15,7 +15,6 @@ from bootstrap.controller.clients import Clients, error_code
 # The state's counts by metric.
 COUNTS = {
     "Interruptions": "interruptions",
-    "RebalanceNotices": "rebalance_notices",
     "FailedLaunches": "failed_launches",
     "UnfitNodes": "unfit_nodes",
 }

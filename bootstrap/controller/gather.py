@@ -20,7 +20,6 @@ from bootstrap.controller.machines import find_missed_machines, read_failed_laun
 from bootstrap.controller.observation import AutoScalingGroup, Observation
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
-REBALANCE = "EC2 Instance Rebalance Recommendation"
 # AWS's page has had both names.
 RESERVATION = tuple(f"EC2 {kind}Capacity Reservation Instance Interruption Warning" for kind in ("", "Interruptible "))
 HEALTH = "AWS Health Event"
@@ -60,7 +59,6 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         machines=machines,
         missed=missed,
         interrupted=frozenset(notices.interrupted),
-        rebalanced=frozenset(notices.rebalanced),
         maintenance=notices.maintenance,
         reports=load_reports(clients, settings, reported_at, problems),
         failed_launches=read_failed_launches(clients, settings, groups, since, now),
@@ -118,7 +116,6 @@ class Notices:
     """Instances by kind of notice, of the whole account."""
 
     interrupted: set[str] = field(default_factory=set)
-    rebalanced: set[str] = field(default_factory=set)
     maintenance: dict[str, datetime] = field(default_factory=dict)  # when EC2 ends or restarts the instance
     receipts: list[str] = field(default_factory=list)  # of the messages
 
@@ -149,8 +146,6 @@ def _take(notices: Notices, event: Any) -> None:
             notices.maintenance.update(
                 {entity["entityValue"]: starts_at for entity in detail.get("affectedEntities", [])}
             )
-    elif kind == REBALANCE:
-        notices.rebalanced.add(detail["instance-id"])
     elif kind == INTERRUPTION:
         notices.interrupted.add(detail["instance-id"])
     elif kind in RESERVATION:

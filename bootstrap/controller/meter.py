@@ -148,7 +148,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     missed = {machine.instance_id for machine in seen.missed}
     instances: dict[str, MeteredInstance] = {}
     passed = False
-    unfit = interruptions = rebalances = 0
+    unfit = interruptions = 0
     for key, old in state.instances.items():
         report, new = seen.reports.get(key), old
         # A report of another run is old.
@@ -159,13 +159,11 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
             # A report proves the service of a node that came and went between two ticks.
             served=old.served or key in in_service or new.report not in (None, "unfit"),
             interrupted=old.interrupted or key in interrupted,
-            rebalanced=old.rebalanced or key in seen.rebalanced,
             maintenance_at=seen.maintenance.get(key, old.maintenance_at),
             leaving_since=(old.leaving_since or now) if key in leaving else None,
         )
         passed |= new.served and not old.served
         interruptions += new.interrupted and not old.interrupted
-        rebalances += new.rebalanced and not old.rebalanced
         ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
         # Nodes end themselves during an outage, which is no failure.
         is_end_of_another = new.served or new.interrupted or new.given_back or key in missed
@@ -180,7 +178,6 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         # In a row: a bad node now and then is no sign of bad code.
         unfit_nodes=(0 if passed else state.unfit_nodes) + unfit,
         interruptions=state.interruptions + interruptions,
-        rebalance_notices=state.rebalance_notices + rebalances,
         failed_launches=state.failed_launches + len(failures),
         last_failure=failures[-1].message[:300] if failures else state.last_failure,
         complete_since=(state.complete_since or now) if len(tick.in_service(state)) >= settings.node_count else None,

@@ -95,7 +95,6 @@ class Observation:
     machines: tuple[Machine, ...] = ()  # ended ones for about an hour
     missed: tuple[Machine, ...] = ()  # ended during an outage; known from activities
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
-    rebalanced: frozenset[str] = frozenset()
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     failed_launches: tuple[FailedLaunch, ...] = ()  # by the groups' sizes, since the last tick

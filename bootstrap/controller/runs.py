@@ -92,6 +92,5 @@ def _begin(tick: Tick, state: ControllerState) -> ControllerState:
         unfit_nodes=0,
         failed_launches=0,
         interruptions=0,
-        rebalance_notices=0,
         last_failure="",
     )

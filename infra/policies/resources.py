@@ -9,25 +9,21 @@ from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny,
 
 # Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/gather.py reads.
 EVENTS: dict[str, dict[str, Any]] = {
-    name: {"source": ["aws.ec2"], "detail-type": kinds}
-    for name, kinds in (
-        ("spot-interruption", ["EC2 Spot Instance Interruption Warning"]),
-        ("rebalance", ["EC2 Instance Rebalance Recommendation"]),
+    "spot-interruption": {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]},
+    "reservation-interruption": {
+        "source": ["aws.ec2"],
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html, which has had both names
-        (
-            "reservation-interruption",
-            [
-                "EC2 Capacity Reservation Instance Interruption Warning",
-                "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
-            ],
-        ),
-    )
-}
-# Retirements, reboots and maintenance of hosts: https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html
-EVENTS["maintenance"] = {
-    "source": ["aws.health"],
-    "detail-type": ["AWS Health Event"],
-    "detail": {"service": ["EC2"], "eventTypeCategory": ["scheduledChange"]},
+        "detail-type": [
+            "EC2 Capacity Reservation Instance Interruption Warning",
+            "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
+        ],
+    },
+    # Retirements, reboots and maintenance of hosts: https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html
+    "maintenance": {
+        "source": ["aws.health"],
+        "detail-type": ["AWS Health Event"],
+        "detail": {"service": ["EC2"], "eventTypeCategory": ["scheduledChange"]},
+    },
 }
 _ENCRYPT_AND_DECRYPT = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 _WRITE_ENCRYPTED = ["kms:GenerateDataKey", "kms:Decrypt"]

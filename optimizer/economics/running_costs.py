@@ -83,19 +83,17 @@ def running_costs(
     )
 
 
-# infra/controller.py, priced as if each run took its time limit, and infra/dashboard.py; a test compares.
+# infra/controller.py, priced as if each run took its time limit; a test compares.
 RUNS_PER_HOUR = 60
 RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
-METRICS = 11
-DASHBOARDS = 1
+METRICS = 10
 # In the order of a plan's prices.
 CONTROLLER_ITEMS: tuple[UnitItem, ...] = (
     "lambda-request",
     "lambda-compute",
     "custom-metric",
     "metric-request",
-    "dashboard",
 )
 
 
@@ -105,7 +103,7 @@ def controller_usd_per_hour(catalog: Catalog, region: str) -> float:
     hourly = RUNS_PER_HOUR * (
         usd["lambda-request"] + RUN_LIMIT_S * MEMORY_GIB * usd["lambda-compute"] + usd["metric-request"]
     )
-    return hourly + (METRICS * usd["custom-metric"] + DASHBOARDS * usd["dashboard"]) / HOURS_PER_MONTH
+    return hourly + METRICS * usd["custom-metric"] / HOURS_PER_MONTH
 
 
 _seconds_to_end = np.frompyfunc(seconds_to_end, 3, 1)

@@ -211,7 +211,7 @@ def check_key(deployed: Deployment) -> None:
 
 
 def check_events(deployed: Deployment) -> None:
-    """Events of interruption, rebalance and maintenance reach the queue, which has a dead letter queue."""
+    """Events of interruption and maintenance reach the queue, which has a dead letter queue."""
     sqs, events = deployed.aws("sqs"), deployed.aws("events")
     url = deployed.stack.outputs()["queue_url"]
     attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]

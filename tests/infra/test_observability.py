@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.controller.gather import HEALTH, INTERRUPTION, REBALANCE, RESERVATION
+from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION
 from infra.policies.resources import EVENTS
 from tests.infra.deployed import ALARM, Deployed, deploy
 
@@ -23,7 +23,6 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     assert rules.keys() == {f"gpufleet-dev-{event}" for event in EVENTS}
     assert {kind for pattern in rules.values() for kind in pattern["detail-type"]} == {
         INTERRUPTION,
-        REBALANCE,
         *RESERVATION,
         HEALTH,
     }

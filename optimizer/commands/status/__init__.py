@@ -32,7 +32,7 @@ STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
     *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
     *("place", "next_place", "answers", "progress"),
-    *("unfit_nodes", "failed_launches", "interruptions", "rebalance_notices", "last_failure"),
+    *("unfit_nodes", "failed_launches", "interruptions", "last_failure"),
 )
 INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
 PLACE_COLUMNS = {

@@ -166,7 +166,6 @@ def controller_state() -> dict[str, Any]:
         "nodes": {"wanted": 2, "in_service": 2, "pending": 0, "terminating": 0},
         "attempts": 1,
         "interruptions": 1,
-        "rebalance_notices": 0,
         "instances": {},
         "a_key_of_a_later_version": {"anything": 1},
     }

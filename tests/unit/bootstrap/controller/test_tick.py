@@ -19,7 +19,7 @@ from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
-from bootstrap.controller.gather import HEALTH, INTERRUPTION, REBALANCE, RESERVATION, gather
+from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION, gather
 from bootstrap.controller.handler import TickError, handler, tick
 from infra.controller import TIMEOUT_S
 from tests.engine.moto_extension.activities import fail_launch, record
@@ -257,12 +257,10 @@ def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     nodes = stack.trained()
     stack.send(INTERRUPTION, nodes[0])
     stack.send(INTERRUPTION, "i-0123456789abcdef0")
-    stack.send(REBALANCE, nodes[1])
     stack.send("EC2 Instance State-change Notification", nodes[1])
     stack.clients.sqs.send_message(QueueUrl=stack.config.queue_url, MessageBody="hello")
     state = stack.tick()
-    assert (state.interruptions, state.rebalance_notices) == (1, 1)
-    assert nodes[1] in stack.members("InService"), "a rebalance recommendation ends nothing"
+    assert state.interruptions == 1
     assert state.instances[nodes[0]].interrupted
     attributes = stack.clients.sqs.get_queue_attributes(
         QueueUrl=stack.config.queue_url,
