@@ -139,7 +139,7 @@ def _charge_stack(
 
 
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
-    """Charge all instances, and count interruptions, notices, unfit nodes and failed launches."""
+    """Charge all instances, and count interruptions, unfit nodes and failed launches."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
     state = charge(settings, state, (*seen.machines, *seen.missed), now, seen.created_at)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
