@@ -275,13 +275,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("drain_file", type=Path)
     parser.add_argument("--once", action="store_true", help="exit after a notice that asks to stop")
-    parser.add_argument("--ask", metavar="WHY", help="ask for a stop now, and exit")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="watcher: %(message)s")
     files = NoticeFiles(options.drain_file)
-    if options.ask:
-        files.write_stop(Notice(source=options.ask, detail="", save_by=time.time() + notice_limit_s()))
-        return 0
     imds = own_imds()
     if imds is None:
         logger.warning("%s is true: nobody watches for notices", DISABLED_VARIABLE)

@@ -252,13 +252,6 @@ def test_unreadable_drain_file_is_the_shorter_drain(files: NoticeFiles, text: st
     assert 0 < seconds_left(notice) <= 75
 
 
-def test_command_asks_for_a_drain(files: NoticeFiles) -> None:
-    assert main([str(files.path), "--ask", "the agent got SIGTERM"]) == 0
-    notice = files.read_stop()
-    assert notice is not None and str(notice) == "the agent got SIGTERM"
-    assert 0 < seconds_left(notice) <= 75
-
-
 def test_command_watches_until_a_notice(
     service: LocalImds, files: NoticeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
