@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from bootstrap.training.planning import Piece
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extent:
-    """Bytes of a rank's file that have one checksum."""
+class Extent(NamedTuple):
+    """Bytes of a rank's file that have one checksum; in the manifest a list of these."""
 
     file: int
     at: int
@@ -92,11 +91,11 @@ class Index:
                 key: {
                     "dtype": str(tensor.dtype).removeprefix("torch."),
                     "shape": tensor.shape,
-                    "chunks": [[chunk.offsets, chunk.sizes, *_row(chunk.extent)] for chunk in tensor.chunks],
+                    "chunks": [[chunk.offsets, chunk.sizes, *chunk.extent] for chunk in tensor.chunks],
                 }
                 for key, tensor in self.tensors.items()
             },
-            "values": [_row(extent) for extent in self.values],
+            "values": self.values,
         }
 
     @classmethod
@@ -108,17 +107,8 @@ class Index:
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"{key} has dtype {tensor['dtype']!r}")
             chunks = tuple(
-                Chunk(offsets=tuple(offsets), sizes=tuple(sizes), extent=_extent(row))
+                Chunk(offsets=tuple(offsets), sizes=tuple(sizes), extent=Extent(*row))
                 for offsets, sizes, *row in tensor["chunks"]
             )
             tensors[key] = SavedTensor(dtype=dtype, shape=tuple(tensor["shape"]), chunks=chunks)
-        return cls(tensors=tensors, values=tuple(_extent(row) for row in document["values"]))
-
-
-def _row(extent: Extent) -> tuple[int, int, int, str]:
-    return extent.file, extent.at, extent.bytes, extent.checksum
-
-
-def _extent(row: Sequence[Any]) -> Extent:
-    file, at, size, checksum = row
-    return Extent(file=int(file), at=int(at), bytes=int(size), checksum=str(checksum))
+        return cls(tensors=tensors, values=tuple(Extent(*row) for row in document["values"]))
