@@ -102,6 +102,7 @@ def validated(
     seed: int = 0,
     global_batch: int = 8,
     repeat: int = 1,
+    accumulate: int = 0,
 ) -> Any:
     """Parameters, learning rate, loggers' step and validated steps of a Lightning run whose epoch has 3 steps."""
     from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -138,7 +139,7 @@ def validated(
     trainer = Trainer(
         max_steps=9, accelerator="cpu", devices=1, callbacks=[spot], default_root_dir=folder, logger=False,
         use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, accumulate_grad_batches=8 // global_batch,
+        enable_model_summary=False, num_sanity_val_steps=0, accumulate_grad_batches=accumulate or 8 // global_batch,
     )  # fmt: skip
     validation = DataLoader(Samples(), batch_size=12) if validates else None
     data: Any = ConcatDataset([Samples()] * repeat)
@@ -172,6 +173,7 @@ def test_lightning_goes_on_exactly_around_the_end_of_an_epoch(
         "repeat": (2, "dataset_size is 48, and was 24"),
         # With eight times the accumulation.
         "global_batch": (1, "global_batch is 1, and was 8"),
+        "accumulate": (2, "samples_a_step is 16, and was 8"),
     }
     for name, (value, reason) in changes.items() if not validates else ():
         with pytest.raises(ConfigurationError, match=reason):
