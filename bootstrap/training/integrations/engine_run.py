@@ -211,17 +211,13 @@ class EngineRun:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)
         self._saved_step = manifest.step
 
-    def end_step(self, step: int, *, is_last: bool, is_due: bool = False) -> StepDecision:
-        """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step.
-
-        ``is_due``: save in any case.
-        """
+    def end_step(self, step: int, *, is_last: bool) -> StepDecision:
+        """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
         before, self.step = self.step, step
         self._ledger.progress(step)
         if self._ranks.rank == 0:
             self._progress.update(step)
-        is_due |= self._is_due(before, step)
-        stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(is_due))
+        stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(before, step)))
         self._stopping = bool(stop) and not is_last
         save = bool(due) or self._stopping or is_last
         return StepDecision(save=save and self._saved_step != step, stop=self._stopping)

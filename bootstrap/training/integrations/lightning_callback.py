@@ -8,9 +8,7 @@ trainer.fit(model, spot.loader(data, global_batch=64), ckpt_path=spot.checkpoint
 from __future__ import annotations
 
 import copy
-import math
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ from bootstrap.training.state import random_state, restore_random_state
 _LIGHTNING_FILE = "lightning.ckpt"
 # Attributes of the order of the samples; global_batch is a forward pass's.
 _ORDER = ("global_batch", "dataset_size", "seed")
-# A notice of two minutes may come and end within a validation as long as this: its step is saved before it.
-LONG_VALIDATION_S = 30.0
 
 
 class LightningSpotCallback(Callback):
@@ -44,8 +40,6 @@ class LightningSpotCallback(Callback):
         self._random: Mapping[str, Any] | None = None
         self._order: SampleOrder | None = None
         self._due: StepDecision | None = None
-        self._validation_began = 0.0
-        self._validation_s = math.inf  # of the last validation; the first may be long
         self.trainer: Trainer | None = None
 
     @property
@@ -126,12 +120,6 @@ class LightningSpotCallback(Callback):
             progress.increment_started()
             self._carry_out(due, trainer, pl_module)
             progress.load_state_dict(before)
-        self._validation_began = time.monotonic()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note how long a validation takes."""
-        if not trainer.sanity_checking:
-            self._validation_s = time.monotonic() - self._validation_began
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -144,8 +132,7 @@ class LightningSpotCallback(Callback):
         assert loop._data_fetcher is not None
         validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
         is_last = trainer.max_steps > 0 and step >= trainer.max_steps
-        is_due = validates and self._validation_s > LONG_VALIDATION_S
-        decision = self._run.end_step(step, is_last=is_last, is_due=is_due)
+        decision = self._run.end_step(step, is_last=is_last)
         if is_last and not validates:
             self._carry_out(decision, trainer, pl_module)
         else:
