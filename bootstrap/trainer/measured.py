@@ -25,7 +25,6 @@ from torch import nn
 from bootstrap.contract.measured import Measured, MeasuredRow, object_name
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
-from bootstrap.training.errors import TrainingError
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class RunMeasurement:
         name = object_name(row.run_id, uuid.uuid4().hex[:12])
         try:
             self._store.write(name, [row.to_text().encode()])
-        except TrainingError as error:
+        except Exception as error:  # noqa: BLE001 - a row is not worth a training
             logger.error("the measured run is not recorded: %s", error)
         else:
             logger.info(
