@@ -95,7 +95,7 @@ GONE = {
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "report --metrics": "the ledger has the losses",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
-    "calibrate --without-shipped": "runs always move the shipped numbers; python -m tools.calibration fits those",
+    "calibrate --without-shipped": "runs always move the shipped numbers",
     "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",
     "learn --from": "gpufleet catalog learn STACK reads the state from the stack's bucket",
     "stop --wait": "stop waits unless --no-wait is given",

@@ -84,7 +84,8 @@ def command(
     if template:
         if runs or out or from_stack:
             raise click.UsageError("--template goes alone")
-        click.echo(_template(), nl=False)
+        with RUNS.open(encoding="utf-8") as table:
+            click.echo(table.readline() + table.readline(), nl=False)
         return
     if stack and not from_stack:
         raise click.UsageError("--stack goes with --from-stack")
@@ -160,11 +161,6 @@ def _read_rows(file: StackFile) -> list[MeasuredRow]:
             next_step=f"gpufleet status --stack {file.stack}; for code of your own: gpufleet calibrate --template",
         )
     return runs.rows
-
-
-def _template() -> str:
-    with RUNS.open(encoding="utf-8") as file:
-        return file.readline() + file.readline()
 
 
 def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:

@@ -84,8 +84,3 @@ def network_rate(hardware: Hardware) -> tuple[float, float]:
     if hardware.interconnect == "pcie":
         byte_per_s = min(byte_per_s, PCIE_HOST_BYTE_PER_S)
     return byte_per_s, NETWORK_LATENCY_S
-
-
-def default_network_gbit_per_s(gpu: Gpu, gpus_per_node: int) -> float:
-    """Network of NVIDIA's reference system, Gbit/s; EC2 types have less."""
-    return gpus_per_node * gpu.network_gbit_per_s

@@ -18,7 +18,6 @@ from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
-from optimizer.performance.rates import default_network_gbit_per_s
 from optimizer.performance.types import (
     SHARDINGS,
     Attention,
@@ -155,7 +154,8 @@ def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | Non
         gpu_memory_gib=NVL72_GIB.get(gpu.name) if gpus_per_node > USUAL_GPUS_PER_NODE else None,
         gpus_per_node=gpus_per_node,
         interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
-        network_gbit_per_s=network_gbit_per_s or default_network_gbit_per_s(gpu, gpus_per_node),
+        # The network of NVIDIA's reference system; EC2 types have less.
+        network_gbit_per_s=network_gbit_per_s or gpus_per_node * gpu.network_gbit_per_s,
         efa=True,
         gpudirect=True,
     )

@@ -251,10 +251,6 @@ def stack(tables: Sequence[Any]) -> Any:
     return np.array(tables, dtype=np.float64).reshape(-1)
 
 
-# Configurations whose intermediate arrays stay in the processor's cache.
-CHUNK = 8192
-
-
 def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
     """Estimate every layout of a case, in the shape that its columns broadcast to."""
     shape = np.broadcast_shapes(*(np.shape(getattr(x, field.name)) for field in fields(Grid)))
@@ -289,22 +285,6 @@ def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
         "cuda_context": np.full_like(estimates.nccl_gib, CONTEXT_BYTES / GIB),
         "nccl": estimates.nccl_gib,
     }
-
-
-def step_s(x: Case, coefficients: Coefficients) -> Floats:
-    """Compute ``Estimates.step_time_s`` alone."""
-    return np.asarray(sum(step_seconds(build_table(x), coefficients).values()), dtype=np.float64)
-
-
-def needed_gib(x: Case) -> tuple[Floats, Floats]:
-    """Compute ``Estimates.p95_memory_gib`` and ``nccl_gib`` alone; neither depends on the GPU."""
-    held = memory(x)
-    return np.asarray(held.p95 / GIB), np.asarray(held.nccl / GIB, dtype=np.float64)
-
-
-def limit_gib(gpu_memory_bytes: Number, nccl_gib: Number) -> Floats:
-    """Compute ``Estimates.limit_gib`` from the bytes that the driver shows."""
-    return np.asarray(limit_bytes(gpu_memory_bytes, nccl_gib * GIB) / GIB, dtype=np.float64)
 
 
 def join_estimates(estimates: Sequence[Estimates]) -> Estimates:

@@ -12,11 +12,13 @@ import numpy as np
 from bootstrap.contract.words import counted
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
+from optimizer.contract.units import GIB
 from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.case import build_case
 from optimizer.performance.confidence import measured_splits, network_error, unmeasured_parts
-from optimizer.performance.table import CHUNK, estimate_case, limit_gib, needed_gib, stack, step_s
+from optimizer.performance.memory import limit_bytes, memory
+from optimizer.performance.table import build_table, estimate_case, stack, step_seconds
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     DDP,
@@ -42,6 +44,8 @@ from optimizer.search.rejections import Rejection
 
 # Share within which hours of one fleet, and scores of a ranking, are the same: the simpler wins.
 SAME = 0.01
+# Configurations whose intermediate arrays stay in the processor's cache.
+CHUNK = 8192
 # Levels of ``SearchSpace.confidence``.
 _LEVELS = 3
 _PIPELINE = 1 << SPLITS.index("pipeline")  # of LayoutTable.splits
@@ -174,15 +178,16 @@ class SearchSpace:
         }
         for start in range(0, size, CHUNK):
             row = np.arange(start, min(start + CHUNK, size))
-            p95_gib, self.nccl_gib[row] = needed_gib(replace(self._cases[0], **self._columns(row), **settings))
-            self.p95_gib[..., row] = np.where(self.can_shard[..., row], p95_gib, np.inf)
+            held = memory(replace(self._cases[0], **self._columns(row), **settings))
+            self.nccl_gib[row] = held.nccl / GIB
+            self.p95_gib[..., row] = np.where(self.can_shard[..., row], held.p95 / GIB, np.inf)
 
     def _columns(self, row: Ints) -> dict[str, Any]:
         return {name: getattr(self.table, name)[row].astype(float) for name in GRID_COLUMNS}
 
     def limit_gib(self, machine: int) -> Floats:
         """Memory that each row may have."""
-        return limit_gib(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib)
+        return np.asarray(limit_bytes(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib * GIB) / GIB)
 
     def evaluate(self, machine: int, row: Ints, sharding: Ints, checkpointing: Ints) -> Configurations:
         """Evaluate configurations on one machine; shardings and checkpointings are indices of the space's."""
@@ -193,7 +198,8 @@ class SearchSpace:
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
             case = replace(self._cases[machine], **columns)
-            hours[piece] = self._steps * step_s(case, self._coefficients[machine]) / 3600
+            parts_s = step_seconds(build_table(case), self._coefficients[machine])
+            hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
         return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
 
     def find_fastest(self, machine: int) -> Configurations:
