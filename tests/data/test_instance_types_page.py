@@ -46,7 +46,7 @@ def plan_of(instance: InstanceType) -> FleetPlan:
         node_count=1,
         purchase={"spot_types": []},
         parallelism={"data": node.ranks, "sharding": "ddp", "micro_batch": 1, "grad_accum": 128 // node.ranks},
-        memory={"peak_gib": 2.0, "limit_gib": 2.5, "breakdown": {"states": 1.0, "activations": 1.0}},
+        memory={"peak_gib": 2.0, "p95_gib": 2.2, "limit_gib": 2.5, "breakdown": {"states": 1.0, "activations": 1.0}},
     )
 
 

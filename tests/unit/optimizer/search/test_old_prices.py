@@ -50,7 +50,7 @@ def test_the_best_plan_at_a_list_price_comes_before_an_old_spot_price() -> None:
     fresh, old = answered(1).plans, answered(2).plans
     assert old[0].purchase.option == "on-demand"
     same = min((plan for plan in fresh if plan.purchase.option == "on-demand"), key=lambda p: p.cost_usd.expected)
-    assert old[0] == same.model_copy(update={"alternates": old[0].alternates})
+    assert old[0] == same.model_copy(update={"alternates": old[0].alternates, "digest": old[0].digest})
     assert any(alternate.purchase == "spot" for alternate in same.alternates)
     assert not any(alternate.purchase == "spot" for alternate in old[0].alternates), "nor after one at a current price"
     # The cheaper plan at an old price comes after every plan at a current one.
