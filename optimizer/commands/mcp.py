@@ -167,9 +167,7 @@ def command() -> None:
     The tools are recommend, estimate, offers, what-if, preview, preflight, status and costs. Needs the package mcp
     (pip install 'gpufleet[mcp]').
     """
-    import mcp_types as types
-    from mcp.server.lowlevel import Server
-    from mcp.server.stdio import stdio_server
+    from mcp import server, stdio_server, types
 
     async def list_tools(_: object, __: object) -> types.ListToolsResult:
         tools, reads = [], types.ToolAnnotations(read_only_hint=True)
@@ -184,8 +182,8 @@ def command() -> None:
         return types.CallToolResult(content=content, is_error=is_error)
 
     async def serve() -> None:
-        server = Server("gpufleet", instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
+        tools = server.Server("gpufleet", instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
         async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options())
+            await tools.run(reading, writing, tools.create_initialization_options())
 
     asyncio.run(serve())

@@ -132,6 +132,6 @@ def test_nothing_that_writes_or_spends_is_reached(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_error_names_the_extra(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mcp_types", None)
+    monkeypatch.setitem(sys.modules, "mcp", None)
     code, out, err = gpufleet("mcp")
     assert (code, out) == (1, "") and "next: pip install 'gpufleet[mcp]'" in err
