@@ -7,23 +7,13 @@ Commands warn of an older fact on standard error and go on. Spot prices older th
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from optimizer.catalog.model import Catalog
-from optimizer.contract.hardware import DERIVED_SPOT
+from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice
 
-
-class SourcedPrice(Protocol):
-    """A price of the catalog or of a plan."""
-
-    @property
-    def source(self) -> str:
-        """Origin of the price."""
-
-    @property
-    def as_of(self) -> date:
-        """Day of the price."""
-
+if TYPE_CHECKING:
+    from optimizer.contract.plan import PlanPrice
 
 SPOT_HISTORY_DAYS = 1  # spot prices move with supply, several times a day at most
 SPOT_ADVISOR_DAYS = 30  # the advisor averages the trailing 30 days
@@ -51,7 +41,7 @@ def spot_limit_days(source: str) -> int:
     return SPOT_ADVISOR_DAYS if source == DERIVED_SPOT else SPOT_HISTORY_DAYS
 
 
-def is_stale_spot(price: SourcedPrice, today: date | None = None) -> bool:
+def is_stale_spot(price: HourlyPrice | PlanPrice, today: date | None = None) -> bool:
     """Return whether a spot price is older than its limit."""
     return age_days(price.as_of, today) > spot_limit_days(price.source)
 

@@ -13,6 +13,7 @@ from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
+from optimizer.commands.options import FiniteRange
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours, break_even_share
@@ -139,12 +140,6 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
         raise click.BadParameter(str(error)) from error
 
 
-def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a price; write USD an hour, like 12.50")
-    return value
-
-
 @click.command(
     cls=LongCommand,
     epilog="""\b
@@ -186,8 +181,7 @@ Example:
 )
 @click.option(
     "--max-price",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
+    type=FiniteRange(min=0, min_open=True),
     metavar="USD",
     help="Highest price of an hour.",
 )

@@ -8,15 +8,12 @@ from typing import Any
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
-from optimizer.aws import errors
 from optimizer.aws.images import ancestors, find_image, newest
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 from optimizer.preflight.model import (
-    UNREADABLE,
     Context,
     Finding,
     Unknown,
-    explain,
     failure,
     find,
     passed,
@@ -37,9 +34,15 @@ def check_image(context: Context) -> Iterator[Finding]:
     if target.ami_problem:
         yield _failure(target.ami_problem, why="no node could be made")
         return
-    wanted = _wanted(context)
-    if isinstance(wanted, Finding):
-        yield wanted
+    wanted: str | Unknown = target.ami_id or target.ami_name
+    if not wanted:
+        wanted = find(lambda: newest(context.region, target.ami_parameter))
+    if isinstance(wanted, Unknown):
+        yield _failure(
+            f"no parameter {target.ami_parameter} in {context.region}",
+            value=target.ami_parameter,
+            why="AWS has no Deep Learning AMI for the plan's nodes in this region",
+        )
         return
     images = _describe_images(context, wanted)
     if len(images) != 1:
@@ -52,24 +55,6 @@ def check_image(context: Context) -> Iterator[Finding]:
         return
     (image,) = images
     yield _check_origin(context, image)
-
-
-def _wanted(context: Context) -> str | Finding:
-    """Id or name of the image, or why AWS does not tell it."""
-    target = context.target
-    if target.ami_id or target.ami_name:
-        return target.ami_id or target.ami_name
-    parameter = target.ami_parameter
-    try:
-        return newest(context.region, parameter)
-    except UNREADABLE as error:
-        if errors.is_not_found(error):
-            return _failure(
-                f"no parameter {parameter} in {context.region}",
-                value=parameter,
-                why="AWS has no Deep Learning AMI for the plan's nodes in this region",
-            )
-        return explain(error).finding(about=f"the newest image of {parameter} is not known")
 
 
 def _describe_images(context: Context, wanted: str) -> list[Any]:

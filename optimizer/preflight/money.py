@@ -44,33 +44,12 @@ def check_prices(context: Context) -> Iterator[Finding]:
         yield from named(f"price of {node}", [_judge_price(context, answer)])
         if isinstance(answer, NodeQuote):
             quotes[node] = answer
-    if context.plan.alternates:
-        yield from named("prices of alternates", [_judge_alternates(context)])
-    yield from named("budget", [_judge_budget(context, quotes)])
-
-
-def _judge_alternates(context: Context) -> Finding:
-    """Compare today's price of each alternate with the plan's: the meter counts with that once the nodes are there."""
-    plan = context.plan
-    quotes: dict[str, NodeQuote] = {}
-    again = f"gpufleet catalog refresh --region {context.region}, then recommend again"
-    for alternate in plan.alternates:
-        target = replace(context.target, plan=plan.at(alternate), zone_id="", subnet_ids=())
-        node = NodeItem(alternate.purchase, alternate.instance_type, plan.region)
+    for alternate in context.plan.alternates:
+        target = replace(context.target, plan=context.plan.at(alternate), zone_id="", subnet_ids=())
+        node = NodeItem(alternate.purchase, alternate.instance_type, context.region)
         answer = ask(partial(_quote, replace(context, target=target), node, alternate.price))
-        if isinstance(answer, Unknown):
-            return answer.finding(about=f"{node} in {alternate.zone_id}", next_step=again)
-        quotes[f"{node} in {alternate.zone_id}"] = answer
-    dearer = {place: quote for place, quote in quotes.items() if quote.change > DEARER}
-    shown = [f"{place} {quote.usd:,.4f} USD an hour ({quote.change:+.1%})" for place, quote in dearer.items()]
-    return judge(
-        "warning" if dearer else "ok",
-        "; ".join(shown) or f"none of {len(quotes)} is more than {DEARER:.0%} above the plan's",
-        value=len(dearer),
-        limit=0,
-        why="the meter counts with the plan's price",
-        next_step=again,
-    )
+        yield from named(f"price of {node} in {alternate.zone_id}", [_judge_price(context, answer)])
+    yield from named("budget", [_judge_budget(context, quotes)])
 
 
 def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> NodeQuote:

@@ -65,7 +65,7 @@ def test_without_a_pinned_image_the_parameter_names_it(aws: FakeAws) -> None:
     row = only(check_image(context()))
     assert (row.level, row.text) == ("error", f"no parameter {PARAMETER} in us-east-1")
     aws.answers["GetParameter"] = DENIED
-    row = only(check_image(context()))
+    row = only(CHECK["image"](context()))
     assert row.level == "unknown" and "ssm:GetParameter" in row.text
 
 
