@@ -22,8 +22,8 @@ from optimizer.contract.request import read_request_file
 from optimizer.workload.profile.profiler import is_function
 
 TOOLS = ("recommend", "estimate", "offers", "what-if", "preview", "preflight", "status", "costs")
-# Parameters that write, ask a person, have no end, or choose the answer's form. A type says which are files to write.
-_LEFT_OUT = {"refresh", "request_quotas", "yes", "watch_s", "output_format", "explain", "show_all"}
+# Parameters that write, have no end, or choose the answer's form. A type says which are files to write.
+_LEFT_OUT = {"refresh", "watch_s", "output_format", "explain", "show_all"}
 # An answer of recommend is far longer than a conversation can hold.
 _MOST_PLANS = 3
 _START = "import sys; sys.argv[0] = 'gpufleet'; from optimizer.start import main; main()"
@@ -115,7 +115,8 @@ def _refuse_code(name: str, value: Any) -> None:
     """Refuse a model that a function of the user's code builds: the function may do anything."""
     if name == "request_file":
         value = read_request_file(Path(str(value))).get("model")
-    if name in ("model", "request_file") and is_function(str(value).strip()):
+    models = value if isinstance(value, list) else [value]
+    if name in ("model", "request_file") and any(is_function(str(model).strip()) for model in models):
         raise InvalidInputError(
             f"the model {value} is a function",
             why="tools only read, and a function is code that would run",

@@ -104,6 +104,7 @@ def test_a_failure_is_a_tool_error_with_the_commands_own_words() -> None:
         ("recommend", {"model": "7B", "save": "answer.json"}, 2, "recommend takes no save"),
         ("recommend", {"model": "os:getcwd", "tokens": "1B"}, 2, "os:getcwd is a function"),
         ("recommend", {"request_file": REQUEST | {"model": "os:getcwd"}}, 2, "os:getcwd is a function"),
+        ("estimate", {"model": ["7B", "os:getcwd "]}, 2, "is a function"),
         ("status", {"stack": "missing"}, 2, "missing"),
         ("down", {"yes": True}, 2, "there is no tool down"),
     ]
