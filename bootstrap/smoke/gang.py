@@ -127,6 +127,8 @@ def run(options: SmokeOptions) -> int:
     place = ranks.meet(options.device, timeout_s=join_s)
     gang = _Gang(options, place)
     guard = watch.Watch(place, limit_s=options.time_limit_s, report=gang.lose)
+    if not options.is_gang:  # in a gang the other nodes find who fell silent
+        guard.report_sigterm()
     try:
         guard.step("meet", join_s)
         gang.meet()

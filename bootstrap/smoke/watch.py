@@ -34,8 +34,7 @@ class Loss:
 class Watch:
     """Beats for this rank, and calls ``report`` once where a rank fails, falls silent, or the time is over.
 
-    Three threads: requests to a store whose host vanished never return, and the clock must go on; and Python runs no
-    signal's handler while the main thread waits in a collective. torchrun ends the ranks that a dead one leaves.
+    Two threads: requests to a store whose host vanished never return, and the clock must go on.
     """
 
     def __init__(self, ranks: Ranks, *, limit_s: float, report: Callable[[str, Loss], None]) -> None:
@@ -47,12 +46,19 @@ class Watch:
         self.step("start")
         self._done = threading.Event()
         self._failing = threading.Lock()
-        self._signals, writing = os.pipe()
+        for work in (self._beat, self._look_at_clock):
+            threading.Thread(target=work, daemon=True).start()
+
+    def report_sigterm(self) -> None:
+        """Report before SIGTERM ends this rank: torchrun ends the ranks of a node where one has died.
+
+        A thread waits for it: Python runs no handler while the main thread waits in a collective.
+        """
+        reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         signal.signal(signal.SIGTERM, lambda *_: None)
-        for work in (self._beat, self._look_at_clock, self._wait_for_signal):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._wait_for_signal, args=(reading,), daemon=True).start()
 
     def step(self, name: str, limit_s: float | None = None) -> None:
         """Say that the test goes on, with this step of at most ``limit_s``, STEP_S by default."""
@@ -99,8 +105,8 @@ class Watch:
             if now > self._step_ends:
                 self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False, hung=self._step)
 
-    def _wait_for_signal(self) -> None:
-        os.read(self._signals, 1)
+    def _wait_for_signal(self, reading: int) -> None:
+        os.read(reading, 1)
         if not self._done.is_set():
             self.fail("this rank was ended from outside", own=False)
 
