@@ -33,7 +33,7 @@ from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.case import lengths
-from optimizer.performance.frameworks import fp8_note
+from optimizer.performance.frameworks import fp8_note, slow_attention_note
 from optimizer.performance.setups import positions_note
 from optimizer.performance.types import arithmetic
 from optimizer.search.advice import (
@@ -204,7 +204,8 @@ def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
 def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
     slow = fp8_note(arithmetic(work.precision), problem.recipe.framework, compiled=work.compiled)
-    notes = [slow, positions_note(model, problem.recipe.seq_len)]
+    seq_len, framework = problem.recipe.seq_len, problem.recipe.framework
+    notes = [slow, slow_attention_note(model, seq_len, framework), positions_note(model, seq_len)]
     if work.precision == "fp32" and any("tf32" in instance.gpu.peak_tflop_per_s for instance in problem.instance_types):
         notes.append("precision fp32 leaves the tensor cores idle: --precision tf32 uses them, on 32-bit weights too")
     notes = [note for note in notes if note]

@@ -111,6 +111,21 @@ def fp8_note(precision: Precision, framework: str, *, compiled: bool) -> str:
     )
 
 
+def slow_attention_note(model: ModelSpec, seq_len: int, framework: str) -> str:
+    """Note on attention that PyTorch has no fused kernel for; empty where it has one, or other kernels are used."""
+    if not frameworks()[framework].written_out:
+        return ""
+    if model.soft_cap or model.sinks:
+        part = "soft caps" if model.soft_cap else "sinks"
+        return f"attention with {part} is written out, without a fused kernel: its share of the step grows with seq_len"
+    if model.windowed_layers and model.window < seq_len:
+        return (
+            f"a window of {model.window:,} tokens at seq_len {seq_len:,} is a mask in PyTorch: the scores outside are "
+            "computed too"
+        )
+    return ""
+
+
 def check_framework(name: str, model: ModelSpec) -> None:
     """Refuse training code that does not train this kind of model."""
     if model.architecture == "cnn":

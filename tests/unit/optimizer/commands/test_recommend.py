@@ -553,10 +553,19 @@ def test_a_quantised_checkpoint_is_not_trained_without_a_word(
     assert done.returncode == (2 if method == "awq" else 0) and says in done.stderr
 
 
-def test_slow_arithmetic_is_named() -> None:
-    job = ("--model", "gpt2", "--seq-len", "1024", "--precision", "fp32", "--samples", "1000")
-    done = gpufleet("recommend", *job, "--instance-type", "p5.48xlarge", "--purchase", "on-demand")
-    assert "--precision tf32 uses them" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--model", "gemma-2-2b", "--seq-len", "4096"), "attention with soft caps is written out"),
+        (("--model", "mistral-7b", "--seq-len", "32768"), "a window of 4,096 tokens at seq_len 32,768 is a mask"),
+        (("--model", "gpt2", "--seq-len", "1024", "--precision", "fp32"), "--precision tf32 uses them"),
+    ],
+)
+def test_slow_arithmetic_is_named_and_promises_no_hours(flags: tuple[str, ...], says: str) -> None:
+    where = ("--samples", "1000", "--instance-type", "p5.48xlarge", "--purchase", "on-demand")
+    done = gpufleet("recommend", *flags, *where)
+    assert says in done.stderr
+    assert "(estimated, under" in " ".join(done.stdout.split()) or "gpt2" in flags
 
 
 SMALL = ("recommend", "--model", "gpt2", "--samples", "10k", "--seq-len", "1024", "--region", "us-west-2")
