@@ -93,7 +93,7 @@ def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightRepor
     """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
     file = _read_stack_file(stack, directory)
 
-    with steps("checks of the account", len(CHECKS), is_patient=True) as told:
+    with steps("checks of the account", len(CHECKS)) as told:
         return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file), told=told)
 
 

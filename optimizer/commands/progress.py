@@ -20,13 +20,13 @@ PATIENCE_S = 2.0
 
 
 @contextmanager
-def steps(title: str, total: int, *, is_patient: bool = False) -> Iterator[Callable[[str], None]]:
+def steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that reports one of ``total`` steps done; threads may call it.
 
-    Elsewhere than on a terminal, steps of the first ``PATIENCE_S`` are not told where ``is_patient``.
+    Elsewhere than on a terminal, steps of the first ``PATIENCE_S`` print nothing.
     """
     if not sys.stderr.isatty():
-        done, begin = count(1), time.monotonic() + (PATIENCE_S if is_patient else 0.0)
+        done, begin = count(1), time.monotonic() + PATIENCE_S
 
         def tell(event: str) -> None:
             number = next(done)

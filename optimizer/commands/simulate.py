@@ -172,7 +172,7 @@ def command(
     if price_histories:
         traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
     names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
-    with steps("policies", len(names) * (1 if together else len(traces)), is_patient=True) as advance:
+    with steps("policies", len(names) * (1 if together else len(traces))) as advance:
         results = replay(
             traces,
             asked,

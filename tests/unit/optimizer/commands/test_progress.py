@@ -9,7 +9,13 @@ from optimizer.commands import progress
 from optimizer.commands.progress import patience, relayed, steps
 
 
-def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_every_step_of_long_work_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with steps("prices of regions", 1) as advance:
+        advance("us-east-1: read")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     with steps("prices of regions", 2) as advance:
         advance("us-east-1: read")
         advance("us-west-2: failed")
