@@ -87,7 +87,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
     say(f"wrote {out}", err=True)
 
 
-def _build_run(plan: FleetPlan, ledger: Path | None) -> Run:
+def _build_run(plan: FleetPlan, ledger: Path) -> Run:
     """Build a run from local files."""
     if ledger.is_dir():
         ledger /= LEDGER_FILE

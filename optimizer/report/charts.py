@@ -153,7 +153,7 @@ def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dic
     """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
     whole_h, steps = plan.hours.expected, plan.job.steps
     hours = min(whole_h, max(point["hours"] for point in run.points))  # as far as the run is
-    planned = [{"hours": 0, "step": 0}, {"hours": hours, "step": steps * hours / whole_h}]
+    planned: list[dict[str, float]] = [{"hours": 0, "step": 0}, {"hours": hours, "step": steps * hours / whole_h}]
     return _beside_plan(run.points, planned, _plain("step", "steps done", 5), sizes)
 
 
