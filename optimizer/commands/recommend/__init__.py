@@ -211,8 +211,8 @@ def _next_step(request_file: Path | None, save: Path | None, flags: dict[str, An
     if parent is None or not isinstance(parent.command, click.Group):
         return ""
     if save or (request_file and not _given(flags)):
-        return f"gpufleet up {shlex.quote(str(save or request_file))}; --explain: why"
-    return "add --save plans.json, then gpufleet up plans.json; --explain: why"
+        return f"gpufleet up {shlex.quote(str(save or request_file))} (asks before it spends); --explain says why"
+    return "add --save plans.json, then gpufleet up plans.json (asks before it spends); --explain says why"
 
 
 def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:

@@ -196,7 +196,7 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
         text = (
             f"{old.node_count} x {old.instance_type} perhaps {_usd(old.cost_usd.expected)} to "
             f"{_usd(old.cost_usd.p95)} USD, {_duration(old.hours.expected)}; {origin} are "
-            f"{counted(old.spot_range.age_days, 'day')} old: --refresh settles it"
+            f"{counted(old.spot_range.age_days, 'day')} old: add --refresh"
         )
     elif first.purchase.option == "spot":
         price, stops = first.prices[0], first.interruption.expected_count
@@ -220,14 +220,14 @@ def _describe_needs(plan: FleetPlan) -> str:
     bought = purchase.on_demand_nodes if purchase.capacity_reservation_id or spot else plan.node_count
     # Quotas count vCPUs by the first letter of the type, and spot ones of P types by its generation as well:
     # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-    needs = [f"{bought * plan.node.vcpus:,} vCPUs of the {letter} quota"] if bought else []
+    needs = [f"{bought * plan.node.vcpus:,} vCPUs of AWS's {letter} quota"] if bought else []
     group = plan.instance_type[:2].upper() if letter == "P" else letter
-    needs += [f"{spot * plan.node.vcpus:,} vCPUs of the {group} spot quota"] if spot else []
+    needs += [f"{spot * plan.node.vcpus:,} vCPUs of AWS's {group} spot quota"] if spot else []
     if not needs:
         return f"{fits}; needs only what is reserved"
     # AWS offers Capacity Blocks for types whose capacity is scarce:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
-    rare = ", rarely free: gpufleet blocks find" if letter == "P" else ""
+    rare = "; nodes are rare: gpufleet blocks find" if letter == "P" else ""
     return f"{fits}; needs {' and '.join(needs)} in {plan.region}{rare}"
 
 

@@ -153,9 +153,10 @@ def test_the_answer_is_six_lines_of_what_a_buyer_needs() -> None:
     assert lines["Buy"].startswith(f"{best['node_count']} x {best['instance_type']} (")
     assert f"{math.ceil(best['cost_usd']['expected']):,} USD (19 in 20: under " in lines["Buy"]
     assert (
-        f"needs {best['node_count'] * best['node']['vcpus']} vCPUs of the P quota in {best['region']}" in lines["Fits"]
+        f"needs {best['node_count'] * best['node']['vcpus']} vCPUs of AWS's P quota in {best['region']}"
+        in lines["Fits"]
     )
-    assert "142 days old: --refresh settles it" in re.sub(r"\d+ days", "142 days", lines["Spot"])
+    assert "142 days old: add --refresh" in re.sub(r"\d+ days", "142 days", lines["Spot"])
     assert "gpufleet up plans.json" in lines["Next"]
     assert not re.search(r"DP\d|zero\d", " ".join(lines.values()))
 
@@ -576,7 +577,7 @@ def test_refresh_plans_at_todays_spot_prices(emulated_url: str, tmp_path: Path) 
     place = {"AWS_ENDPOINT_URL": emulated_url, "XDG_CACHE_HOME": str(tmp_path)}
     done = gpufleet(*SMALL, *types, "--format", "json", **place)
     assert json.loads(done.stdout)["plans"][0]["purchase"]["option"] == "on-demand"
-    assert "days old: --refresh settles it" in done.stderr
+    assert "days old: add --refresh" in done.stderr
     done = gpufleet(*SMALL, *types, "--format", "json", "--refresh", **place)
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["plans"][0]

@@ -77,7 +77,7 @@ def test_an_old_spot_plan_has_its_zone_its_range_and_a_p95_that_grows_with_age()
         dearest = by_age[2].cost_usd.expected + compute * (rise - 1)
         assert prices.cost_usd_dearest == pytest.approx(dearest, abs=0.02)
     # Without a plan at a current price, spot is first, and its line says so.
-    assert "136 days old: --refresh settles it" in describe_spot(p4d(136).plans)
+    assert "136 days old: add --refresh" in describe_spot(p4d(136).plans)
 
 
 def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95() -> None:
@@ -124,7 +124,7 @@ def test_one_line_says_what_a_refresh_settles() -> None:
     current = answered(1).plans[0]
     cheaper = old.model_copy(update={"cost_usd": old.cost_usd.model_copy(update={"expected": 0.01})})
     assert "without capacity there" in describe_spot([current])
-    assert describe_spot([current, cheaper]).endswith("--refresh settles it")
+    assert describe_spot([current, cheaper]).endswith("add --refresh")
 
 
 def test_twenty_plans_at_current_prices_leave_room_for_the_line_on_spot() -> None:
