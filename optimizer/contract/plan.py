@@ -160,8 +160,6 @@ class SpotRange(_Model):
     age_days: int = Field(ge=0, description="Age of the prices when the plan was made.")
     limit_days: int = Field(ge=0, description="Age up to which such prices are current.")
     zones: int = Field(ge=0, description="Zones with a price; 0 where one is derived for the whole region.")
-    cheapest_usd_per_hour: Positive
-    dearest_usd_per_hour: Positive
     cost_usd_dearest: NonNegative = Field(
         description="Expected USD of the run in the dearest zone; cost_usd is of the plan's own."
     )
@@ -530,9 +528,6 @@ class PolicyOutlook(_Model):
     cost_usd: Spread = Field(description="The 95th percentile is at least that of a run without any spot node.")
     expected_usd: dict[SpotPolicy, NonNegative] = Field(
         description="Expected USD by policy; without adaptive where the deadline leaves no time for a launch."
-    )
-    on_demand_share: Annotated[float, Field(ge=0, le=1)] | None = left_out(
-        "Expected share of the node-hours that is bought on demand; left out for fallback."
     )
     source: str = Field(description="Where the numbers come from.")
 

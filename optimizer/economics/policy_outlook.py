@@ -192,14 +192,12 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
     dollars_before, dollars_after = _dollars(plan, prices, before), _dollars(plan, prices, after)
     usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
     error_usd = stdev(map(sub, dollars_after, dollars_before)) / math.sqrt(RUNS)
-    on_demand_hours = sum(run.on_demand_hours for run in after)
     # The waits have no known error, so the 95th percentile is at least that of a run that gets no spot nodes.
     return PolicyOutlook(
         policy="adaptive",
         hours=_spread(hours, rounded, plan.hours.p95),
         cost_usd=_spread(usd, cents, plan.cost_usd.p95),
         expected_usd={"fallback": plan.cost_usd.expected, "adaptive": cents(fmean(usd))},
-        on_demand_share=rounded(on_demand_hours / sum(run.on_demand_hours + run.spot_hours for run in after)),
         source=f"{RUNS} simulated runs, standard error {error_usd:.2f} USD",
     )
 

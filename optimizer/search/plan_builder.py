@@ -182,7 +182,7 @@ def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | No
     if not purchase.stale:
         return None
     prices = purchase.offer.spot_by_zone
-    cheapest, dearest = prices[0].usd_per_hour, prices[-1].usd_per_hour
+    dearer_usd = prices[-1].usd_per_hour - purchase.price.usd_per_hour
     nodes = candidate.nodes - purchase.base
     # The nodes wait one less while a reclaimed one is away, as in fleet_cost.
     node_hours = nodes * float(outcome.running_hours[row]) + (nodes - 1) * float(outcome.waiting_hours[row])
@@ -190,9 +190,7 @@ def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | No
         age_days=age_days(purchase.price.as_of),
         limit_days=spot_limit_days(purchase.price.source),
         zones=sum(bool(price.zone_id) for price in prices),
-        cheapest_usd_per_hour=cheapest,
-        dearest_usd_per_hour=dearest,
-        cost_usd_dearest=round(expected_usd + (dearest - purchase.price.usd_per_hour) * node_hours, 2),
+        cost_usd_dearest=round(expected_usd + dearer_usd * node_hours, 2),
     )
 
 

@@ -91,7 +91,7 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
 
 
 def test_the_dearest_zone_is_named_where_there_are_several() -> None:
-    zones = {"age_days": 136, "limit_days": 1, "cheapest_usd_per_hour": 4.0, "dearest_usd_per_hour": 9.0}
+    zones = {"age_days": 136, "limit_days": 1}
     pages = {
         count: render(
             answer_of(sample_plan(spot_range={**zones, "zones": count, "cost_usd_dearest": 555.0})),
