@@ -100,6 +100,7 @@ def _parse_group(group: Any) -> AutoScalingGroup:
         ),
         suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
         ends_off=TERMINATE in suspended,
+        zones=tuple(group["AvailabilityZones"]),
     )
 
 

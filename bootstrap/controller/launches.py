@@ -9,6 +9,7 @@ workers do, whose size policies move.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import botocore
@@ -54,6 +55,8 @@ _PASSING = frozenset(
         "ThrottlingException",
     }
 )
+# EC2 may name zones that have the type: https://github.com/aws/eks-anywhere-build-tooling/pull/772
+_NAMED_ZONES = re.compile(r"or choosing ([a-z0-9-]+(?:, [a-z0-9-]+)*)")
 
 
 class OldBotocoreError(BotoCoreError):
@@ -73,6 +76,12 @@ def is_pool_empty(code: str) -> bool:
 def is_refusal(code: str) -> bool:
     """Return whether nodes lack now, and another place or a later time may have them."""
     return code in _POOL_EMPTY or code in _NO_ROOM
+
+
+def named_zones(message: str) -> frozenset[str]:
+    """Return the names of zones that a refusal says have the type; it may name none."""
+    found = _NAMED_ZONES.search(message)
+    return frozenset(found[1].split(", ")) if found else frozenset()
 
 
 def launch(clients: Clients, settings: ControllerSettings, request: LaunchRequest) -> LaunchAnswer | None:

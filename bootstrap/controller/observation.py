@@ -24,6 +24,7 @@ class AutoScalingGroup:
     members: tuple[Member, ...]
     suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
     ends_off: bool = False  # the ends of nodes are suspended
+    zones: tuple[str, ...] = ()  # names, as this account has them
 
     def in_state(self, state: str) -> list[str]:
         """Ids of members in a lifecycle state."""

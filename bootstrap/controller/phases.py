@@ -98,7 +98,7 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     assert state.launch
     name, error, now = state.launch.place, answer.error, tick.now
     place = tick.settings.places[name]
-    told = f"{error.code}: {error.message}"[:300] if error else f"{counted(state.launch.nodes, 'node')} came"
+    told = f"{error.code}: {error.message}"[:500] if error else f"{counted(state.launch.nodes, 'node')} came"
     answers = {key: known for key, known in state.answers.items() if key in tick.settings.places}
     answers[name] = PlaceAnswer(asked_at=now, answer=told, usd_per_hour=place.usd_per_hour)
     state = replace(state, launch=None, answers=answers)

@@ -15,13 +15,15 @@ from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, may_
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ChosenPlace, ControllerState
-from bootstrap.contract.timings import TICK
+from bootstrap.contract.timings import ASK_AGAIN, TICK
 from bootstrap.controller.ends import over_budget
+from bootstrap.controller.launches import named_zones
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
 # No nodes that work are given up for a place that refused less long ago: about a gang's boot.
 _EMPTY = timedelta(minutes=30)
+_NAMED = ", in a zone that EC2 names"
 
 
 def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
@@ -126,14 +128,14 @@ def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:
 def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place]) -> str:
     """Return the cheapest on-demand place, one that keeps the deadline at p95 before others.
 
-    At equal prices it is the present one's zone: the nodes' placement group is there already.
+    At equal prices it is one that EC2 names, then the present one's zone.
     """
     here = tick.settings.places.get(state.place.name) if state.place else None
 
-    def rank(name: str) -> tuple[bool, float, bool]:
+    def rank(name: str) -> tuple[bool, float, bool, bool]:
         place = demand[name]
         elsewhere = here is None or place.subnets != here.subnets
-        return _is_late(tick, state, place), place.usd_per_work_hour, elsewhere
+        return _is_late(tick, state, place), place.usd_per_work_hour, not _is_named(tick, state, name), elsewhere
 
     return min(demand, key=rank)
 
@@ -149,6 +151,21 @@ def _why_now(view: RunView[str]) -> str:
 def _has_just_refused(state: ControllerState, name: str) -> bool:
     record, since = state.pools.get(name), state.round_started_at
     return bool(record and record.empty_at_s is not None and since and record.empty_at_s >= since.timestamp())
+
+
+def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
+    """Return whether EC2, in a refusal that is not yet asked again, names the place's zone as having its type."""
+    places, group = tick.settings.places, tick.seen.groups.get(name)
+    place = places[name]
+    return any(
+        group
+        and refused_name in places
+        and places[refused_name].purchase == place.purchase
+        and tick.now - answer.asked_at < ASK_AGAIN
+        and any(instance_type in answer.answer for instance_type in place.instance_types.split(","))
+        and not named_zones(answer.answer).isdisjoint(group.zones)
+        for refused_name, answer in state.answers.items()
+    )
 
 
 def _is_payable(tick: Tick, state: ControllerState, name: str) -> bool:
@@ -172,16 +189,18 @@ def _best_spot(
     tick: Tick, state: ControllerState, view: RunView[str], ready: Mapping[str, Place]
 ) -> ChosenPlace | None:
     ranked = make_policy(state, ready).worth(view)
+    named = [name for name in ready if _is_named(tick, state, name)]
     if ranked:
-        best = ranked[0]
+        best = next((prospect for prospect in ranked if prospect.name in named), ranked[0])
         why = (
             f"the best of {len(ready)} spot places: chance {best.chance:.0%}, stay {best.stay_s / 3600:.1f} h, "
-            f"{ready[best.name].usd_per_hour:.2f} USD/h a node"
+            f"{ready[best.name].usd_per_hour:.2f} USD/h a node{_NAMED if best.name in named else ''}"
         )
         return ChosenPlace(name=best.name, why=why)
     if ready and not buying(tick.settings.places, "on-demand"):
-        name = min(ready, key=view.prices.__getitem__)
-        return ChosenPlace(name=name, why=f"the cheapest spot place that has not just refused, of {len(ready)}")
+        name = min(named or ready, key=view.prices.__getitem__)
+        why = f"the cheapest spot place that has not just refused, of {len(named or ready)}{_NAMED if named else ''}"
+        return ChosenPlace(name=name, why=why)
     return None
 
 

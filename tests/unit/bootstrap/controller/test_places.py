@@ -46,6 +46,46 @@ def test_a_refused_gang_goes_to_the_best_other_place_in_the_same_tick_and_pays_n
     assert read_state(world.known.to_text(), "the state") == world.known
 
 
+# As EC2 says it: https://github.com/aws/eks-anywhere-build-tooling/pull/772
+NAMING = (
+    "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested (us-east-1a). "
+    "Our system will be working on provisioning additional capacity. You can currently get p4d.24xlarge capacity by "
+    "not specifying an Availability Zone in your request or choosing {}."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "second"),
+    [
+        (NAMING.format("us-east-1b, us-east-1c"), "az3"),
+        (NAMING.format("us-east-1c"), "az3"),
+        (NAMING.format("us-east-1d, us-east-1f"), "az2"),
+        (NAMING.format("us-east-1c").replace("p4d", "p4de"), "az2"),
+        ("There is no Spot capacity available that matches your request.", "az2"),
+    ],
+)
+@pytest.mark.parametrize("purchase", ["spot", "on-demand"])
+def test_a_place_in_a_zone_that_a_refusal_names_is_next(purchase: Lifecycle, message: str, second: str) -> None:
+    zones = {"az1": 10.0, "az2": 10.0, "az3": 12.0 if purchase == "spot" else 10.0}
+    if "us-east-1b," in message:
+        # The first named zone has no place.
+        del zones["az2"]
+    places = {zone: place(number, zone, purchase, usd) for number, (zone, usd) in enumerate(zones.items(), 1)}
+    dear = place(4, "az1", "on-demand", 30.0)
+    gone: dict[tuple[Lifecycle, str], int] = {(purchase, f"subnet-{zone}"): 0 for zone in zones}
+    gone["on-demand", "subnet-az1"] = 0
+    world = World(rotating(places={**places, "dear": dear}), rooms=gone, message=message)
+    world.tick()
+    tried = [request.place for request, _ in world.asked if request.place != "dear"]
+    assert tried == ["az1", second, *sorted(zones.keys() - {"az1", second})]
+    # The next round knows nothing of the old names.
+    world.asked.clear()
+    world.message = "no capacity"
+    world.advance(ASK_AGAIN)
+    world.tick()
+    assert [request.place for request, _ in world.asked if request.place != "dear"] == sorted(zones)
+
+
 def test_back_off_only_when_all_have_refused_then_on_demand() -> None:
     world = World(rotating(), capacity={"spot": 0, "on-demand": 9, "capacity-block": 0})
     world.tick()

@@ -151,7 +151,7 @@ class World:
         sizes: desired size of each place's group; the others have none.
         min_size, max_size: of every group.
         owned_room: nodes that the owned reservation has room for.
-        code: of the refusals for lack of capacity.
+        code, message: of the refusals for lack of capacity.
         is_silent: AWS answers no launch; by themselves groups launch nothing.
         asked: launches that AWS has answered.
     """
@@ -175,6 +175,7 @@ class World:
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
     code: str = "InsufficientInstanceCapacity"
+    message: str = "no spot capacity"
     born: datetime = START
     is_silent: bool = False
     asked: list[tuple[LaunchRequest, LaunchAnswer]] = field(default_factory=list)
@@ -311,6 +312,8 @@ class World:
                 Member(instance_id=key, state=self.nodes[key].state, protected=self.nodes[key].protected)
                 for key in self.alive(place)
             ),
+            # "subnet-az1" is in us-east-1a.
+            zones=(f"us-east-1{'abc'[int(self.config.places[place].subnets[-1]) - 1]}",),
         )
 
     def tick(self) -> Decision:
@@ -341,7 +344,7 @@ class World:
                 launched[key] = self.nodes[key].instance_type
                 self.sizes[request.place] = self.sizes.get(request.place, 0) + 1
         subnet = self.config.places[request.place].subnets
-        error = LaunchError(code=self.code, message="no spot capacity", subnet=subnet)
+        error = LaunchError(code=self.code, message=self.message, subnet=subnet)
         answer = LaunchAnswer(instance_types=launched, error=None if len(launched) == request.nodes else error)
         self.asked.append((request, answer))
         return answer
