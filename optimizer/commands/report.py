@@ -15,6 +15,7 @@ from optimizer.commands.output import replace_file, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import forecast, notices
+from optimizer.commands.status.gpus import gpu_notices
 from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
@@ -111,7 +112,7 @@ def _read_stack(stack: str, directory: Path, ledger: Path | None, now: datetime)
         s3 = clients.s3(names.region)
         lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), [])
     ahead = forecast(plan, reading)
-    words = [*headline(plan, reading), *notices(plan, ahead, stack)]
+    words = [*headline(plan, reading), *notices(plan, ahead, stack), *gpu_notices(reading, stack)]
     words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
     measures = compare(plan, reading, ahead)
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,26 @@ import click
 
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.state import ControllerState
+from bootstrap.contract.timings import SILENT
 from infra.naming import Names
-from optimizer.commands.options import FiniteRange, one_stack_options
-from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
+from optimizer.commands.options import FiniteRange, list_stacks, one_stack_options
+from optimizer.commands.output import (
+    describe_error,
+    format_option,
+    say,
+    write_csv,
+    write_json,
+    write_rows,
+    write_table,
+    write_text,
+)
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
-from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
+from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
+from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.measures import MEASURES, compare, headline
 from optimizer.commands.status.reading import Reading, read_file
+from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
 # The controller ticks once a minute.
@@ -42,6 +54,10 @@ PLACE_COLUMNS = {
     "answer": "answer",
     "usd_per_hour": "USD/h a node",
 }
+STACK_COLUMNS = {"stack": "stack", "phase": "phase", "nodes": "nodes", "steps": "steps", "spent_usd": "USD so far"}
+STACK_COLUMNS |= {"ceiling_usd": "ceiling", "hours_left": "hours left", "wrong": "wrong"}
+# Words of the notices that a row of several stacks repeats.
+WARNINGS = ("SLOW", "AFTER its deadline", "ABOVE its ceiling", "THROTTLED", "GPU ERRORS", "IDLE")
 NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
 NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
 
@@ -73,47 +89,93 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
     Scaling group, EC2, CloudWatch and the nodes' log group. A run slower than the plan's p95, late or above its ceiling
     gets a notice with its end and its cost; so does a node whose GPUs are throttled, idle or have errors. What cannot
-    be read is named with the reason, and the rest is shown. CSV has predicted against actual.
-    Exit status 4: the stack is not deployed.
+    be read is named with the reason, and the rest is shown. CSV has predicted against actual. Of a folder with several
+    stacks it shows a row each; JSON is their list. Exit status 4: the stack is not deployed.
     """
-    file = read_stack(stack, directory)
-    stack = file.stack
-    names, _ = resolve_names(file)
-    plan = follow_policy(file.plan, file.config)
-    if watch_s is not None and output_format == "table":
-        from optimizer.commands.status.live import watch
+    stacks = [] if stack else list_stacks(directory)
+    if len(stacks) > 1:
+        show = partial(_show_all, stacks, directory, output_format)
+    else:
+        file = read_stack(stack, directory)
+        names, _ = resolve_names(file)
+        plan = follow_policy(file.plan, file.config)
+        if watch_s is not None and output_format == "table":
+            from optimizer.commands.status.live import watch
 
-        with suppress(KeyboardInterrupt):
-            watch(plan, stack, lambda: read_file(file, names), watch_s, live=sys.stdout.isatty())
-        return
-    while True:
-        with patience("reading the stack"):
-            reading = read_file(file, names)
-        ahead = forecast(plan, reading)
-        measures = compare(plan, reading, ahead)
-        told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack)]
-        if output_format == "json":
-            write_json(as_json(names, plan, reading, measures, ahead) | {"notices": told})
-        elif output_format == "csv":
-            write_csv(measures, list(MEASURES))
-        else:
-            _write_tables(plan, reading, measures, told)
-        for part, reason in reading.unread.items():
-            say(f"note: {part} cannot be read: {reason}", err=True)
-        if watch_s is None:
+            with suppress(KeyboardInterrupt):
+                watch(plan, file.stack, lambda: read_file(file, names), watch_s, live=sys.stdout.isatty())
             return
-        try:
+        show = partial(_show, file, names, plan, output_format)
+    with suppress(KeyboardInterrupt) if watch_s else nullcontext():
+        while True:
+            show()
+            if watch_s is None:
+                return
             time.sleep(watch_s)
-        except KeyboardInterrupt:
-            return
-        click.echo("")
+            click.echo("")
 
 
-def as_json(
-    names: Names, plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], ahead: Forecast | None
-) -> dict[str, Any]:
+def _show(file: StackFile, names: Names, plan: FleetPlan, output_format: str) -> None:
+    with patience("reading the stack"):
+        reading = read_file(file, names)
+    document = as_json(names, plan, reading)
+    if output_format == "json":
+        write_json(document)
+    elif output_format == "csv":
+        write_csv(document["measures"], list(MEASURES))
+    else:
+        _write_tables(plan, reading, document["measures"], document["notices"])
+    for part, reason in reading.unread.items():
+        say(f"note: {part} cannot be read: {reason}", err=True)
+
+
+def _show_all(stacks: list[str], directory: Path, output_format: str) -> None:
+    """Show a row or a document for each stack, for one that cannot be read its error."""
+    documents: list[dict[str, Any]] = []
+    failures: list[GpufleetError] = []
+    with patience("reading the stacks"):
+        for stack in stacks:
+            try:
+                file = read_stack(stack, directory)
+                names, _ = resolve_names(file)
+                documents.append(as_json(names, follow_policy(file.plan, file.config), read_file(file, names)))
+            except GpufleetError as error:
+                failures.append(error)
+                documents.append({"stack": stack, "error": describe_error(error, error.exit_code)})
+    if len(failures) == len(stacks):
+        raise failures[0]
+    if output_format == "json":
+        write_json(documents)
+    else:
+        write_rows(list(map(_stack_row, documents)), STACK_COLUMNS, output_format, spare=("ceiling_usd", "nodes"))
+
+
+def _stack_row(document: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"stack": document["stack"]}
+    if "error" in document:
+        return row | {"wrong": " ".join(document["error"]["message"].split())}
+    state, group, ahead = (document[part] or {} for part in ("state", "group", "forecast"))
+    (steps,) = (measure for measure in document["measures"] if measure["measure"] == "steps")
+    nodes = group.get("nodes", ())
+    wrong = [state["reason"]] if state.get("phase") in ("failed", "unfit") else []
+    if group and (document["controller_silent_s"] or 0) > SILENT.total_seconds():
+        wrong.append("controller SILENT")
+    wrong += [word for word in WARNINGS if any(word in line for line in document["notices"])]
+    wrong += [f"{part} cannot be read: {reason}" for part, reason in document["unread"].items()]
+    return row | {
+        "phase": state.get("phase"),
+        "nodes": f"{sum(node['lifecycle_state'] == 'InService' for node in nodes)} of {group.get('wanted', 0)}",
+        "steps": f"{steps['actual'] or 0:,} of {steps['predicted']:,}",
+        "spent_usd": state.get("spent_usd"),
+        "ceiling_usd": state.get("ceiling_usd"),
+        "hours_left": ahead.get("hours_left"),
+        "wrong": "; ".join(filter(None, [*wrong, state.get("last_failure")])),
+    }
+
+
+def as_json(names: Names, plan: FleetPlan, reading: Reading) -> dict[str, Any]:
     """Build the JSON document of a reading."""
-    state, progress = reading.state, current_progress(reading)
+    state, progress, ahead = reading.state, current_progress(reading), forecast(plan, reading)
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": names.stack,
@@ -132,8 +194,9 @@ def as_json(
         "gpus": {node: to_json(minutes[-1]) for node, minutes in reading.gpus.items()},
         "measured_run": reading.measured and to_json(reading.measured),
         "forecast": ahead and asdict(ahead) | {"slow": ahead.slow, "late": ahead.late},
-        "measures": measures,
+        "measures": compare(plan, reading, ahead),
         "unread": reading.unread,
+        "notices": [*notices(plan, ahead, names.stack), *gpu_notices(reading, names.stack)],
     }
 
 

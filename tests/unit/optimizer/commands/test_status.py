@@ -20,7 +20,7 @@ from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
 from optimizer.aws.log_group import read_copies
 from optimizer.aws.training import TrainingProgress
-from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack
+from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack, write_stack_file
 from optimizer.commands.status.forecast import forecast
 from optimizer.commands.status.live import changes, next_decision, page, print_events, watch
 from optimizer.commands.status.measures import compare, headline
@@ -338,6 +338,33 @@ def test_a_destroyed_fleet_whose_bucket_stays_shows_what_it_cost(deployed: Deplo
     deployed.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=deployed.names.group, ForceDelete=True)
     code, out, _ = gpufleet("status", *deployed.arguments)
     assert code == 0 and "there is no Auto Scaling group: no node runs" in out and "44" in out
+
+
+def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed.write_state(ceiling_usd=100.0)
+    write_ledger(deployed, steps_per_s=0.05)
+    write_stack_file(deployed.directory / "Pulumi.z-absent.yaml", sample_plan())
+    (deployed.directory / "Pulumi.z-broken.yaml").write_text("[")
+    monkeypatch.setenv("COLUMNS", "200")
+    everywhere = ("--directory", str(deployed.directory))
+    code, out, err = gpufleet("status", *everywhere)
+    assert (code, err) == (0, "")
+    _, own, *_ = deployed.arguments
+    (line,) = [line for line in out.splitlines() if line.startswith(own)]
+    assert re.search(r"running +2 of 2 +1,000 of 2,000 +44 +100 +5\.\d+ +SLOW; ABOVE its ceiling", line)
+    assert re.search(r"z-absent .*has no Auto Scaling group", out) and "Pulumi.z-broken.yaml" in out
+    code, out, err = gpufleet("status", *everywhere, "--format", "json")
+    first, second, third = json.loads(out)
+    assert (code, err, first["stack"], first["state"]["phase"]) == (0, "", own, "running")
+    assert (second["error"]["code"], third["error"]["code"]) == (4, 2)
+    rows = list(csv.DictReader(io.StringIO(gpufleet("status", *everywhere, "--format", "csv")[1])))
+    assert [row["stack"] for row in rows] == [own, "z-absent", "z-broken"] and rows[0]["spent_usd"] == "44.0"
+    # Where none can be read, the command ends as for the first.
+    (deployed.directory / f"Pulumi.{own}.yaml").unlink()
+    code, out, err = gpufleet("status", *everywhere)
+    assert (code, out) == (4, "") and "z-absent has no Auto Scaling group" in err
 
 
 @pytest.mark.parametrize(("stack", "says"), [("nobody", "Pulumi.nobody.yaml is missing"), ("a b", "stack name")])
