@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SEGMENTS_READ = 15
 # Objects of a ledger to read at once: a day has 1,440 of them, 30 ms each.
 DOWNLOADS = 16
+# Points of a line in a terminal.
+MOST_POINTS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,8 @@ class TrainingProgress:
     finished: bool  # ended well
     loss: float | None = None  # newest that was reported; None where it was not finite
     loss_step: int | None = None  # None where none was reported
+    recent_losses: tuple[float, ...] = ()  # finite, the newest last
+    recent_steps_per_second: tuple[float, ...] = ()  # of equal times since the last start
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
@@ -67,28 +71,32 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     events = sorted(filter(None, map(_parse_event, lines)), key=lambda event: float(event["t"]))
     saved: int | None = None
     finished = False
-    step = first = last = None
+    step = None
     loss: tuple[int, float | None] | None = None
+    losses: list[float] = []
+    marks: list[tuple[float, int]] = []  # since the last start
     for event in events:
         if event["event"] == "commit":
             saved = max(saved or 0, int(event["step"]))
             continue
         if event["event"] == "start":
-            first = last = None
+            marks = []
         if event.get("step") is None:
             continue
         finished = event["event"] == "done"
         step = int(event["step"])
-        loss = read_loss(event) or loss
-        last = (float(event["t"]), step)
-        if event["event"] == "train" or first is None:
-            first = last
+        if (reported := read_loss(event)) is not None:
+            loss = reported
+            losses += [reported[1]] if reported[1] is not None else []
+        if event["event"] == "train":
+            marks = []
+        marks.append((float(event["t"]), step))
     if step is None:
         return None
     speed, measured_s = None, 0.0
-    if first and last and last[0] > first[0] and last[1] > first[1]:
-        measured_s = last[0] - first[0]
-        speed = (last[1] - first[1]) / measured_s
+    if marks and marks[-1][0] > marks[0][0] and marks[-1][1] > marks[0][1]:
+        measured_s = marks[-1][0] - marks[0][0]
+        speed = (marks[-1][1] - marks[0][1]) / measured_s
     return TrainingProgress(
         step=step,
         saved_step=saved,
@@ -98,7 +106,22 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         finished=finished,
         loss=loss[1] if loss else None,
         loss_step=loss[0] if loss else None,
+        recent_losses=tuple(losses[:: -max(1, -(-len(losses) // MOST_POINTS))][::-1]),
+        recent_steps_per_second=_speeds(marks, measured_s / MOST_POINTS),
     )
+
+
+def _speeds(marks: Iterable[tuple[float, int]], window_s: float) -> tuple[float, ...]:
+    """Steps a second of windows that are at least ``window_s`` long."""
+    speeds: list[float] = []
+    before: tuple[float, int] | None = None
+    for at, step in marks:
+        if before is None:
+            before = at, step
+        elif at - before[0] >= window_s > 0:
+            speeds.append((step - before[1]) / (at - before[0]))
+            before = at, step
+    return tuple(speeds)
 
 
 def _parse_event(line: str) -> dict[str, Any] | None:

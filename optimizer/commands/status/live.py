@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -38,6 +39,7 @@ EVENTS_SHOWN = 8
 POLL_S = 20
 # Measures of a line on a step.
 _STEP_LINE = ("speed", "loss", "cost so far", "hours left", "cost at the end")
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def watch(
@@ -125,13 +127,20 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    ahead = forecast(plan, reading)
+    ahead, progress = forecast(plan, reading), current_progress(reading)
+    lines: dict[str, tuple[float, ...]] = {}
+    if progress is not None:
+        per_step = plan.job.global_batch * plan.job.seq_len
+        speeds = tuple(per_step * speed for speed in progress.recent_steps_per_second)
+        lines = {"speed": speeds, "loss": progress.recent_losses}
     for row in compare(plan, reading, ahead):
         if _is_known(row):
             planned = "" if row["predicted"] is None else f"planned {format_number(row['predicted'])}"
             words = ", ".join(filter(None, (f"{row['unit']} {planned}".strip(), row["note"])))
             actual = "-" if row["actual"] is None else format_number(row["actual"])
             table.add_row(row["measure"], actual, Text(words))
+            if len(values := lines.get(row["measure"], ())) > 1:
+                table.add_row("", "", Sparkline(values))
     decision = next_decision(reading, ahead)
     said = [*headline(plan, reading), *([f"next: {decision}"] if decision else [])]
     parts: list[RenderableType] = [Panel(Group(*map(Text, said), table), title=Text(stack), title_align="left")]
@@ -141,6 +150,22 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
     parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
     parts.append(Text(f"read at {utc(reading.at)}, again every {every_s:g} s; Ctrl-C ends the page, not the run"))
     return Group(*parts)
+
+
+@dataclass
+class Sparkline:
+    """Bars between the least and the largest value; five numbers in a terminal that knows ASCII only."""
+
+    values: Sequence[float]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        values = self.values[-options.max_width :]
+        low, high = min(values), max(values)
+        if options.ascii_only:
+            yield Text(" ".join(map(format_number, values[:: -(-len(values) // 5)])))
+        else:
+            bars = "".join(_BARS[int(7 * (value - low) / (high - low or 1))] for value in values)
+            yield Text(f"{bars} {format_number(low)} to {format_number(high)}")
 
 
 def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:

@@ -434,6 +434,28 @@ def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack
     assert "ABOVE its ceiling" in said and "12:00:00 running: both nodes" in said
 
 
+@pytest.mark.parametrize(
+    ("encoding", "losses", "speeds"),
+    [("utf-8", "█▄▁ 2 to 4", "▁▁█ 26,214 to 52,429"), ("ascii", "4 3 2", "26,214 26,214 52,429")],
+)
+def test_the_live_page_draws_loss_and_speed(deployed: DeployedStack, encoding: str, losses: str, speeds: str) -> None:
+    now = time.time()
+    marks = [(60, 100, 4.0), (40, 102, 3.0), (20, 104, None), (0, 108, 2.0)]
+    events: list[dict[str, Any]] = [{"event": "start", "t": now - 70}]
+    events += [
+        {"event": "progress", "t": now - ago_s, "step": step, "loss_step": step, "loss": loss}
+        for ago_s, step, loss in marks
+    ]
+    lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
+    deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=120)
+    console.print(page(sample_plan(), "dev", read(deployed.names, datetime.now(UTC)), [], 20))
+    file.seek(0)
+    text = file.read()
+    assert losses in text and speeds in text
+
+
 def test_changes_between_two_readings_are_events(deployed: DeployedStack) -> None:
     deployed.write_state()
     before = read(deployed.names, datetime.now(UTC))
