@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def command(
         if runs or out or from_stack:
             raise click.UsageError("--template goes alone")
         with RUNS.open(encoding="utf-8") as table:
-            click.echo(table.readline() + table.readline(), nl=False)
+            for line in itertools.islice(table, 2):
+                click.echo(line, nl=False)
         return
     if stack and not from_stack:
         raise click.UsageError("--stack goes with --from-stack")
