@@ -19,8 +19,9 @@ from bootstrap.agent.settings import Settings
 from bootstrap.agent.torchrun import TEST_JOIN_S, Torchrun, send
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.notices import Notice, notice_limit_s
+from bootstrap.training.notices import Notice, hook_limit_s, notice_limit_s
 from bootstrap.training.progress import read_step
+from bootstrap.training.watcher import poll_interval_s
 
 # Attempts to take the training's role: in a stack's first minute its policies are still spreading through AWS.
 ROLE_TRIES = 12
@@ -36,7 +37,7 @@ def supervise(settings: Settings) -> int:
     """Train until the command is done, fails again and again, or this node ends; returns the exit status."""
     # Before anything is started: a wrong limit is an error now, not when the node ends.
     try:
-        limit_s = notice_limit_s()
+        limit_s, _, _ = notice_limit_s(), hook_limit_s(), poll_interval_s()  # the watcher's too
     except ConfigurationError as error:
         raise AgentError(str(error)) from error
     with SupervisedNode(settings) as node:

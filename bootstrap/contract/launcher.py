@@ -39,7 +39,7 @@ SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 # Programs that a shell's script starts, and python's modules.
-STARTED = re.compile(r"(?:^|[;&|(\n]|\bexec\s|\w=\S*\s)\s*([\w./-]+)(?![\w./=-])|\s-\w*?m\s*(\w[\w.]*)")
+STARTED = re.compile(r"(?:^|[;&|(\n]|\w=\S*\s)\s*(?:exec\s+)?([\w./-]+)(?![\w./=-])|\s-\w*?m\s*(\w[\w.]*)")
 
 
 def split_command(text: str) -> list[str] | None:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from bootstrap.contract.codec import FormatError
 from bootstrap.contract.node_plan import VARIABLE, Expected, read_node_plan
 
 NODE_LIMIT_S, GANG_LIMIT_S = 600.0, 90.0
+# A rank that hangs before it watches the time, as in a broken GPU's driver, is killed so long after the limit.
+HANGS_S = 150
 CPU_PROCESSES = 2
 
 
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     is_gang, is_rank = asked.scope == "gang", "RANK" in os.environ and "WORLD_SIZE" in os.environ
     lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if is_gang and lacking:
+    if (is_gang or is_rank) and lacking:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     if is_rank and asked.nproc:
         parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
@@ -34,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = read_node_plan({VARIABLE: asked.plan})
     except FormatError as error:
         parser.error(str(error))
+    limit_s = asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S)
+    if is_rank:
+        signal.alarm(math.ceil(limit_s) + HANGS_S)  # no handler: the kernel ends the process
     device = _device(asked.device)
     if device is None:
         return 1
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device=device,
             name=asked.name,
             expected=(plan and plan.expected) or Expected(),
-            time_limit_s=asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S),
+            time_limit_s=limit_s,
             out=asked.out,
             is_gang=is_gang,
             sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),

@@ -79,9 +79,7 @@ class _Gang:
         return self.hosts[rank] if self.hosts else f"the host of rank {rank}"
 
     def add(self, results: Sequence[report.CheckResult], duration_s: float) -> None:
-        for result in results:
-            named = replace(self._blame(result), duration_s=duration_s)
-            self.results.append(named)
+        self.results += [replace(self._blame(result), duration_s=duration_s) for result in results]
 
     def _blame(self, result: report.CheckResult) -> report.CheckResult:
         """Name the hosts of the ranks that differ, where they are fewer than the others."""

@@ -40,7 +40,7 @@ class Watch:
     def __init__(self, ranks: Ranks, *, limit_s: float, report: Callable[[str, Loss], None]) -> None:
         self._ranks, self._report = ranks, report
         # The main thread may hold its own connection for as long as it waits.
-        self._store = _clone(ranks.store)
+        self._store = ranks.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         self._deadline = time.monotonic() + limit_s
         self._limit_s = limit_s
         self.step("start")
@@ -114,7 +114,7 @@ class Watch:
         found: list[Loss] = []
 
         def ask() -> None:
-            store = _clone(self._ranks.store)
+            store = self._ranks.store.clone()  # type: ignore[attr-defined]
             if fault:
                 store.set(f"fault/{self._ranks.rank}", fault)
             if hung:
@@ -140,8 +140,3 @@ class Watch:
 
     def _counts(self, store: Any) -> Sequence[int]:
         return [store.add(f"beat/{rank}", 0) for rank in range(self._ranks.world_size)]
-
-
-def _clone(store: Any) -> Any:
-    """Store of the same keys with a connection of its own; torch's stubs lack the method."""
-    return store.clone()

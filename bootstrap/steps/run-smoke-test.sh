@@ -21,5 +21,5 @@ if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then
   arguments+=(--min-bus-bandwidth-gb-per-s "$SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S")
 fi
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
-agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed; its report is $report"
+agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed: see the lines above, and $report where rank 0 lived to write it"
 touch "$STATE_DIR/smoke-passed"

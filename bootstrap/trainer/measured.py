@@ -12,6 +12,7 @@ import math
 import os
 import re
 import statistics
+import threading
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -63,7 +64,8 @@ class RunMeasurement:
         if measured is None or os.environ.get("RANK", "0") != "0":
             return
         row = measured_row(self._config, self._model, measured, os.environ)
-        self._write(row)
+        # Beside the training: while S3 does not answer, a write takes minutes. The final checkpoint is written later.
+        threading.Thread(target=self._write, args=(row,), name="measured-run", daemon=True).start()
 
     def _measure(self, waited_s: float, tokens_per_sample: int) -> Measured | None:
         """Measurement of the slowest and fullest rank; the one wait for the device in a run."""

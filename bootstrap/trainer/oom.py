@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import TrainingError
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class OutOfMemoryError(TrainingError):
 
 def micro_batch_limit() -> int | None:
     """Largest micro-batch that an earlier attempt left, or None at the first one."""
-    text = os.environ.get(LIMIT_VARIABLE, "")
-    return int(text) if text else None
+    limit = positive_number(LIMIT_VARIABLE, "samples")
+    return max(1, int(limit)) if limit else None
 
 
 @contextlib.contextmanager

@@ -170,9 +170,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     store = open_store(uri)
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
-    measured = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
-    # A row of unequal ranks would tell the calibration the speed of none of them.
-    measures = True
+    measured: RunMeasurement | None = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
     balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
     evaluation = _evaluation(parts, held_out) if held_out is not None else None
     rehearsal: Callable[[], object] | None = None
@@ -228,10 +226,10 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
                 gradient_norm=result.gradient_norm,
                 data_wait_s=loader.wait_s,
             )
-            if measures:
+            if measured is not None:
                 measured.step(data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
             if balance is not None and (passes := balance.step()) is not None:
-                measures = False
+                measured = None  # a row of unequal ranks would tell the calibration the speed of none of them
                 loader.close()  # has fetched ahead for the shares of before
                 run.set_shares([config.micro_batch * number for number in passes])
                 stepper.grad_accum = passes[parts.data_rank]

@@ -105,7 +105,7 @@ class Sink:
             time.sleep(self._every_s)
             try:
                 self.flush(is_durable=False)
-            except (OSError, TrainingError) as error:
+            except Exception as error:  # noqa: BLE001 - this thread writes the run's later lines too
                 logger.error("ledger: %s; kept for the next line", error)
             self._has_written.set()
 

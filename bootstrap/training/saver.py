@@ -111,7 +111,7 @@ class Saver:
 
     @property
     def flags(self) -> tuple[int, int]:
-        """Whether this rank writes its file or the manifest, and whether it knows that the pending save failed."""
+        """1 where this rank writes its file or the manifest, and 1 where it knows that the pending save failed."""
         save = self._pending
         return (0, 0) if save is None else (int(save.is_busy), int(save.problem is not None))
 

@@ -369,10 +369,9 @@ def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None
     """
     wanted = made = ""
     for name, size in CRCS.items():
-        stored = answer.get(f"Checksum{name}", "")
-        if stored and answer.get("ChecksumType") != "COMPOSITE" and "-" not in stored and checksums is not None:
-            crc = getattr(checksums, name.lower())(data)
-            wanted, made = stored, base64.b64encode(crc.to_bytes(size, "big")).decode()
+        stored, crc = answer.get(f"Checksum{name}", ""), getattr(checksums, name.lower(), None)
+        if stored and crc and answer.get("ChecksumType") != "COMPOSITE" and "-" not in stored:
+            wanted, made = stored, base64.b64encode(crc(data).to_bytes(size, "big")).decode()
     etag = answer.get("ETag", "").strip('"')
     if not wanted and re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
         wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()

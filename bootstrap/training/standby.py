@@ -95,7 +95,7 @@ class Standby:
             for standby in [standby for standby in self._waiting if standby.is_ready]:
                 self._waiting.remove(standby)
                 standby.lines.rank = environment["RANK"]
-                with os.fdopen(standby.command, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(BrokenPipeError), os.fdopen(standby.command, "wb") as pipe:
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
                     if standby.process.poll() is None:

@@ -51,7 +51,7 @@ class FleetAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         started = super()._start_workers(worker_group)
         context: Any = self._pcontext
-        # Where a worker has failed, the context closes itself and names neither a signal nor a limit:
+        # After a worker's failure the context closes itself, and names neither a signal nor a limit:
         # https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/multiprocessing/api.py#L974
         close = context.close
         context.close = lambda *signals: close(*signals) if signals else close(timeout=STOP_S)

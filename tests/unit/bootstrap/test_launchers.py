@@ -51,6 +51,7 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("accelerate-launch train.py", "accelerate-launch has no option"),
         ("bash -c 'cd src && A=1 torchrun --standalone train.py'", "torchrun has no option"),
         ("sh -c 'exec python -m accelerate.commands.launch train.py'", "accelerate has no option"),
+        ("bash -c 'cd src && exec torchrun train.py'", "torchrun has no option"),
         ("bash -lc 'conda activate env; mpirun -np 16 python train.py'", "mpirun reaches other nodes by SSH"),
         ("/opt/amazon/openmpi/bin/mpirun python accelerate", "mpirun reaches other nodes by SSH"),
         ("--no-python mpirun python train.py", "mpirun would start in each rank"),

@@ -94,9 +94,15 @@ def test_under_torchrun_nproc_is_wrong_usage(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as ended:
+    for arguments, told in (("--nproc", "3"), "MASTER_PORT unset"), ((), "MASTER_ADDR, MASTER_PORT unset"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["--device", "cpu", *arguments])
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(SystemExit):
         cli.main(["--device", "cpu", "--nproc", "3"])
-    assert ended.value.code == 2
     assert "torchrun has started this one already" in capsys.readouterr().err
 
 

@@ -201,3 +201,13 @@ def test_a_run_whose_rank_is_killed_or_that_is_ended_from_outside_leaves_no_rank
     assert is_all or "ended with -9" in errors
     assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
     assert not any(map(is_running, ranks))
+
+
+def test_a_rank_that_hangs_before_it_watches_the_time_is_killed() -> None:
+    program = (
+        "import sys, time; from bootstrap.smoke import __main__ as cli, ranks; cli.HANGS_S = 0; "
+        "ranks.meet = lambda *_, **__: time.sleep(1e6); sys.exit(cli.main(sys.argv[1:]))"
+    )
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    command = [sys.executable, "-c", program, "--device", "cpu", "--timeout-s", "0.1"]
+    assert subprocess.run(command, cwd=ROOT, env={**os.environ, **rank}, timeout=280).returncode == -signal.SIGALRM

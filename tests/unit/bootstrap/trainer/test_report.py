@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,14 +193,21 @@ def test_measured_run_is_written_once(
     model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(**ARCHITECTURE))
     for name, value in NODE.items():
         monkeypatch.setenv(name, value)
+    answers, store = threading.Event(), LocalStore(tmp_path)
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda name, parts: answers.wait() and write(name, parts))
     clock = StepClock(CPU)
-    run = RunMeasurement(replace(config, global_batch=4), model, clock=clock, device=CPU, store=LocalStore(tmp_path))
+    run = RunMeasurement(replace(config, global_batch=4), model, clock=clock, device=CPU, store=store)
     clock.restart()
     for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 5):
         wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
         clock.tick()
         run.step(data_wait_s=max(0, step - WARMUP_STEPS) * 0.001, tokens_per_sample=8)
 
+    answers.set()  # no step has waited for the store
+    for thread in threading.enumerate():
+        if thread.name == "measured-run":
+            thread.join()
     (path,) = tmp_path.glob("measured/0123456789ab-*.json")
     row = parse(path.read_text(), "the row")
     assert row.measured.steps == MEASURED_STEPS

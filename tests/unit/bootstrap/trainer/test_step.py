@@ -395,6 +395,12 @@ def test_an_output_that_is_kept_and_changed_in_place_is_an_error() -> None:
         output.sum().backward()
 
 
+def test_a_micro_batch_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(oom.LIMIT_VARIABLE, "half")
+    with pytest.raises(ConfigurationError, match=r"GPUFLEET_MICRO_BATCH_LIMIT is 'half'; expected samples above 0"):
+        oom.micro_batch_limit()
+
+
 @pytest.mark.parametrize(("micro_batch", "limit"), [(1, None), (2, "2")])
 def test_running_out_again_ends_with_what_to_change(
     micro_batch: int, limit: str | None, monkeypatch: pytest.MonkeyPatch

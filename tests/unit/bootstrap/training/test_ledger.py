@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import time
@@ -172,6 +173,21 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCa
     full = False
     ledger.flush()
     assert "".join(written).count("\n") == 2, "lines that had no room are kept"
+
+
+def test_lines_after_an_error_of_any_kind_are_written() -> None:
+    written: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def write(text: str, is_durable: bool) -> None:
+        written.put(text)
+        if text == "\nfirst":
+            raise RuntimeError("a library's own")
+
+    sink = Sink(write)
+    sink.append("first")
+    assert written.get(timeout=60) == "\nfirst"
+    sink.append("second")
+    assert written.get(timeout=60) == "\nfirst\nsecond"
 
 
 def test_s3_ledger_survives_in_segments(aws: str) -> None:

@@ -212,3 +212,16 @@ def test_without_free_memory_nothing_stands_by(
     assert "GiB are free" in caplog.text
     assert waiting.take((sys.executable, "-u", "train.py"), {}) is None
     waiting.close()
+
+
+def test_a_standby_process_that_was_killed_takes_no_place() -> None:
+    waiting = standby.Standby(("json",), delay_s=0.01)
+    waiting.started(1)
+    deadline = time.monotonic() + 60
+    while not (waiting._waiting and waiting._waiting[0].is_ready) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process = waiting._waiting[0].process
+    process.kill()
+    process.wait()
+    assert waiting.take((sys.executable, "-u", "train.py"), {"RANK": "0"}) is None
+    waiting.close()
