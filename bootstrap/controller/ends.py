@@ -34,7 +34,7 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     if state.unfit_nodes > limit:
         fault = next((machine.launch_fault for machine in tick.seen.machines if machine.launch_fault), "")
         failed = f"launch ({fault})" if fault else "set-up or tests"
-        see = "docs/first-fleet.md" if fault else "the log streams node-init/ of the stack's log group"
+        see = "docs/quick-start.md" if fault else "the log streams node-init/ of the stack's log group"
         return "unfit", (
             f"{counted(state.unfit_nodes, 'node')} in a row failed {failed}, and {limit} may: see {see}, then "
             "`gpufleet resume`"

@@ -125,7 +125,7 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
     level: Level = "error" if score <= UNLIKELY and is_fair and plan.purchase.fallback == "none" else "warning"
     why = (
         "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
-        "lasts (docs/preflight.md)"
+        "lasts"
     )
     if not is_fair:
         why += (

@@ -195,7 +195,7 @@ def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws)
     rows = by_check(check_instance_quotas(context()))
     row = rows[RUNNING_P]
     assert row.level == "unknown" and "of a quota of 384 (L-417A185B), in use unknown; not permitted" in row.text
-    assert row.next_step == "allow ec2:DescribeInstances (docs/preflight.md)"
+    assert row.next_step == "allow ec2:DescribeInstances (gpufleet stack policy preflight)"
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
     assert (row.level, row.value, row.limit) == ("error", 96, 95)
