@@ -158,7 +158,8 @@ class Unknown:
     def finding(self, *, check: str = "", about: str = "", why: str = "", next_step: str = "") -> Finding:
         """Return the finding of a check that got no answer but ``about``; the default next step removes the reason."""
         if not next_step:
-            next_step = f"allow {self.action} (gpufleet stack policy preflight)" if self.action else "run gpufleet preflight again"
+            allow = f"allow {self.action} (gpufleet stack policy preflight)"
+            next_step = allow if self.action else "run gpufleet preflight again"
         text = f"{about}; {self.reason}" if about else self.reason
         return unknown(text, check=check, why=why, next_step=next_step)
 
