@@ -42,15 +42,14 @@ def main(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     environment = program_environment(environ)
     words = expand(words, environment)
     path = environment.get("PATH", os.defpath)
-    program = shutil.which(words[0], path=path)
-    if program is None:
+    try:  # signals reach the program itself
+        os.execve(shutil.which(words[0], path=path) or words[0], words, environment)  # noqa: S606
+    except OSError as error:
         sys.stderr.write(
             f"{words[0]} is not a program on this node: install it with gpufleet:requirements or in the image, or give "
-            f"its path; PATH is {path}\n"
+            f"its path; begin a script with #!/bin/bash; PATH is {path} ({error.strerror})\n"
         )
         sys.exit(EXIT_AT_FAULT)
-    # Signals reach the program itself.
-    os.execve(program, words, environment)  # noqa: S606
 
 
 if __name__ == "__main__":

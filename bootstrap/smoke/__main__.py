@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     is_gang, is_rank = asked.scope == "gang", "RANK" in os.environ and "WORLD_SIZE" in os.environ
     lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if (is_gang or is_rank) and lacking:
-        parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     if is_rank and asked.nproc:
         parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
+    if (is_gang or is_rank) and lacking:
+        parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     try:
         plan = read_node_plan({VARIABLE: asked.plan})
     except FormatError as error:

@@ -56,9 +56,9 @@ FLAGS = {
     "precision": Flag("arithmetic", PRECISIONS),
     "compiled": Flag("torch.compile"),
     "sharding": Flag("states that data x context ranks share out", SHARDINGS),
-    "tensor_parallel": Flag("ranks that split each layer"),
+    "tensor_parallel": Flag("ranks that split each layer", least=1),
     "sequence_parallel": Flag("tensor ranks split norms and residual too"),
-    "context_parallel": Flag("ranks that split each sequence"),
+    "context_parallel": Flag("ranks that split each sequence", least=1),
     "gpus_per_node": Flag(
         "ranks of one node, by default those of torchrun", variable="GPUFLEET_GPUS_PER_NODE", least=1
     ),

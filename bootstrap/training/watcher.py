@@ -80,8 +80,8 @@ class Watcher:
     @classmethod
     def from_environment(cls) -> Watcher:
         """Watcher of the agent's notice files; without them local rank 0 watches the metadata service."""
-        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-        files = NoticeFiles.from_environment()
+        _ = notice_limit_s(), hook_limit_s()  # a wrong value is an error now, and would be one amid a notice
+        is_first, files = os.environ.get("LOCAL_RANK", "0") == "0", NoticeFiles.from_environment()
         imds = own_imds() if is_first and files is None else None
         return cls(imds, poll_interval_s=poll_interval_s(), files=files, answers=is_first)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from bootstrap import launchers
 from bootstrap.agent import torchrun
 from bootstrap.contract.launcher import command_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers import expand, program_environment
@@ -155,6 +156,15 @@ def test_a_node_becomes_the_program_and_knows_its_place(tmp_path: Path) -> None:
     }  # fmt: skip
     assert not [name for name in given if "WORLD_SIZE" in name or name.startswith(("ROLE_", "GROUP_", "TORCHEL"))]
     assert program_environment(environment | {"WORLD_SIZE": "1"})["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_a_script_that_names_no_shell_is_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun train.py\n")
+    script.chmod(0o755)
+    with pytest.raises(SystemExit) as ended:
+        launchers.main([str(script)], {"RANK": "0", "WORLD_SIZE": "2"})
+    assert ended.value.code == 78 and "begin a script with #!/bin/bash" in capsys.readouterr().err
 
 
 def test_a_process_that_ends_while_it_is_listed_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def test_bad_values_are_refused_with_value_and_limit(flags: str, plan: dict[str,
         ("--steps many", "--steps: invalid int value: 'many'"),
         ("--sharding zero4", "--sharding: invalid choice: 'zero4'"),
         ("--sahrding zero1", "unrecognized arguments: --sahrding zero1; .*--help"),
+        ("--context-parallel 0", "--context-parallel is 0; expected at least 1"),
         # Neither is below 0.
         ("--learning-rate nan", "--learning-rate is nan; expected at least 0"),
         ("--weight-decay inf", "--weight-decay is inf; expected at least 0"),

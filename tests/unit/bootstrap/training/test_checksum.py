@@ -20,7 +20,6 @@ def test_published_check_value(algorithm: str) -> None:
 
 def test_the_fast_algorithm_is_the_default() -> None:
     assert ALGORITHM == "crc64nvme"
-    assert checksum(memoryview(b"123456789")) == f"crc64nvme:{VECTORS['crc64nvme']}"
 
 
 @pytest.mark.parametrize("algorithm", VECTORS)

@@ -220,8 +220,7 @@ def test_a_standby_process_that_was_killed_takes_no_place() -> None:
     deadline = time.monotonic() + 60
     while not (waiting._waiting and waiting._waiting[0].is_ready) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process = waiting._waiting[0].process
-    process.kill()
-    process.wait()
+    waiting._waiting[0].process.kill()
+    waiting._waiting[0].process.wait()
     assert waiting.take((sys.executable, "-u", "train.py"), {"RANK": "0"}) is None
     waiting.close()

@@ -20,6 +20,7 @@ import pytest
 import bootstrap.agent
 import bootstrap.training
 from bootstrap.agent.settings import Settings
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.imds import Imds, ImdsError
 from bootstrap.training.notices import NOTICE_LIMIT_S, SPOT_RESERVE_S, Notice, NoticeFiles
 from bootstrap.training.watcher import POLL_INTERVAL_S, Watcher, main
@@ -370,6 +371,13 @@ def test_only_local_rank_0_asks_the_service(monkeypatch: pytest.MonkeyPatch, ser
             assert eventually(lambda w=watcher: w.stop_notice is not None, 60.0 if sees else 0.3) is sees  # type: ignore[misc]
         finally:
             watcher.close()
+
+
+@pytest.mark.parametrize("name", ["GPUFLEET_DRAIN_LIMIT_S", "GPUFLEET_SCALE_IN_LIMIT_S", "GPUFLEET_IMDS_POLL_S"])
+def test_a_wrong_limit_is_an_error_before_any_notice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ConfigurationError, match=f"{name} is 'soon'; expected seconds above 0"):
+        Watcher.from_environment()
 
 
 def test_a_process_that_launch_started_reads_the_drain_file_alone(
