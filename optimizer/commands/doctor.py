@@ -34,8 +34,8 @@ _REFRESH, _NEW_VERSION = "gpufleet catalog refresh", "install a newer gpufleet"
 _NEXT = {
     **dict.fromkeys(("instance types", "zones", "on-demand prices", "reserved prices", "unit prices"), _REFRESH),
     "spot prices": _REFRESH,
-    "interruption bands": "gpufleet catalog learn --stack NAME: your own stacks' interruptions go before them",
-    "capacity events": "gpufleet catalog learn --stack NAME",
+    "interruption bands": "gpufleet catalog learn STACK: your own stacks' interruptions go before them",
+    "capacity events": "gpufleet catalog learn STACK",
     "Capacity Block rates": "gpufleet blocks find PLAN: AWS's offers of now",
 }
 # Looking for these credentials sends a request, or runs a program.

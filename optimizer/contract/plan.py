@@ -157,6 +157,8 @@ class SpotRange(_Model):
     ``cost_usd`` of the plan is at its own zone's price, and its 95th percentile has the spread of the prices' age.
     """
 
+    model_config = ConfigDict(extra="ignore")  # An earlier stack's plan has more, and stop reads it.
+
     age_days: int = Field(ge=0, description="Age of the prices when the plan was made.")
     limit_days: int = Field(ge=0, description="Age up to which such prices are current.")
     zones: int = Field(ge=0, description="Zones with a price; 0 where one is derived for the whole region.")
@@ -522,6 +524,8 @@ class Alternate(_Model):
 
 class PolicyOutlook(_Model):
     """Hours and dollars of the whole run under the spot policy that ``gpufleet stack set`` proposes."""
+
+    model_config = ConfigDict(extra="ignore")  # An earlier stack's plan has more, and stop reads it.
 
     policy: SpotPolicy
     hours: Spread

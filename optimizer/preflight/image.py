@@ -111,7 +111,7 @@ def check_container_image(context: Context) -> Iterator[Finding]:
             value=round(size_gib, 1),
             limit=room_gib,
             why="docker unpacks the layers onto the root volume, where they take more",
-            next_step="raise volumes.root_gib in the plan, or build a smaller image",
+            next_step="build a smaller image",
         )
         return
     pull_s = least_pull_s(context.plan.node, context.plan.volumes, compressed_gib=size_gib)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import click
 import pytest
@@ -45,13 +47,41 @@ def test_shown_commands_parse(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     for stop in ("|", ">", "&&", ";"):
         words = words[: words.index(stop)] if stop in words else words
-    context: click.Context = click.Context(cli, info_name="gpufleet")
-    command: click.Command = cli
+    command, words = _resolve(words)
+    command.make_context(command.name, words, resilient_parsing=False)
+
+
+def _resolve(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the command that words begin with, and its arguments."""
+    context, command = click.Context(cli, info_name="gpufleet"), cast(click.Command, cli)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         _, child, words = command.resolve_command(context, words)
-        assert child is not None, page
+        assert child is not None
         command = child
-    command.make_context(command.name, words, resilient_parsing=False)
+    return command, words
+
+
+def advised_commands() -> set[tuple[str, str]]:
+    """Commands that texts of the code name, as next steps do, with X for what they fill in."""
+    advised = set()
+    for name in _tracked():
+        if not name.startswith(("optimizer/", "infra/", "bootstrap/")) or not name.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
+            advised |= {(name, found) for found in re.findall(r"gpufleet ([a-z-]+ [^`;:,()|&>\n]*--[a-z][a-z-]*)", text)}
+    return advised
+
+
+def test_advice_names_flags_that_exist() -> None:
+    advised = advised_commands()
+    assert len(advised) > 100
+    for place, line in sorted(advised):
+        command, words = _resolve(line.split())
+        known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        unknown = {word for word in words if word.startswith("--")} - known - {"--help", "--help-all"}
+        assert not unknown, f"{place}: gpufleet {line}"
 
 
 def test_readme_shows_commands() -> None:

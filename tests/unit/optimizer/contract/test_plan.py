@@ -91,6 +91,18 @@ def test_sample_round_trips() -> None:
     assert read_plan(plan.to_json()) == plan
 
 
+def test_the_plan_of_a_stack_of_before_is_read_so_that_its_nodes_can_be_ended() -> None:
+    spread = {"expected": 1.0, "p50": 1.0, "p95": 2.0}
+    outlook = {"policy": "adaptive", "hours": spread, "cost_usd": spread, "expected_usd": {}, "source": ""}
+    prices = {"age_days": 9, "limit_days": 7, "zones": 1, "cost_usd_dearest": 2.0}
+    now = SPOT_P4D | {"spot_policy": outlook, "spot_range": prices}
+    before = SPOT_P4D | {
+        "spot_policy": outlook | {"on_demand_share": 0.1},
+        "spot_range": prices | {"cheapest_usd_per_hour": 1.0, "dearest_usd_per_hour": 2.0},
+    }
+    assert plan_from_dict(before) == plan_from_dict(now)
+
+
 def test_alternates_round_trip_and_are_plans_of_their_place() -> None:
     assert "alternates" not in json.loads(sample_plan().to_json())  # plans of before hash alike
     plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
