@@ -61,6 +61,9 @@ def _resolve(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, words
 
 
+ADVICE = re.compile(r"gpufleet ([a-z-]+ [^`;:,()|&>\n]*--[a-z][a-z-]*)")
+
+
 def advised_commands() -> set[tuple[str, str]]:
     """Commands that texts of the code name, as next steps do, with X for what they fill in."""
     advised = set()
@@ -70,7 +73,7 @@ def advised_commands() -> set[tuple[str, str]]:
         for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
-            advised |= {(name, found) for found in re.findall(r"gpufleet ([a-z-]+ [^`;:,()|&>\n]*--[a-z][a-z-]*)", text)}
+            advised |= {(name, words) for words in ADVICE.findall(text)}
     return advised
 
 
