@@ -22,8 +22,8 @@ from optimizer.contract.request import read_request_file
 from optimizer.workload.profile.profiler import is_function
 
 TOOLS = ("recommend", "estimate", "offers", "what-if", "preview", "preflight", "status", "costs")
-# Parameters that write, have no end, or choose the answer's form. A type says which are files to write.
-_LEFT_OUT = {"refresh", "watch_s", "output_format", "explain", "show_all"}
+# Parameters that write, call what could write, have no end, or choose the form. A type says which are files to write.
+_LEFT_OUT = {"refresh", "dry_run_calls", "watch_s", "output_format", "explain", "show_all"}
 # An answer of recommend is far longer than a conversation can hold.
 _MOST_PLANS = 3
 _START = "import sys; sys.argv[0] = 'gpufleet'; from optimizer.start import main; main()"

@@ -27,7 +27,9 @@ from optimizer.commands.progress import steps
 from optimizer.commands.stack_file import StackFile, check_name, read_stack
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.preflight.dry_run import DRY_RUNS
 from optimizer.preflight.model import (
+    Check,
     Deployment,
     Finding,
     failure,
@@ -58,12 +60,19 @@ Example:
 @plan_arguments
 @click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration and key count.")
 @directory_option
+@click.option(
+    "--dry-run-calls",
+    is_flag=True,
+    help="Also ask EC2, by dry runs that create nothing, whether these credentials may start the plan's nodes "
+    "and make its reservation.",
+)
 @format_option
 def command(
     plan: str,
     plan_number: int,
     stack: str | None,
     directory: Path,
+    dry_run_calls: bool,
     output_format: str,
 ) -> None:
     """Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed.
@@ -76,7 +85,7 @@ def command(
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
     chosen = read_plan_argument(plan, plan_number)
-    report = check(chosen, stack, directory)
+    report = check(chosen, stack, directory, more=DRY_RUNS if dry_run_calls else ())
     if output_format == "json":
         write_json(_document(report, chosen, stack))
     elif output_format == "csv":
@@ -89,12 +98,13 @@ def command(
         sys.exit(GpufleetError.exit_code)
 
 
-def check(plan: FleetPlan, stack: str | None, directory: Path) -> PreflightReport:
+def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> PreflightReport:
     """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
     file = _read_stack_file(stack, directory)
 
-    with steps("checks of the account", len(CHECKS)) as told:
-        return preflight(_target(plan, stack, file), offline=_check_offline(plan, stack, file), told=told)
+    with steps("checks of the account", len(CHECKS) + len(more)) as told:
+        offline = _check_offline(plan, stack, file)
+        return preflight(_target(plan, stack, file), more=more, offline=offline, told=told)
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

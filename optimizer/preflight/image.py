@@ -44,7 +44,7 @@ def check_image(context: Context) -> Iterator[Finding]:
             why="AWS has no Deep Learning AMI for the plan's nodes in this region",
         )
         return
-    images = _describe_images(context, wanted)
+    images = describe_images(context, wanted)
     if len(images) != 1:
         yield _failure(
             f"{counted(len(images), 'image') if images else 'no image'} {wanted!r} in {context.region}",
@@ -57,7 +57,8 @@ def check_image(context: Context) -> Iterator[Finding]:
     yield _check_origin(context, image)
 
 
-def _describe_images(context: Context, wanted: str) -> list[Any]:
+def describe_images(context: Context, wanted: str) -> list[Any]:
+    """Describe the images of an id or an exact name."""
     chosen: dict[str, Any] = {"ImageIds": [wanted]}
     if not wanted.startswith("ami-"):
         chosen = {"Owners": ["amazon"], "Filters": [{"Name": "name", "Values": [wanted]}]}

@@ -48,13 +48,14 @@ class PreflightReport:
 def preflight(
     target: Deployment,
     *,
+    more: Sequence[Check] = (),
     offline: Sequence[Finding] = (),
     at: datetime | None = None,
     told: Callable[[str], None] = lambda check: None,
 ) -> PreflightReport:
     """Check with AWS whether ``target`` can be carried out ``at`` a time, by default now.
 
-    ``offline`` are findings made without AWS, to report with the others; ``told`` gets each check's name at its end.
+    ``more`` are further checks, ``offline`` findings made without AWS; ``told`` gets each check's name at its end.
 
     Raises:
         optimizer.contract.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
@@ -83,7 +84,7 @@ def preflight(
         return found
 
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = list(pool.map(run, CHECKS))
+        answers = list(pool.map(run, (*CHECKS, *more)))
     findings = [*offline, *named("identity", [first]), *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return PreflightReport(account=known_account, at=now, findings=tuple(findings))

@@ -117,6 +117,12 @@ def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet,
     assert [line.split()[0] for line in lines if not line.startswith(" ") and line][-2] == "ok"
 
 
+def test_dry_run_calls_add_their_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
+    aws.answers["RunInstances"] = Refusal("DryRunOperation", 412)
+    code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--dry-run-calls", "--format", "json")
+    assert code == 0 and rows_of(out)["dry run of RunInstances"]["level"] == "ok"
+
+
 def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
