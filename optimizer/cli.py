@@ -86,17 +86,20 @@ GONE = {
     "simulate --try-minutes": "a refusal takes two minutes, as the controller waits",
     "simulate --move-hours": "--restart-hours counts what a restart takes anywhere",
     "simulate --plot": "--format csv has the figures for a program of your own",
-    "stack set --file-system": "workload.lustre_gib of the request gives the plan a file system of its own",
+    "set --file-system": "workload.lustre_gib of the request gives the plan a file system of its own",
     "offers --type": "use --instance-type",
     "offers --max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates",
     "refresh --cloud": "prices of other clouds come with each version; refresh reads AWS's",
     "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",
     "estimate --gradient-compression": "code of your own may register DDP's hooks; no estimate counts them",
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
+    "what-if --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "report --metrics": "the ledger has the losses",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "calibrate --without-shipped": "runs always move the shipped numbers",
+    "preflight --yes": "preflight only reads, and asks nothing",
     "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",
+    "catalog forget": "delete learned.json beside the catalog's folder, which gpufleet catalog learn names",
     "learn --from": "gpufleet catalog learn STACK reads the state from the stack's bucket",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
@@ -140,10 +143,8 @@ class LazyGroup(click.Group):
         """Find the command; the error of an unknown one names the near ones, which click seeks among imported ones."""
         try:
             return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
-        except click.UsageError as error:
-            if args[0] in GONE:
-                raise click.UsageError(f"{args[0]} is gone: {GONE[args[0]]}", ctx) from error
-            near = near_names(args[0], COMMANDS)
+        except click.NoSuchCommand as error:
+            near = [] if args[0] in GONE else near_names(args[0], COMMANDS)
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from error
@@ -153,12 +154,12 @@ class LazyGroup(click.Group):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except click.NoSuchOption as error:
-            name = str(error.ctx.info_name) if error.ctx else ""
-            instead = GONE.get(f"{name} {error.option_name}")
-            if not instead:
+        except (click.NoSuchOption, click.NoSuchCommand) as error:
+            name = error.option_name if isinstance(error, click.NoSuchOption) else error.command_name
+            path = f"{error.ctx.info_name} {name}" if error.ctx and error.ctx.parent else name
+            if path not in GONE:
                 raise
-            raise click.UsageError(f"{error.option_name} is gone: {instead}", error.ctx) from error
+            raise click.UsageError(f"{name} is gone: {GONE[path]}", error.ctx) from error
         except (BrokenPipeError, SystemExit) as ended:
             # rich ends the program with status 1 instead (rich.console.Console.on_broken_pipe).
             if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):

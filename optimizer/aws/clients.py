@@ -12,9 +12,10 @@ from botocore.exceptions import InvalidEndpointConfigurationError
 from botocore.loaders import create_loader
 from botocore.session import Session
 
+from optimizer.aws import errors
+
 if TYPE_CHECKING:
     from botocore.loaders import Loader
-    from botocore.session import Session
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_kms import KMSClient
@@ -45,7 +46,8 @@ def _client(service: str, region: str, attempts: int | None = None) -> Any:
 
 def configured_region() -> str | None:
     """Return the region of the environment or of the profile, if one is set."""
-    region: str | None = _session().get_config_variable("region")
+    with errors.explained("the AWS profile's region is unknown", next_step="gpufleet doctor, or --region"):
+        region: str | None = _session().get_config_variable("region")
     return region
 
 

@@ -133,17 +133,17 @@ def _describe_credentials(asks_aws: bool) -> dict[str, Any]:
     part, needs = "AWS credentials", "aws configure, or AWS_PROFILE; to choose a fleet none are needed"
     session = Session()
     if asks_aws:
-        region = clients.configured_region() or clients.HOME_REGION
         try:
+            region = clients.configured_region() or clients.HOME_REGION
             identity = clients.sts(region).get_caller_identity()
             regions = enabled_regions()
         except (GpufleetError, *errors.AWS_ERRORS) as error:
             return _row(part, errors.reason(error), needs, state="missing")
         return _row(part, f"{identity['Arn']}: {_REFRESH} reads prices of {len(regions)} regions", _REFRESH)
-    providers = session.get_component("credential_provider")
-    for name in _ASKING_PROVIDERS:
-        providers.remove(name)
     try:
+        providers = session.get_component("credential_provider")
+        for name in _ASKING_PROVIDERS:
+            providers.remove(name)
         credentials = providers.load_credentials()
     except errors.AWS_ERRORS as error:
         return _row(part, errors.reason(error), needs, state="missing")

@@ -18,15 +18,17 @@ import click
 from optimizer.commands.options import OutputFile
 from optimizer.commands.output import describe_error
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.contract.request import read_request_file
-from optimizer.workload.profile.profiler import is_function
 
 TOOLS = ("recommend", "estimate", "offers", "what-if", "preview", "preflight", "status", "costs")
 # Parameters that write, call what could write, have no end, or choose the form. A type says which are files to write.
 _LEFT_OUT = {"refresh", "dry_run_calls", "watch_s", "output_format", "explain", "show_all"}
 # An answer of recommend is far longer than a conversation can hold.
 _MOST_PLANS = 3
-_START = "import sys; sys.argv[0] = 'gpufleet'; from optimizer.start import main; main()"
+# A model may be a function of the user's code, which may do anything: in a tool's process none runs.
+_START = (
+    "import sys; sys.argv[0] = 'gpufleet'; from optimizer.workload.profile import profiler; "
+    "profiler.RUNS_FUNCTIONS = False; from optimizer.start import main; main()"
+)
 INSTRUCTIONS = (
     "gpufleet chooses a GPU fleet on AWS for a training, within a budget and a deadline. Every tool is a command of "
     "that name with --format json, and only reads: none creates or ends anything. costs asks Cost Explorer, which "
@@ -86,7 +88,7 @@ def write_words(tool: str, arguments: Mapping[str, Any], folder: Path) -> list[s
     """Return the words of the command line; a document becomes a file in ``folder``.
 
     Raises:
-        InvalidInputError: an argument is unknown, or would run code.
+        InvalidInputError: an argument is unknown, or of another kind than its schema has.
     """
     parameters = find_parameters(tool)
     options: list[str] = []
@@ -95,33 +97,22 @@ def write_words(tool: str, arguments: Mapping[str, Any], folder: Path) -> list[s
         if name not in parameters:
             raise InvalidInputError(f"{tool} takes no {name}", limit=", ".join(parameters))
         parameter = parameters[name]
-        if isinstance(value, Mapping):
-            if not isinstance(parameter, click.Argument):
-                raise InvalidInputError(f"{name} is an object", limit="a text or a number")
+        is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+        if isinstance(parameter, click.Argument) and isinstance(value, Mapping):
             path = folder / f"{name}.json"
             path.write_text(json.dumps(value), encoding="utf-8")
             value = str(path)
-        _refuse_code(name, value)
+        items = value if isinstance(value, list) and parameter.multiple else [value]
+        if not all(isinstance(item, bool if is_flag else str | float | int) for item in items):
+            limit = "true or false" if is_flag else "a text or a number"
+            raise InvalidInputError(f"{name} is {json.dumps(value)}", limit=limit)
         if isinstance(parameter, click.Argument):
             positional.append(str(value))
-        elif isinstance(parameter, click.Option) and parameter.is_flag:
+        elif is_flag:
             options += [parameter.opts[0]] if value else []
         else:
-            options += [f"{parameter.opts[0]}={item}" for item in (value if isinstance(value, list) else [value])]
+            options += [f"{parameter.opts[0]}={item}" for item in items]
     return [tool, *options, "--format=json", "--", *positional]
-
-
-def _refuse_code(name: str, value: Any) -> None:
-    """Refuse a model that a function of the user's code builds: the function may do anything."""
-    if name == "request_file":
-        value = read_request_file(Path(str(value))).get("model")
-    models = value if isinstance(value, list) else [value]
-    if name in ("model", "request_file") and any(is_function(str(model).strip()) for model in models):
-        raise InvalidInputError(
-            f"the model {value} is a function",
-            why="tools only read, and a function is code that would run",
-            next_step=f"gpufleet profile {value} --out profile.json, then the model is profile.json",
-        )
 
 
 async def call(tool: str, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -144,8 +135,8 @@ async def call(tool: str, arguments: Mapping[str, Any]) -> tuple[list[str], bool
             finally:
                 if process.returncode is None:  # the call was cancelled
                     process.kill()
-    except GpufleetError as error:
-        return [json.dumps({"error": describe_error(error, error.exit_code)})], True
+    except (GpufleetError, OSError, ValueError) as error:  # also text that no command line can hold
+        return [json.dumps({"error": describe_error(error, getattr(error, "exit_code", 2))})], True
     if tool == "recommend" and out:
         answer = json.loads(out)
         answer = {key: answer[key] for key in answer if key not in ("pareto", "candidates")}

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pulumi import automation
 from pulumi.automation import errors
@@ -19,9 +19,6 @@ from pulumi.automation import errors
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
 from optimizer.contract.errors import DataMissingError, GpufleetError
-
-if TYPE_CHECKING:
-    from pulumi import automation
 
 INSTALL_PAGE = "https://www.pulumi.com/docs/iac/download-install/"
 # Parts of the CLI's messages, with the next step that each calls for.
@@ -89,7 +86,7 @@ def take_down(stack: str, directory: Path) -> list[StateResource]:
             )
         return [
             StateResource(type=resource["type"], id=resource["id"])
-            for resource in _state(program)
+            for resource in _resources(program.export_stack())
             if resource.get("custom") and not resource["type"].startswith("pulumi:")
         ]
 
@@ -102,15 +99,14 @@ def deletes_checkpoints(stack: str, directory: Path) -> bool:
         GpufleetError: Pulumi failed.
     """
     with _explained("pulumi stack export", f"gpufleet down --stack {stack}, again"):
-        program = automation.select_stack(stack_name=stack, work_dir=str(directory.resolve()))
-        return any(
-            resource["type"] == "aws:s3/bucket:Bucket" and not resource.get("protect") for resource in _state(program)
-        )
+        # select_stack would leave another stack selected, after a dry run too.
+        state = automation.LocalWorkspace(work_dir=str(directory.resolve())).export_stack(stack)
+        buckets = (resource for resource in _resources(state) if resource["type"] == "aws:s3/bucket:Bucket")
+        return any(not bucket.get("protect") for bucket in buckets)
 
 
-def _state(program: automation.Stack) -> list[dict[str, Any]]:
-    """Resources in the stack's state."""
-    return (program.export_stack().deployment or {}).get("resources") or []
+def _resources(state: automation.Deployment) -> list[dict[str, Any]]:
+    return (state.deployment or {}).get("resources") or []
 
 
 def _run(call: Callable[[], Any], again: str) -> None:

@@ -15,6 +15,8 @@ from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidIn
 from optimizer.workload.profile.records import ModuleProfile
 
 INSTALL_TORCH = "pip install 'gpufleet[torch]'"
+# gpufleet mcp sets False: its tools only read.
+RUNS_FUNCTIONS = True
 
 
 def is_function(text: str) -> bool:
@@ -26,6 +28,12 @@ def profile_function(
     target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> ModuleProfile:
     """Profile the module that a function builds; DataMissingError without a working torch."""
+    if not RUNS_FUNCTIONS:
+        raise InvalidInputError(
+            f"the model {target} is a function",
+            why="tools only read, and a function is code that would run",
+            next_step=f"gpufleet profile {target} --out profile.json, then the model is profile.json",
+        )
     if importlib.util.find_spec("torch") is None:
         raise _torch_needed(target, "torch is not installed", INSTALL_TORCH)
     try:

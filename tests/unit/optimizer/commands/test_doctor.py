@@ -65,6 +65,14 @@ def test_missing_parts_name_their_command(gpufleet: Gpufleet, monkeypatch: pytes
     parts = ("Pulumi CLI", "catalog", "AWS credentials", "packages of [torch]")
     assert [rows[part]["state"] for part in parts] == ["missing"] * 4
     assert "gpufleet catalog refresh" in rows["catalog"]["next"]
+    monkeypatch.setenv("AWS_PROFILE", "unknown")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    for flags in ((), ("--check-credentials",)):
+        row = examine(gpufleet, *flags)["AWS credentials"]
+        assert row["state"] == "missing" and "unknown" in row["found"]
+    flags = "--instance-type p5.48xlarge --nodes 1 --hours 24"
+    code, _, err = gpufleet("blocks", "find", *flags.split())
+    assert code == 1 and "the AWS profile's region is unknown" in err
 
 
 def test_credentials_are_checked_where_asked(

@@ -96,7 +96,7 @@ def test_tools_answer_as_their_commands(gpufleet: Gpufleet, tmp_path: Path) -> N
     ask_server(session)
 
 
-def test_a_failure_is_a_tool_error_with_the_commands_own_words() -> None:
+def test_a_failure_is_a_tool_error_with_the_commands_own_words(tmp_path: Path) -> None:
     calls: list[tuple[str, dict[str, Any], int, str]] = [
         ("offers", {"gpus": "H999"}, 2, "GPU 'H999' is not in the catalog"),
         ("offers", {"gpu": "H100"}, 2, "offers takes no gpu"),
@@ -104,18 +104,27 @@ def test_a_failure_is_a_tool_error_with_the_commands_own_words() -> None:
         ("recommend", {"model": "7B", "save": "answer.json"}, 2, "recommend takes no save"),
         ("recommend", {"model": "os:getcwd", "tokens": "1B"}, 2, "os:getcwd is a function"),
         ("recommend", {"request_file": REQUEST | {"model": "os:getcwd"}}, 2, "os:getcwd is a function"),
-        ("estimate", {"model": ["7B", "os:getcwd "]}, 2, "is a function"),
+        ("estimate", ESTIMATE | {"model": "os:getcwd "}, 2, "os:getcwd is a function"),
+        ("estimate", ESTIMATE | {"model": ["7B"]}, 2, 'model is ["7B"]'),
+        ("estimate", ESTIMATE | {"compiled": "false"}, 2, 'compiled is "false"'),
+        ("estimate", ESTIMATE | {"model": "7B\0"}, 2, "embedded null byte"),
+        ("estimate", ESTIMATE | {"model": "7B" * 100_000}, 2, "Argument list too long"),
         ("status", {"stack": "missing"}, 2, "missing"),
         ("down", {"yes": True}, 2, "there is no tool down"),
     ]
 
     async def session(client: Client) -> None:
+        os.mkfifo(tmp_path / "nobody-writes")
+        waits = asyncio.create_task(client.call_tool("recommend", {"request_file": str(tmp_path / "nobody-writes")}))
+        await asyncio.sleep(0)
         for tool, arguments, code, says in calls:
             result = await client.call_tool(tool, arguments)
             error = read(result)["error"]
             assert result.is_error and error["code"] == code and says in error["message"], error
         result = await client.call_tool("recommend", {"request_file": REQUEST, "budget_usd": 1})
         assert result.is_error and read(result)["error"]["code"] == 3 and read(result, 1)["rejected"]
+        assert not waits.done(), "a call that waits holds up no other"
+        waits.cancel()
 
     ask_server(session)
 
