@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.contract.words import counted
 from optimizer.aws.paging import filters, pages
-from optimizer.preflight.model import Context, Finding, failure, passed
+from optimizer.preflight.model import Context, Finding, failure, judge, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -47,6 +48,23 @@ def check_vpc(context: Context) -> Iterator[Finding]:
             f"aws ec2 modify-vpc-attribute --region {context.region} --vpc-id {vpc_id} --enable-{option}"
             for option in off
         ),
+    )
+
+
+def check_addresses(context: Context) -> Iterator[Finding]:
+    """Check that the given subnets have an address for each node."""
+    subnet_ids, nodes = context.target.subnet_ids, context.plan.node_count
+    if not subnet_ids:
+        return
+    subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
+    free = sum(subnet["AvailableIpAddressCount"] for subnet in subnets)
+    yield judge(
+        "ok" if free >= nodes else "error",
+        f"{counted(free, 'free address', 'free addresses')} in {', '.join(subnet_ids)} for {counted(nodes, 'node')}",
+        value=free,
+        limit=nodes,
+        why="the nodes that get one are paid at each try, wait for the others, and are given back",
+        next_step="free addresses, or give a larger subnet in gpufleet:subnetIds",
     )
 
 

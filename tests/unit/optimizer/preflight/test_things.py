@@ -33,7 +33,7 @@ from tests.unit.optimizer.preflight.account import (
 __all__ = ["aws"]
 
 check_key = CHECK["KMS key"]
-check_reach, check_vpc = CHECK["way to AWS"], CHECK["VPC"]
+check_addresses, check_reach, check_vpc = CHECK["addresses"], CHECK["way to AWS"], CHECK["VPC"]
 
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
 
@@ -258,6 +258,14 @@ def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, names: bool, leve
     row = only(check_vpc(existing()))
     assert row.level == level and row.next_step.count("aws ec2 modify-vpc-attribute") == steps
     assert ("--enable-dns-hostnames" in row.next_step) != names
+
+
+@pytest.mark.parametrize(("free", "level"), [(2, "ok"), (1, "error")])
+def test_a_gang_needs_an_address_for_each_node(vpc: FakeAws, free: int, level: str) -> None:
+    vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(AvailableIpAddressCount=free)]}
+    row = only(check_addresses(existing()))
+    assert (row.level, row.value, row.limit) == (level, free, 2)
+    assert not list(check_addresses(context()))
 
 
 def test_zones_come_in_the_order_of_the_subnets(aws: FakeAws) -> None:
