@@ -18,7 +18,7 @@ def install_wheel(folder: Path) -> Path:
     The environment already has its dependencies; an installation of them takes a minute or two.
     """
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "dist")]
-    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=120)
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=600)
     (wheel,) = (folder / "dist").iterdir()
     site = folder / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
@@ -27,7 +27,7 @@ def install_wheel(folder: Path) -> Path:
 
 
 def run_shell(
-    script: str, *, site: Path, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    script: str, *, site: Path, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 600
 ) -> str:
     """Run a shell script of ``gpufleet`` commands in ``folder`` with the unpacked wheel; return its output."""
     python = f'gpufleet() {{ "{sys.executable}" -c "from optimizer.start import main; main()" "$@"; }}\n'
