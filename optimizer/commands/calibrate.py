@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -23,7 +23,9 @@ from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.performance.calibration import load
 from optimizer.performance.measured_runs import RUNS, read_usable_runs, usable_runs
-from optimizer.performance.user_runs import CalibrationReport, calibrate, cells_of, newest_by_layout
+
+if TYPE_CHECKING:
+    from optimizer.performance.user_runs import CalibrationReport
 
 # Rows from which a calibration is worth much, from the benchmark in docs/models.md.
 FEW = 5
@@ -98,6 +100,8 @@ def command(
             raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
+    from optimizer.performance.user_runs import calibrate, cells_of, newest_by_layout  # help needs no scipy
+
     with patience("fitting the speed model"):
         if runs:
             rows, refused, unread = read_usable_runs(runs, gpu_table())

@@ -15,6 +15,7 @@ from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
 from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
+from optimizer.commands.calibrate import command as calibrate
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import learn, pool_rows
 from optimizer.commands.options import WholeSentences
@@ -23,21 +24,7 @@ from optimizer.commands.progress import steps
 from optimizer.contract.errors import GpufleetError
 
 
-class _WithCalibrate(WholeSentences):
-    """The group with calibrate, which alone needs pandas and scipy."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["calibrate", *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "calibrate":
-            return super().get_command(ctx, cmd_name)
-        from optimizer.commands.calibrate import command as calibrate
-
-        return calibrate
-
-
-@click.group(cls=_WithCalibrate)
+@click.group(cls=WholeSentences)
 def command() -> None:
     """Show, check and refresh the catalog of instance types and prices.
 
@@ -48,6 +35,7 @@ def command() -> None:
     """
 
 
+command.add_command(calibrate, "calibrate")
 command.add_command(learn)
 
 

@@ -51,6 +51,7 @@ def test_ascii_output_replaces_what_it_lacks() -> None:
         (["offers", "--gpu", "H100", "--format", "csv"], ""),
         (["recommend", "--model", "llama-3.2-1b", "--tokens", "1B", "--seq-len", "2048", "--max-nodes", "1"], ""),
         (["doctor"], ""),
+        (["catalog", "--help"], ""),
         (["preview", "plans.json"], "deploy"),
         (["report", "plans.json", "--out", "page.html"], "report"),
         (["calibrate", "runs.csv", "--out", "mine.json"], "calibrate"),
