@@ -119,7 +119,7 @@ def _write_manifests(plan: FleetPlan, words: tuple[str, ...], **given: Any) -> t
             )
         words = ("-m", "bootstrap.trainer")
     if not checkpoints.startswith("s3://") or not checkpoints.removeprefix("s3://").split("/")[0]:
-        raise InvalidInputError(f"--checkpoints is {checkpoints!r}", limit="an s3://BUCKET/PREFIX URI")
+        raise InvalidInputError(f"--checkpoints is {checkpoints or 'missing'}", limit="an s3://BUCKET/PREFIX URI")
     if not image.strip():
         raise InvalidInputError("--image is empty", limit="REPOSITORY@sha256:DIGEST, or REPOSITORY:TAG")
     if given["kms_key"] and not given["karpenter"]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from optimizer.performance.case import Case
 from optimizer.performance.fine_tuning import adapted_sides
+from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.operations import EXPERT_CAPACITY, module_passes
 from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO2, Number
 
@@ -71,8 +72,10 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     written_norms = eager * (not x.has_fused_norms) if model.gated_mlp or x.is_t5 else 0.0
     # Fused fp8 keeps the inputs of products in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
     product_input = 1.0 if x.has_fused_fp8 else element
-    # Ranks that share an expert keep its rows whole. NVIDIA's recipes permute rows in a kernel that keeps none.
-    sent = product_input / element * x.expert_slices / x.tensor
+    # Megatron alone has experts in that fp8. Ranks that share an expert keep its rows whole. NVIDIA's recipes permute
+    # rows in a kernel that keeps none.
+    narrowed = product_input / element if x.recipe.framework in MEGATRON else 1.0
+    sent = narrowed * x.expert_slices / x.tensor
     yield "dispatch of experts", _dispatched_bytes(x) * (sent if x.code.nvidia_recipe else sent + 1.0 / x.split)
     redone = x.recipe.recomputed
     norm_output = 0.0 if "layernorm" in redone else product_input

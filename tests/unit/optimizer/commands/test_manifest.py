@@ -56,8 +56,8 @@ def test_what_costs_money_is_said(
     [
         ((*REQUIRED,), "own trainer does not carry out the plan"),
         ((*REQUIRED, "--kms-key", "k", "--", "train.py"), "--kms-key goes with --karpenter"),
-        ((*REQUIRED[:2], "--checkpoints", "/mnt", "--", "train.py"), "--checkpoints is '/mnt'"),
-        ((*REQUIRED[:2], "--", "train.py"), "--checkpoints"),
+        ((*REQUIRED[:2], "--checkpoints", "/mnt", "--", "train.py"), "--checkpoints is /mnt"),
+        ((*REQUIRED[:2], "--", "train.py"), "--checkpoints is missing"),
         ((*REQUIRED, "--image", "", "--", "train.py"), "--image is empty"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
+from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import MIXTURE
 from optimizer.performance.case import Case
 from optimizer.performance.confidence import speed_source
@@ -108,6 +109,16 @@ def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
     beside = [x.layer_parameters - x.expert_parameters for x in (more, eight)]
     casts = [float(row_of(x, "casts to 8 bits").moved) for x in (more, eight)]
     assert casts[0] - casts[1] == pytest.approx(61 * 2 * (beside[0] - beside[1]), rel=0.01)
+
+
+@pytest.mark.parametrize(("framework", "share"), [("megatron", 0.5), ("nanotron", 1.0)])
+def test_only_megatron_keeps_the_rows_of_experts_in_8_bits(framework: str, share: float) -> None:
+    kept = [
+        dict(kept_bytes(case(recipe=Recipe(seq_len=4096, framework=framework, precision=precision))))
+        for precision in ("bf16", "fp8")
+    ]
+    narrow, eight = (float(each["dispatch of experts"]) for each in kept)
+    assert eight == pytest.approx(narrow * (1 + share) / 2)
 
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:
