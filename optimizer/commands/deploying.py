@@ -13,6 +13,7 @@ import click
 
 from bootstrap.contract.state import ENDED, ControllerState
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+from optimizer.commands.asking import is_dry_run
 from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
 from optimizer.commands.preflight import check, write_findings
@@ -31,8 +32,9 @@ def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str)
     """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
     if refresh is None:
         wanted = request_from_dict(read_request_file(Path(request)), origin=request)
-        # A catalog of the user's own choice is not refreshed.
-        refresh = "spot" in wanted.constraints.purchase_options and not os.environ.get(DIRECTORY_VARIABLE)
+        # A catalog of the user's own choice is not refreshed, and a dry run leaves the prices that are kept.
+        is_kept = bool(is_dry_run() or os.environ.get(DIRECTORY_VARIABLE))
+        refresh = "spot" in wanted.constraints.purchase_options and not is_kept
     arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else []), *flags]
     with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
         recommend.invoke(context)

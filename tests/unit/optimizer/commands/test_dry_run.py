@@ -10,6 +10,7 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 
+from optimizer.catalog.snapshot import user_directory
 from optimizer.commands import move
 from optimizer.commands.stop import ask
 from tests.plans import sample_plan
@@ -45,11 +46,12 @@ def unchanged(deployed: DeployedStack, pulumi: Pulumi, calls: list[str]) -> Iter
     def files() -> dict[str, str]:
         return {path.name: path.read_text() for path in deployed.directory.glob("*.*") if path.is_file()}
 
-    before, nodes = files(), deployed.group.nodes
+    before, nodes, kept = files(), deployed.group.nodes, sorted(user_directory().rglob("*"))
     calls.clear()
     yield
     assert [name for name in calls if not name.startswith(READING)] == []
     assert calls and files() == before and deployed.group.nodes == nodes
+    assert sorted(user_directory().rglob("*")) == kept
     assert not any(pulumi.ran(command) for command in ("up", "destroy", "select", "init"))
 
 
@@ -91,9 +93,9 @@ def test_a_move_that_was_interrupted_does_not_go_on(
 def test_no_fleet_is_stood_up(
     gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path, calls: list[str], regions: tuple[str, ...]
 ) -> None:
-    calls.append("GetNothing")  # plans of a file are made without AWS
+    calls.append("GetNothing")  # plans of a file are made without AWS: fresh prices would change the catalog
     request = {"model": "llama-3.2-1b", "workload": {"tokens": "1B", "seq_len": 2048}}
-    request |= {"constraints": {"purchase_options": ["on-demand"], "instance_types": ["p4d"]}}
+    request |= {"constraints": {"purchase_options": ["spot", "on-demand"], "instance_types": ["p4d"]}}
     (tmp_path / "elsewhere").mkdir()
     path = tmp_path / "elsewhere" / "request.yaml"
     path.write_text(yaml.safe_dump(request))
