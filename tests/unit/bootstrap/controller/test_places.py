@@ -46,7 +46,7 @@ def test_a_refused_gang_goes_to_the_best_other_place_in_the_same_tick_and_pays_n
     assert read_state(world.known.to_text(), "the state") == world.known
 
 
-# As EC2 says it: https://github.com/aws/eks-anywhere-build-tooling/pull/772
+# EC2 words it so: https://github.com/aws/eks-anywhere-build-tooling/pull/772
 NAMING = (
     "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested (us-east-1a). "
     "Our system will be working on provisioning additional capacity. You can currently get p4d.24xlarge capacity by "

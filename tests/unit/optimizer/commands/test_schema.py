@@ -1,4 +1,4 @@
-"""What the commands read and write is what their schemas say."""
+"""The schemas describe what the commands read and write."""
 
 from __future__ import annotations
 

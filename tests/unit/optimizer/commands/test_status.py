@@ -380,7 +380,7 @@ def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
     assert (second["error"]["code"], third["error"]["code"]) == (4, 2)
     rows = list(csv.DictReader(io.StringIO(gpufleet("status", *everywhere, "--format", "csv")[1])))
     assert [row["stack"] for row in rows] == [own, "z-absent", "z-broken"] and rows[0]["spent_usd"] == "44.0"
-    # Where none can be read, the command ends as for the first.
+    # The command ends as for the first stack if none can be read.
     (deployed.directory / f"Pulumi.{own}.yaml").unlink()
     code, out, err = gpufleet("status", *everywhere)
     assert (code, out) == (4, "") and "z-absent has no Auto Scaling group" in err
