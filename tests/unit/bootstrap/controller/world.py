@@ -301,7 +301,7 @@ class World:
         )
 
     def _group(self, place: str) -> AutoScalingGroup:
-        size = self.sizes.get(place, 0)
+        size, subnet = self.sizes.get(place, 0), self.config.places[place].subnets
         assert self.max_size >= size >= self.min_size
         return AutoScalingGroup(
             created_at=self.born,
@@ -313,7 +313,7 @@ class World:
                 for key in self.alive(place)
             ),
             # "subnet-az1" is in us-east-1a.
-            zones=(f"us-east-1{'abc'[int(self.config.places[place].subnets[-1]) - 1]}",),
+            zones=(f"us-east-1{'abc'[int(subnet[-1]) - 1]}",) if subnet.startswith("subnet-az") else (),
         )
 
     def tick(self) -> Decision:
