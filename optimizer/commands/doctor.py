@@ -39,7 +39,7 @@ _NEXT = {
     "Capacity Block rates": "gpufleet blocks find PLAN: AWS's offers of now",
 }
 # Looking for these credentials sends a request, or runs a program.
-_ASKING_PROVIDERS = ("container-role", "iam-role", "custom-process")
+_ASKING_PROVIDERS = ("assume-role", "container-role", "iam-role", "custom-process")
 
 
 @click.command(
@@ -145,8 +145,9 @@ def _describe_credentials(asks_aws: bool) -> dict[str, Any]:
         for name in _ASKING_PROVIDERS:
             providers.remove(name)
         credentials = providers.load_credentials()
+        source = credentials.method if credentials else session.get_scoped_config().get("role_arn")
     except errors.AWS_ERRORS as error:
         return _row(part, errors.reason(error), needs, state="missing")
-    if credentials is None:
+    if source is None:
         return _row(part, "", f"{needs}; --check-credentials looks for a machine's role too")
-    return _row(part, f"by {credentials.method}: {_REFRESH} reads prices", "gpufleet doctor --check-credentials")
+    return _row(part, f"by {source}: {_REFRESH} reads prices", "gpufleet doctor --check-credentials")

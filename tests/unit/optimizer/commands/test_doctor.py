@@ -82,3 +82,18 @@ def test_credentials_are_checked_where_asked(
     monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_url)
     row = examine(gpufleet, "--check-credentials")["AWS credentials"]
     assert row["state"] == "ok" and "arn:aws:" in row["found"] and "regions" in row["found"]
+
+
+def test_a_profiles_role_is_named_and_no_program_runs_for_it(
+    gpufleet: Gpufleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, role = tmp_path / "ran", "arn:aws:iam::123456789012:role/trainer"
+    (tmp_path / "config").write_text(
+        f"[profile own]\nrole_arn = {role}\nsource_profile = base\n[profile base]\ncredential_process = touch {ran}\n"
+    )
+    for name in VARIABLES:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "own")
+    row = examine(gpufleet)["AWS credentials"]
+    assert row["state"] == "ok" and role in row["found"] and not ran.exists()
