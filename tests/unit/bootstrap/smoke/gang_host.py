@@ -64,6 +64,10 @@ def hurry() -> None:
 def hang() -> None:
     """A broadcast that never ends, as with aws-ofi-nccl 1.18.0; the process lives."""
     hurry()
+    watch.ROLL_CALL_S, watch.LINGER_S = (
+        8.0,
+        9.0,
+    )  # a busy machine starves a rank for more than three seconds
     torch.distributed.broadcast = lambda *_, **__: time.sleep(LONG_S)
 
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootstrap.training import standby, torchrun
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[None]:
+    """``main`` shows the runtime's progress; later tests of this process see warnings alone again."""
+    runtime = logging.getLogger("bootstrap")
+    level, handlers = runtime.level, runtime.handlers[:]
+    yield
+    runtime.setLevel(level)
+    runtime.handlers[:] = handlers
+
 
 # Dies without a word at its first start, and finds its settings at fault at its second, as a script of the user's own.
 WORKER = """
