@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Event, Mode
+from bootstrap.contract.pool_policy import TRY_HOURS, Event, Mode
 from bootstrap.training.ledger import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
@@ -45,7 +45,7 @@ from optimizer.performance.types import Bools
 TRACES = ROOT / "examples" / "traces"
 GANG = 16
 JOB = SimulatedJob(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
-LAUNCHING = Launching(try_hours=2 / 60)
+LAUNCHING = Launching(try_hours=TRY_HOURS)
 # Steps that the training takes to leave: the ranks tell each other of a notice after one and read it after the next.
 LEAVING_STEPS = 2
 # A training process reads the notice within this time.

@@ -118,7 +118,6 @@ EXTRAS = {
     "vl_convert": "report",
     "scipy": "calibrate",
     "mcp": "mcp",
-    "mcp_types": "mcp",
 }
 
 

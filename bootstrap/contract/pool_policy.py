@@ -30,6 +30,8 @@ from bootstrap.contract.pools import (
 from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
+# From a launch to its refusal: a tick sees it, and the next one starts elsewhere.
+TRY_HOURS = 2 * TICK / HOUR
 # Rates of return are rounded to powers of this, and prices to this many digits, so that few tables serve a run.
 _FACTOR_STEP = 2.5
 _PRICE_DIGITS = 2
@@ -73,14 +75,13 @@ class Delays:
         """Return the delays of a run whose nodes the controller moves.
 
         On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window.
-        A tick sees a refusal, and the next one starts elsewhere.
         """
         bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
         return cls(
             restart_hours=BOOT / HOUR,
             restart_bound_hours=bound / HOUR,
             lost_bound_hours=lost_bound_hours,
-            try_hours=2 * TICK / HOUR,
+            try_hours=TRY_HOURS,
         )
 
 

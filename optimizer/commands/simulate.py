@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.long_help import FurtherOption, LongCommand
@@ -41,8 +42,6 @@ COLUMNS = {
     "refusals": "refusals",
     "moves": "moves",
 }
-# From a launch to its refusal: two ticks of the controller.
-TRY_HOURS = 2 / 60
 _SPARE = ("starts", "moves", "refusals", "normalised_cost_p50", "interruptions", "spot_hours")
 _MEANS = {field: heading for field, heading in COLUMNS.items() if field not in ("trace", "starts", "refusals", "moves")}
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.replay import NAMES, OMNISCIENT, PolicyFigures, replay
 from optimizer.economics.simulation.simulator import Launching
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 
 RESULTS = Path(__file__).parent / "results"
-WORK_HOURS, RESTART_HOURS, PRICE_RATIO, TRY_HOURS = 48.0, 0.2, 3.3, 2 / 60
+WORK_HOURS, RESTART_HOURS, PRICE_RATIO = 48.0, 0.2, 3.3
 DEADLINES = (1.08, 1.2, 1.5, 2.0)
 # In several pools, chance moves a row by up to 0.02 with 60 starts.
 STARTS, STARTS_TOGETHER = 30, 240
