@@ -95,6 +95,7 @@ GONE = {
     "recommend --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "what-if --gradient-compression": "code of your own may register DDP's hooks; no plan counts them",
     "report --metrics": "the ledger has the losses",
+    "recommend --compare-clouds": "gpufleet offers --cloud all has other clouds' prices",
     "recommend --respect-quotas": "gpufleet preflight checks a plan's quotas with your account",
     "calibrate --without-shipped": "runs always move the shipped numbers",
     "preflight --yes": "preflight only reads, and asks nothing",

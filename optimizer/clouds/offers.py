@@ -20,33 +20,23 @@ from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 DATA = Path(__file__).parent / "data"
 # Titles of the clouds by name, in the order of lists.
 CLOUDS = {"azure": "Azure", "tencent": "Tencent Cloud", "alibaba": "Alibaba Cloud"}
-# A type whose page gives no bandwidth is listed, and not compared.
-UNKNOWN_GBIT_PER_S = 0.0
 
 NOT_PROVISIONED = "gpufleet provisions on AWS only: other clouds' rows are for comparing prices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudOffer:
-    """One type of another cloud in one region, of the family ``series`` ("ND H100 v5").
+    """One type of another cloud in one region; the offer's network is 0 where no page states it.
 
-    ``fabric`` between nodes is "infiniband" (RDMA, kernel bypass) or "ethernet"; the offer's network is
-    UNKNOWN_GBIT_PER_S where no page states it. ``retired`` is the day the cloud stopped selling the type, ``origin``
-    the price's source without the conversion to USD; ``note`` says why there is no price, or warns.
+    ``fabric`` between nodes is "infiniband" (RDMA, kernel bypass) or "ethernet"; ``origin`` is the price's source
+    without the conversion to USD; ``note`` says why there is no price, or warns.
     """
 
     cloud: str
-    series: str
     fabric: str
     offer: Offer
-    retired: date | None
     origin: str
     note: str
-
-    @property
-    def rdma(self) -> bool:
-        """True where nodes bypass the kernel, as with EFA."""
-        return self.fabric == "infiniband"
 
 
 def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ...]:
@@ -65,7 +55,6 @@ def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ..
             offers.append(
                 CloudOffer(
                     cloud=row["cloud"],
-                    series=facts["series"],
                     fabric=facts["fabric"],
                     offer=Offer(
                         instance=instance,
@@ -75,7 +64,6 @@ def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ..
                         spot=None,
                         interruption_band=None,
                     ),
-                    retired=date.fromisoformat(facts["retired"]) if facts["retired"] else None,
                     origin=row["source"],
                     note="; ".join(note for note in notes if note),
                 )
@@ -100,7 +88,7 @@ def _instance_type(facts: dict[str, str]) -> InstanceType:
         vcpus=int(facts["vcpus"]),
         memory_gib=float(facts["memory_gib"]),
         nvme_gb=0,
-        network_gbit_per_s=float(facts["network_gbit_per_s"] or UNKNOWN_GBIT_PER_S),
+        network_gbit_per_s=float(facts["network_gbit_per_s"] or 0),
         card_interfaces=(1,),
         efa_cards=0,
         gpudirect=False,

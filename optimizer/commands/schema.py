@@ -55,7 +55,6 @@ class _Answer(_Closed):
     levers: list[str]
     notes: list[str]
     elapsed_s: float
-    other_clouds: dict[str, Any] | None = None
 
 
 class _Schema(GenerateJsonSchema):

@@ -11,7 +11,7 @@ import pytest
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.invariants import price_problems, type_problems
 from optimizer.clouds.offers import DATA as CLOUD_DATA
-from optimizer.clouds.offers import UNKNOWN_GBIT_PER_S, CloudOffer, load_offers
+from optimizer.clouds.offers import CloudOffer, load_offers
 from optimizer.contract.hardware import Offer
 
 TODAY = date(2026, 11, 21)
@@ -30,9 +30,8 @@ def offer(clouds: Sequence[CloudOffer], name: str, region: str) -> Offer:
 def test_each_offer_keeps_the_rules_of_aws_offers(clouds: Sequence[CloudOffer]) -> None:
     assert max(Counter((o.cloud, o.offer.instance.name, o.offer.region) for o in clouds).values()) == 1
     for other in clouds:
-        is_networked = other.offer.instance.network_gbit_per_s != UNKNOWN_GBIT_PER_S
         rules = [rule for rule, _ in type_problems(other.offer.instance, TODAY)]
-        assert rules == ([] if is_networked else ["a type has a network"]), other
+        assert rules == (["a type has a network"] if other.note.startswith("retired") else []), other
         assert not list(price_problems(other.offer, TODAY)), other
         assert other.offer.on_demand or other.note, "a type without a price says why"
 
@@ -44,25 +43,6 @@ def test_counts_of_priced_and_unpriced_rows(clouds: Sequence[CloudOffer]) -> Non
         ("tencent", False): 38,
         ("alibaba", True): 39,
         ("alibaba", False): 5,
-    }
-
-
-def test_every_series_asked_for_is_there(clouds: Sequence[CloudOffer]) -> None:
-    assert {(o.cloud, o.series, o.offer.instance.gpu.key) for o in clouds} == {
-        ("azure", "NCv3", "v100-pcie-16gb"),
-        ("azure", "NC A100 v4", "a100-pcie-80gb"),
-        ("azure", "ND A100 v4", "a100-40gb"),
-        ("azure", "NDm A100 v4", "a100-80gb"),
-        ("azure", "NCads H100 v5", "h100-nvl-94gb"),
-        ("azure", "ND H100 v5", "h100-80gb"),
-        ("azure", "ND H200 v5", "h200-141gb"),
-        ("tencent", "GN7", "t4-16gb"),
-        ("tencent", "GN10Xp", "v100-32gb"),
-        ("tencent", "GT4", "a100-40gb"),
-        ("alibaba", "gn7", "a100-40gb"),
-        ("alibaba", "gn7e", "a100-80gb"),
-        ("alibaba", "gn6e", "v100-32gb"),
-        ("alibaba", "gn6v", "v100-16gb"),
     }
 
 
@@ -88,27 +68,6 @@ def test_prices_known_from_elsewhere(
     price = offer(clouds, name, region).on_demand
     assert price is not None
     assert (price.usd_per_hour, price.as_of.isoformat()) == (usd, as_of)
-
-
-def test_prices_grow_with_the_gpus_of_a_series(clouds: Sequence[CloudOffer]) -> None:
-    # A typing error in one price breaks this: within a region no size of a series is dearer a GPU than by 2.3 times.
-    by_series: dict[tuple[str, str, str], list[float]] = {}
-    for other in clouds:
-        if other.offer.on_demand:
-            per_gpu = other.offer.on_demand.usd_per_hour / other.offer.instance.gpu_count
-            by_series.setdefault((other.cloud, other.series, other.offer.region), []).append(per_gpu)
-    assert all(max(prices) <= 2.3 * min(prices) for prices in by_series.values())
-
-
-def test_only_retired_types_lack_a_network_and_only_nd_has_infiniband(clouds: Sequence[CloudOffer]) -> None:
-    unknown = {o.offer.instance.name for o in clouds if o.offer.instance.network_gbit_per_s == 0}
-    assert unknown == {o.offer.instance.name for o in clouds if o.retired}
-    assert {o.series for o in clouds if o.rdma and not o.retired} == {
-        "ND A100 v4",
-        "NDm A100 v4",
-        "ND H100 v5",
-        "ND H200 v5",
-    }
 
 
 def test_gpus_not_on_ec2_are_on_another_cloud(clouds: Sequence[CloudOffer]) -> None:

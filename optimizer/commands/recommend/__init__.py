@@ -128,20 +128,12 @@ Example:
 )
 @click.option("--save", type=OutputFile(), help="Also write the JSON answer to this file.")
 @click.option("--refresh", is_flag=True, help="First read today's spot prices of the types in play; needs credentials.")
-@click.option(
-    "--compare-clouds",
-    cls=FurtherOption,
-    is_flag=True,
-    help="Also estimate Azure, Tencent and Alibaba types, compute only (table and JSON); "
-    "gpufleet provisions on AWS only.",
-)
 @calibration_option
 @format_option
 def command(
     request_file: Path | None,
     output_format: str,
     calibration: Path | None,
-    compare_clouds: bool,
     explain: bool,
     save: Path | None,
     refresh: bool,
@@ -164,33 +156,23 @@ def command(
     chosen = chosen_calibration(calibration)
     with patience("searching the plans"):
         answer = recommend(request, catalog, chosen)
-    # An answer without these flags waits for neither boto3 nor the other clouds' tables.
+    # An answer without this flag does not wait for boto3.
     if refresh:
         from optimizer.commands.recommend.refresh import refresh_spot_prices
 
         refreshed = refresh_spot_prices(answer)
         with patience("searching the plans at today's prices"):
             answer = recommend(request, refreshed, chosen)
-    others = None
-    if compare_clouds:
-        from optimizer.commands.other_clouds import compared
-
-        with patience("estimating other clouds' types"):
-            others = compared(answer)
     notes = _list_notes(answer, output_format, brief=brief)
     text = ""
     if save or output_format == "json":
-        text = json_text(answer.to_dict() | ({} if others is None else {"other_clouds": others.to_dict()}))
+        text = json_text(answer.to_dict())
     if output_format == "json":
         click.echo(text)
     elif output_format == "csv":
         write_csv(plan_rows(answer), list(CSV_COLUMNS))
     else:
         print_answer(answer, _next_step(request_file, save, flags), explain=explain)
-        if others is not None:
-            from optimizer.commands.other_clouds import print_comparison
-
-            print_comparison(others)
     if save:
         _save(save, text)
     write_notes(notes)

@@ -332,11 +332,11 @@ UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich"),
     *(
         "optimizer.clouds",
-        "optimizer.commands.other_clouds",
         "optimizer.catalog.invariants",
         "optimizer.catalog.select",
+        "optimizer.performance.fit",
+        "optimizer.performance.runs",
     ),
-    *("optimizer.catalog.select", "optimizer.performance.fit", "optimizer.performance.runs"),
 }
 
 

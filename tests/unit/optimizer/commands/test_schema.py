@@ -25,7 +25,7 @@ def validators(gpufleet: Gpufleet) -> dict[str, Any]:
     return {name: Draft202012Validator(schema) for name, schema in schemas.items()}
 
 
-@pytest.mark.parametrize("further", [(), ("--compare-clouds",), ("--deadline", "1min", "--max-nodes", "1")])
+@pytest.mark.parametrize("further", [(), ("--deadline", "1min", "--max-nodes", "1")])
 def test_an_answer_and_its_plans_are_valid(
     gpufleet: Gpufleet, validators: dict[str, Any], further: tuple[str, ...]
 ) -> None:

@@ -23,7 +23,7 @@ REQUEST = (
 ESTIMATE = ("--model", "llama-2-7b", "--instance-type", "p4d.24xlarge", "--nodes", "2", "--seq-len", "2048")
 COMMANDS = {
     "recommend": REQUEST,
-    "recommend --all": (*REQUEST, "--all", "--explain", "--compare-clouds"),
+    "recommend --all": (*REQUEST, "--all", "--explain"),
     "recommend, nothing feasible": (*REQUEST, "--budget", "5"),
     "what-if": (*REQUEST, "--against", "nodes=1,4"),
     "offers": ("--gpu", "H100"),
