@@ -61,7 +61,7 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and 3.6B, torch 2.11,
     2026-11-21).
     """
-    layer, model, element, h = x.layer, x.model, x.element, x.model.hidden_size
+    model, element, h = x.model, x.element, x.model.hidden_size
     # Tensor ranks' collectives cut compiled layers into parts, which save what eager code does (36.0 GiB of Llama 3B
     # with two tensor ranks, 4.5% less than eager; two H100, torch 2.11, trainer_torchtitan_2xh100_202611.md).
     cut = x.code.compiles_layers & (x.tensor > 1)
@@ -79,9 +79,9 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "dispatch of experts", _dispatched_bytes(x) * (sent if x.code.nvidia_recipe else sent + 1.0 / x.split)
     redone = x.recipe.recomputed
     norm_output = 0.0 if "layernorm" in redone else product_input
-    norms = layer.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + norm_output)
+    norms = x.norms * (np.maximum(x.residual, 4.0 * written_norms) + x.residual * written_norms + norm_output)
     yield "norms", h * norms / x.split
-    yield "casts", h * element * autocast * eager * layer.input_casts / x.split
+    yield "casts", h * element * autocast * eager * x.input_casts / x.split
     if model.gated_mlp:
         # Five products each cast a norm's output.
         whole = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0]) * (1.0 - 1.0 / x.tensor)
@@ -92,44 +92,44 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         yield "routing", 8.0 * model.experts * model.mixture_layers / model.layers / x.split
     if model.latent_attention:  # before and after their norms
         yield "latents", 2.0 * element * model.latent_attention.latent_width
-    heads = (layer.query + layer.kv) / x.tensor
+    heads = (x.query + x.kv) / x.tensor
     # Attention keeps its output in 16 bits beside the 8 of the projection's input.
-    attention_inputs = heads + layer.kv / x.tensor if "mla_up_proj" not in redone else 0.0
-    output = (element + x.has_fused_fp8) * layer.query / x.tensor
+    attention_inputs = heads + x.kv / x.tensor if "mla_up_proj" not in redone else 0.0
+    output = (element + x.has_fused_fp8) * x.query / x.tensor
     yield "attention projections", element * attention_inputs + output
     if not x.is_t5:
         yield "rotary positions", x.residual * by_hand * autocast * heads
     if not x.code.fused_kernels:  # attention's output once more
-        yield "joins of the context ring", np.where(x.context > 1, element * layer.query / x.tensor, 0.0)
+        yield "joins of the context ring", np.where(x.context > 1, element * x.query / x.tensor, 0.0)
     if model.head_norms:
         # Under autocast the kernel reads a widened copy.
         widened = by_hand * np.where(autocast > 0, 1.0, float(not x.has_fused_norms))
         yield "norms of heads", heads * (element + HEAD_NORM_BYTES * widened)
     # A score's softmax, the product's input if another tensor, and a mask byte. Attention without a fused kernel: 4.2
     # bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
-    softmax = max(x.state.residual, 4.0 * x.code.written_out)
+    softmax = max(x.wide_residual, 4.0 * x.code.written_out)
     if x.has_flash:
         a_score = softmax * x.groups_queries_in_32_bits + (2.0 * element + 1.0) * x.compiles_scores
     else:  # soft-capped scores keep the output of tanh
         copied = element if softmax > element else element * x.has_dropout
         a_score = softmax + copied + x.has_dropout + model.soft_cap * element
-    yield "scores", layer.heads * layer.keys * a_score / x.tensor
+    yield "scores", x.heads * x.keys * a_score / x.tensor
     if x.masked_share:
         # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
-        repeated = 2.0 * (layer.query - layer.kv) / x.tensor
+        repeated = 2.0 * (x.query - x.kv) / x.tensor
         yield "masks of windows", x.masked_share * element * (x.recipe.seq_len + repeated)
     # A compiler, or one kernel, recomputes the gate's product. T5 1.1's gate is GPT-2's function.
-    by_operators = x.is_t5 if model.gated_mlp else layer.causal
+    by_operators = x.is_t5 if model.gated_mlp else x.causal
     gelu = WRITTEN_GELU_TENSORS * x.residual * eager * by_operators
     matrices = model.matrices_per_ffn - 1.0 + (model.gated_mlp and not x.code.fused_gate) * (1.0 - compiled)
     masks = x.is_t5 * x.has_dropout  # a byte
     # MLPerf's adapters keep the gate's inputs in 8 bits (FP8_ACTIVATION, Megatron's activation_func_fp8_input_store).
     gate_input = 1.0 if x.has_fused_fp8 and x.code.nvidia_recipe and x.recipe.tuning.adapts else element
-    yield "feed-forward", (gate_input * matrices + product_input + gelu + masks) * layer.inner / x.tensor
+    yield "feed-forward", (gate_input * matrices + product_input + gelu + masks) * x.inner / x.tensor
     if model.experts:
         expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
         of_expert = _expert_element(x) * matrices + ("moe_act" not in redone) * expert_input
-        yield "experts", of_expert * layer.routed * _capacity(x) / x.tensor
+        yield "experts", of_expert * x.routed * _capacity(x) / x.tensor
     if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
         # adapter keeps its inner vector.
@@ -160,17 +160,17 @@ def activation_bytes(x: Case) -> Activations:
     samples, working_of_samples = _sample_bytes(x)
     if not x.model.layers:
         return Activations(samples, working_of_samples, 0.0)
-    layer, model, element = x.layer, x.model, x.element
+    model, element = x.model, x.element
     kept = dict(kept_bytes(x))
     everything: Number = sum(kept.values())
     dispatched = _dispatched_bytes(x)
     # Selective keeps inputs, attention's output and the products that it does not repeat.
-    ffn = layer.inner + layer.routed * _capacity(x)
+    ffn = x.inner + x.routed * _capacity(x)
     up = (model.matrices_per_ffn - 1.0) * ffn
     kept_full = x.residual * model.hidden_size / x.split
     matrices = (element * model.hidden_size + dispatched) / x.split
-    matrices = matrices + element * (layer.query + 2.0 * layer.kv + up) / x.tensor
-    kept_selective = kept_full + element * layer.query / x.tensor + (1.0 - x.code.selective_recompute) * matrices
+    matrices = matrices + element * (x.query + 2.0 * x.kv + up) / x.tensor
+    kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.code.selective_recompute) * matrices
     per_token = np.where(
         x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)
     )
@@ -178,10 +178,10 @@ def activation_bytes(x: Case) -> Activations:
     # with gradients, tokens exchanged with experts.
     backward = everything - per_token + element * (up + ffn) / x.tensor + kept_full
     if x.is_t5 and x.has_flash:  # gradient of the bias of each score, before the sum over samples
-        backward = backward + element * layer.heads * layer.keys
+        backward = backward + element * x.heads * x.keys
     splits = (x.sequence_parallel > 0) & (x.tensor > 1)
     backward = backward + np.where(splits, element * model.hidden_size, 0.0)
-    backward = backward + np.where(x.context > 1, 8.0 * element * layer.kv / x.tensor, 0.0)
+    backward = backward + np.where(x.context > 1, 8.0 * element * x.kv / x.tensor, 0.0)
     backward = backward + np.where(x.expert > 1, 2.0 * dispatched / x.split, 0.0)
     resident = x.live_share * (1.0 - x.recipe.offloaded_layers / model.layers)
     saved = x.tokens * per_token * x.stage_layers * resident + samples

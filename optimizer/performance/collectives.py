@@ -145,7 +145,7 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
     if np.any(x.context > 1):
         # A ring passes keys and values once forward, and with their gradients backward.
         passes = (3.0 + x.repeats) * layers
-        keys_and_values = x.context * x.tokens * 2.0 * x.layer.kv / x.tensor * x.element
+        keys_and_values = x.context * x.tokens * 2.0 * x.kv / x.tensor * x.element
         yield "context", Collective(
             axis="context", kind="sends", ranks=x.context, inner=x.tensor, sent=passes * keys_and_values, calls=passes,
             a_micro_batch=1.0,
@@ -185,13 +185,13 @@ def _data_collectives(
     groups = x.code.gathers_per_layer * x.stage_layers + 1.0
     if x.model.architecture == "cnn":
         groups = CNN_GROUPS
-    reduced = parameters * x.state.reduce
+    reduced = parameters * x.reduce_bytes
     zero1, zero2, zero3 = x.sharding == ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     # ZeRO-1 on DDP (ZeroRedundancyOptimizer) sends updated parameters; else (FSDP2) shards are reduced and gathered.
-    on_ddp = (x.state.bucket > 0) & np.logical_not(x.uses_fully_shard)
+    on_ddp = (x.bucket_bytes > 0) & np.logical_not(x.uses_fully_shard)
     on_shards = zero1 & np.logical_not(on_ddp)
     # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 that reshards after it also gather there.
-    reshards = float(x.state.master == 0 and not x.code.marks_last)
+    reshards = float(x.master_bytes == 0 and not x.code.marks_last)
     again = x.repeats if x.code.gathers_again else 0.0
     gathers = np.where(zero2, np.where(zero3, 2.0 + again, reshards), 0.0)
     gathers_once = on_shards | (zero2 & (gathers == 0))
@@ -208,10 +208,10 @@ def _data_collectives(
     reductions = np.where(zero2, 1.0, 0.0)
     yield f"{whose}reduce-scatter", row("ring", reduced, groups, reductions, on_shards & np.logical_not(hooked))
     # FSDP2 gathers frozen weights with the trained ones.
-    sent_share = 1.0 if x.code.fsdp2 else x.state.trained
-    gathered = parameters * sent_share * min(x.state.gathered, x.state.weight)
+    sent_share = 1.0 if x.code.fsdp2 else x.trained
+    gathered = parameters * sent_share * min(x.gathered_bytes, x.weight_bytes)
     yield f"{whose}gather", row("ring", gathered, groups, gathers, gathers_once)
     if x.code.hook_shards:
         yield f"{whose}reduce-scatter in hooks", row("tree", reduced, buckets, 0.0, hooked)
-    if x.state.bucket > 0:
-        yield f"{whose}gather of updates", row("ring", parameters * x.state.weight, groups, 0.0, zero1 & on_ddp)
+    if x.bucket_bytes > 0:
+        yield f"{whose}gather of updates", row("ring", parameters * x.weight_bytes, groups, 0.0, zero1 & on_ddp)

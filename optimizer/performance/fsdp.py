@@ -44,7 +44,7 @@ def loss_bytes(x: Case) -> Number:
     gathered = np.where(x.sharding >= ZERO3, root + head + layer, x.stage_parameters)
     last = np.where(root > 0, root, table)
     kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), last, 0.0) if x.code.marks_last else 0.0
-    return gathered * (x.element + x.state.cached) + kept * x.state.gradient
+    return gathered * (x.element + x.cached_bytes) + kept * x.gradient_bytes
 
 
 def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) -> Moment:
@@ -57,8 +57,8 @@ def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) ->
         working: gradients of one layer's activations, bytes.
     """
     (layer, root, head, table), layers = _units(x), np.maximum(x.stage_layers, 1.0)
-    narrow, wide, held = x.element, x.state.gradient, x.stage_parameters
-    grad = narrow * x.state.trained
+    narrow, wide, held = x.element, x.gradient_bytes, x.stage_parameters
+    grad = narrow * x.trained
     again = x.sharding >= ZERO3
     # ZeRO-2 that gathers once a step frees parameters in the last micro-batch; the same moments came before with all.
     keeps = (x.sharding == ZERO2) & (x.grad_accum > 1) & x.code.marks_last

@@ -63,7 +63,7 @@ class PeakMemory:
 
 def memory(x: Case) -> PeakMemory:
     """Compute the memory of each layout."""
-    state, held, sharded, several = x.state, x.stage_parameters, x.shard_parameters, x.ranks > 1
+    held, sharded, several = x.stage_parameters, x.shard_parameters, x.ranks > 1
     zero1, zero2, zero3 = x.sharding >= ZERO1, x.sharding >= ZERO2, x.sharding >= ZERO3
     # The largest unit that ZeRO gathers is a layer, or a larger embedding.
     table = min(x.table_parameters, float(x.model.embedding_parameters)) / x.tensor
@@ -71,10 +71,10 @@ def memory(x: Case) -> PeakMemory:
     # PyTorch's ZeRO-2 is FSDP that gathers all 16-bit weights for a pass (SHARD_GRAD_OP); FSDP2's ZeRO-1 keeps
     # parameters and gradients whole.
     keeps_whole = (x.sharding == ZERO1) & (x.code.fsdp2 == ZERO1)
-    gathers_all = ((x.sharding == ZERO2) | keeps_whole) & several & (state.master == 0)
-    gradients = np.where(zero2, sharded, held) * state.gradient
-    reducing = np.where(zero2, layer * state.gradient, 0.0)
-    buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * state.bucket, 0.0)
+    gathers_all = ((x.sharding == ZERO2) | keeps_whole) & several & (x.master_bytes == 0)
+    gradients = np.where(zero2, sharded, held) * x.gradient_bytes
+    reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
+    buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * x.bucket_bytes, 0.0)
     kept = activation_bytes(x)
     first, last = micro_batches_in_flight(x)
     logits = logits_bytes(x)
@@ -82,12 +82,12 @@ def memory(x: Case) -> PeakMemory:
     # no copy, and torchao keeps none of a layer's weights (h200_fp8_202611.md).
     head = np.minimum(x.table_parameters / x.tensor, held)
     wide = np.where(x.experts_in_32_bits, x.rank_experts, 0.0)
-    again = np.maximum((held - head) * state.cast - logits / 6.0, 0.0)
-    again = 0.0 if x.casts_fp8 else np.maximum(again - wide * state.cast, 0.0)
+    again = np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0)
+    again = 0.0 if x.casts_fp8 else np.maximum(again - wide * x.cast_bytes, 0.0)
     narrow = head if x.casts_fp8 else held - wide
-    copied = np.where(x.checkpointing == FULL, head * state.cast + again, narrow * state.cast)
-    copies = np.where(gathers_all, held * x.element, copied) + held * state.cached
-    cast = np.where(zero3 & several, GATHERED_LAYERS * layer * (x.element + state.cached), copies)
+    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + again, narrow * x.cast_bytes)
+    copies = np.where(gathers_all, held * x.element, copied) + held * x.cached_bytes
+    cast = np.where(zero3 & several, GATHERED_LAYERS * layer * (x.element + x.cached_bytes), copies)
     # The fuller stage: the first, or the last with its logits.
     last_is_fuller = (last - first) * kept.saved + np.maximum(logits - kept.working, 0.0) >= 0
     logits = np.where(last_is_fuller, logits, 0.0)
@@ -98,7 +98,7 @@ def memory(x: Case) -> PeakMemory:
     end: Moment = gradients + reducing, kept.layer, 0.0
     reduced: Number = 0.0
     if x.code.fsdp2:
-        reduced = np.where(zero2 & several & (x.grad_accum <= 1), sharded * state.gradient, 0.0)
+        reduced = np.where(zero2 & several & (x.grad_accum <= 1), sharded * x.gradient_bytes, 0.0)
         if x.model.layers and not x.model.experts:  # spread experts are no part of its units
             most = kept.saved * np.maximum(first, last)
             units = backward_bytes(x, early=early, saved=most, working=kept.working)
@@ -106,15 +106,15 @@ def memory(x: Case) -> PeakMemory:
             cast = np.where(x.uses_fully_shard, loss_bytes(x), cast)
     widened: Number = 0.0
     if x.recipe.tuning.four_bit:  # the largest 4-bit weight
-        widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.layer.query) / x.tensor
+        widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.query) / x.tensor
     streams = GROUPED_STREAMS if x.groups_experts and x.model.experts else 0.0
     fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
     final, activations, gathered = end
     at_loss, at_end = early + saved + np.maximum(logits, kept.working) + cast, final + activations + gathered
     is_loss, most = at_loss >= at_end, np.maximum(at_loss, at_end)
-    weights = np.where(zero3 | gathers_all, sharded, held) * state.weight
+    weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
     own_states = np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
-    optimizer = own_states * (state.optimizer + state.master)
+    optimizer = own_states * (x.optimizer_bytes + x.master_bytes)
     workspace = WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES
     peak = weights + optimizer + buckets + most + workspace
     return PeakMemory(

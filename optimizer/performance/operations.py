@@ -86,12 +86,12 @@ def model_flops_per_sample(x: Case) -> float:
 
     Frozen weights have no products for gradients of their own.
     """
-    layer, model = x.layer, x.model
-    seen = 1.0 - layer.windowed * (1.0 - layer.seen)
-    scores = 4.0 * layer.tokens * layer.keys * layer.query * (0.5 * seen if layer.causal else 1.0)
-    products = 2.0 * layer.matrix * layer.tokens * (1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts))
+    model = x.model
+    seen = 1.0 - x.windowed * (1.0 - x.seen)
+    scores = 4.0 * x.sample_tokens * x.keys * x.query * (0.5 * seen if x.causal else 1.0)
+    products = 2.0 * x.matrix * x.sample_tokens * (1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts))
     layers = model.layers * (products + scores * (1.0 + 2.0 * x.live_share))
-    head = 2.0 * layer.head_tokens * x.table_parameters * (2.0 + x.trains_head)
+    head = 2.0 * x.sample_head_tokens * x.table_parameters * (2.0 + x.trains_head)
     if model.profile is not None:
         return layers + head + model.profile.forward_flops.total + model.profile.backward_flops.total
     return layers + head + 3.0 * model.flops_per_sample
@@ -99,27 +99,27 @@ def model_flops_per_sample(x: Case) -> float:
 
 def _products(x: Case) -> Iterator[Operation]:
     """List the products of attention's projections and of the feed-forward block, but routed experts."""
-    layer, model = x.layer, x.model
+    model = x.model
     # Full recomputation repeats whole layers, selective a share of their products. torch's checkpoint ends before the
     # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
     # h200_fp8_202611.md).
     stops = x.code.written_out and not (x.has_dropout or x.recipe.compiled or x.casts_fp8 or model.experts)
-    never = stops * model.hidden_size * model.ffn_size / max(layer.matrix, 1.0)
+    never = stops * model.hidden_size * model.ffn_size / max(x.matrix, 1.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
     # 3 where all weights train, 2 with a frozen base.
     passes = 1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts + repeated)
     peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.recipe.tuning.adapts and x.has_fused_fp8 else 1.0)
-    routed = model.matrices_per_ffn * model.hidden_size * layer.routed
+    routed = model.matrices_per_ffn * model.hidden_size * x.routed
     latent = model.latent_attention.latent_width if model.latent_attention else 0
     beside = x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters
     for name, matrix, weights, whole, sliced in (
         (
-            "attention projections", layer.attention_matrix, model.attention_matrix_parameters,
-            2.0 * model.hidden_size + latent, 2.0 * layer.query + 2.0 * layer.kv,
+            "attention projections", x.attention_matrix, model.attention_matrix_parameters,
+            2.0 * model.hidden_size + latent, 2.0 * x.query + 2.0 * x.kv,
         ),
         (
-            "feed-forward", layer.matrix - layer.attention_matrix - routed, beside,
-            model.hidden_size, model.matrices_per_ffn * layer.inner,
+            "feed-forward", x.matrix - x.attention_matrix - routed, beside,
+            model.hidden_size, model.matrices_per_ffn * x.inner,
         ),
     ):  # fmt: skip
         sides = weights / x.tensor + x.tokens * (whole + sliced / x.tensor)
@@ -140,7 +140,7 @@ def _products(x: Case) -> Iterator[Operation]:
     elif x.groups_experts:
         rate *= kernels.GROUPED_PRODUCT
     sides = x.expert_parameters / x.expert / x.expert_slices
-    sides = sides + x.tokens * model.matrices_per_ffn * layer.routed / x.tensor
+    sides = sides + x.tokens * model.matrices_per_ffn * x.routed / x.tensor
     yield Operation(
         name="experts", part="matmul", count=model.mixture_layers,
         flops=passes * 2.0 * (rows + local * empty_rows) * expert_matrix,
@@ -161,19 +161,18 @@ def _capacity(x: Case) -> Number:
 
 def _attention(x: Case) -> Iterator[Operation]:
     """List what is computed of a score: with or without a fused kernel."""
-    layer = x.layer
-    scores = x.tokens * (layer.keys * layer.heads) / x.tensor
-    products = x.tokens * (4.0 * layer.keys * layer.query) / x.tensor
+    scores = x.tokens * (x.keys * x.heads) / x.tensor
+    products = x.tokens * (4.0 * x.keys * x.query) / x.tensor
     # Frozen layers have no backward pass: 2.5 of attention's 3.5 products.
     layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
     if x.has_flash and not (x.compiles_scores or x.groups_queries_in_32_bits):
         # T5's mask is its bias.
         masked = x.code.written_out and ((x.recipe.compiled and x.code.masks_compiled) or x.is_t5)
-        if layer.windowed and x.masked_share:
-            yield from _flash(x, layers * layer.windowed, products, scores, masked=True)
-            yield from _flash(x, layers * (1.0 - layer.windowed), products, scores, masked=masked)
+        if x.windowed and x.masked_share:
+            yield from _flash(x, layers * x.windowed, products, scores, masked=True)
+            yield from _flash(x, layers * (1.0 - x.windowed), products, scores, masked=masked)
         else:  # a kernel with a window leaves out the scores beyond it
-            yield from _flash(x, layers * (1.0 - layer.windowed * (1.0 - layer.seen)), products, scores, masked=masked)
+            yield from _flash(x, layers * (1.0 - x.windowed * (1.0 - x.seen)), products, scores, masked=masked)
         return
     compiled = x.code.written_out and x.recipe.compiled
     written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
@@ -193,15 +192,15 @@ def _attention(x: Case) -> Iterator[Operation]:
 
 def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked: bool) -> Iterator[Operation]:
     """List one fused attention: 3.5 forward passes in all (arXiv:2307.08691, 3.1)."""
-    halved = x.layer.causal and not masked
+    halved = x.causal and not masked
     half_length = kernels.CAUSAL_HALF_LENGTH if halved else kernels.HALF_LENGTH
     half_length *= kernels.HALF_LENGTH_32_BIT if x.element > 2.0 else 1.0
-    head = max(x.layer.query, 1.0) / max(x.layer.heads, 1.0)
+    head = max(x.query, 1.0) / max(x.heads, 1.0)
     computed = 0.5 if halved else 1.0
     widths = (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
     widths *= kernels.MASKED_ATTENTION if masked else 1.0
     # The kernels of a context ring see a rank's part of the sequence.
-    shape = computed * widths * (1.0 + half_length * x.context / x.layer.keys)
+    shape = computed * widths * (1.0 + half_length * x.context / x.keys)
     yield Operation(
         name="attention", part="attention", count=layers,
         flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
@@ -215,7 +214,7 @@ def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked:
 
 def _elementwise(x: Case) -> Iterator[Operation]:
     """List the kernels beside products and attention; bytes of a token in one layer, forward and backward."""
-    layer, model, element, h = x.layer, x.model, x.element, x.model.hidden_size
+    model, element, h = x.model, x.element, x.model.hidden_size
     by_hand = not (x.code.fused_kernels or x.recipe.compiled)
     # Frozen layers have no backward pass: 2 of 3 passes.
     layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
@@ -224,8 +223,8 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     def row(name: str, forward: Number, backward: Number) -> Operation:
         return Operation(name=name, count=layers, moved=x.tokens * (forward * again + backward))
 
-    heads = (layer.query + layer.kv) / x.tensor
-    ffn = (layer.inner + layer.routed) / x.tensor
+    heads = (x.query + x.kv) / x.tensor
+    ffn = (x.inner + x.routed) / x.tensor
     norms_by_hand = by_hand and not x.has_fused_norms
     norms = kernels.COMPILED_NORM if x.recipe.compiled else kernels.NORM
     written: tuple[Number, ...] = norms
@@ -233,13 +232,13 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         narrow = zip(kernels.WRITTEN_NORM_16_BIT, kernels.WRITTEN_NORM, strict=True)
         written = tuple(np.where(x.residual < 4.0, a, b) for a, b in narrow)
     width = h * x.residual / x.split
-    yield row("norms", *(width * layer.norms * written[i] for i in PASSES))
+    yield row("norms", *(width * x.norms * written[i] for i in PASSES))
     sums = kernels.COMPILED_RESIDUAL if x.recipe.compiled else kernels.RESIDUAL
     yield row("residual sums", *(width * 2.0 * sums[i] for i in PASSES))
     dropped = kernels.DROPOUT if by_hand else kernels.FUSED_DROPOUT
     if x.has_dropout:
         yield row("dropout", *(2.0 * element * dropped[i] * h / x.split for i in PASSES))
-    if x.state.residual > element:
+    if x.wide_residual > element:
         # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
         readers = kernels.LLAMA_CASTS if model.gated_mlp else kernels.CASTS
         read = [element + x.residual] * 2
@@ -260,43 +259,43 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         ]
         yield row("norms of heads", *(element * by_kernel[i] * heads for i in PASSES))
     gelu = [kernels.GELU[i] * element for i in PASSES]
-    if by_hand and x.code.written_out and layer.causal:
+    if by_hand and x.code.written_out and x.causal:
         gelu = list(kernels.WRITTEN_GELU)
     swiglu = kernels.SWIGLU if by_hand else kernels.FUSED_SWIGLU
     yield row("activation function", *((swiglu[i] * element if model.gated_mlp else gelu[i]) * ffn for i in PASSES))
     if x.is_t5:
         # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
-        widened = np.where(x.state.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
+        widened = np.where(x.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
         gate = kernels.WRITTEN_GELU if model.gated_mlp and by_hand else (0.0, 0.0)
         drop = [x.has_dropout * dropped[i] * element for i in PASSES]
         yield row("within T5's block", *((drop[i] + widened + gate[i]) * ffn for i in PASSES))
     if model.architecture == "speech" and by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
-        copied = kernels.COPIED_HEADS * (layer.query + 2.0 * layer.kv) + kernels.SCALED_QUERIES * layer.query
+        copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
         yield row("copies of heads", *(element * copied / x.split for _ in PASSES))
     if x.masked_share:
         yield row("masks of windows", *(x.masked_share * x.recipe.seq_len * kernels.MASK[i] for i in PASSES))
     if x.has_fused_fp8:
-        quantised = kernels.QUANTISE_BYTES * (2.0 * h + layer.query / x.tensor + ffn)
+        quantised = kernels.QUANTISE_BYTES * (2.0 * h + x.query / x.tensor + ffn)
         yield row("quantisation", quantised, quantised)
     if x.casts_fp8:
         yield _fp8_casts(x)
     if not x.code.fused_kernels:
-        joined = kernels.RING_JOIN * (x.context - 1.0) * layer.query / x.tensor
+        joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
         yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
     usual = kernels.FUSED_KERNELS if x.code.fused_kernels else kernels.WRITTEN_KERNELS
     each = kernels.COMPILED_KERNELS if x.recipe.compiled else usual
-    starts = layer.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
+    starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
 
 
 def _fp8_casts(x: Case) -> Operation:
     """Casts to 8 bits in plain PyTorch; a mixture's experts stay in 16 bits."""
-    layer, model, h = x.layer, x.model, x.model.hidden_size
+    model, h = x.model, x.model.hidden_size
     linear = 0.0 if model.experts else 1.0
     up = linear * (model.matrices_per_ffn - 1.0)
-    read = (3.0 + up) * h + (layer.query + linear * model.ffn_size) / x.tensor
-    written = (1.0 + linear) * h + (layer.query + 2.0 * layer.kv + up * model.ffn_size) / x.tensor
+    read = (3.0 + up) * h + (x.query + linear * model.ffn_size) / x.tensor
+    written = (1.0 + linear) * h + (x.query + 2.0 * x.kv + up * model.ffn_size) / x.tensor
     weights = (x.layer_parameters - x.expert_parameters) / x.tensor
     casts = (2.0 + x.repeats) * (x.tokens * read + weights) + 2.0 * x.tokens * written
     moved = casts * (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST)
@@ -335,7 +334,7 @@ def _experts(x: Case) -> Iterator[Operation]:
     moved: Number = 0.0
     for index, times in ((0, 1.0 + x.checkpoints), (1, 1.0)):
         wide, own = (LOOP_PASSES if loops else WRITTEN_PASSES)[index] if written else FUSED_PASSES[index]
-        copied = rows * h * (wide * x.state.residual + own * element)
+        copied = rows * h * (wide * x.wide_residual + own * element)
         gate = rows * gates[index] * ffn / x.tensor * (element - x.element)
         moved = moved + times * (copied + gate + x.tokens * model.experts * ROUTER_BYTES[index])
     if x.code.fused_kernels:
@@ -346,9 +345,9 @@ def _experts(x: Case) -> Iterator[Operation]:
     turn = (WRITTEN_LOOP_KERNELS if written else FUSED_LOOP_KERNELS) * (3.0 + x.repeats)
     zeros: Number = 0.0
     if written:
-        weights = x.state.weight if x.state.autocast else x.element
+        weights = x.weight_bytes if x.autocast else x.element
         slices = local * (model.matrices_per_ffn * h * ffn / x.tensor) * weights
-        zeros = local * (LOOP_ZEROS * x.tokens * h * x.state.residual + SLICE_PASSES * slices)
+        zeros = local * (LOOP_ZEROS * x.tokens * h * x.wide_residual + SLICE_PASSES * slices)
     yield Operation(name="loop over experts", count=model.mixture_layers, moved=zeros, kernels=local * turn)
 
 
@@ -366,7 +365,7 @@ def _adapters(x: Case) -> Iterator[Operation]:
     )  # fmt: skip
     yield Operation(name="adapters' kernels", count=layers, kernels=further_kernels(x, again))
     if x.recipe.tuning.four_bit:
-        moved = (2.0 + again) * x.layer.matrix / x.tensor * (NF4_BYTES + x.element) / WIDENING_EFFICIENCY
+        moved = (2.0 + again) * x.matrix / x.tensor * (NF4_BYTES + x.element) / WIDENING_EFFICIENCY
         yield Operation(name="widening of 4-bit weights", part="matmul", count=layers, moved=moved, traffic="")
 
 
@@ -466,7 +465,7 @@ def module_passes(x: Case, profile: ModuleProfile) -> tuple[Pass, Pass]:
     """Passes without and with activation checkpointing."""
     width: Literal["16-bit", "32-bit"] = "16-bit" if x.element == 2.0 else "32-bit"
     none = profile.passed(width, "none")
-    assert none is not None  # checked by build_case
+    assert none is not None  # checked by Case
     return none, profile.passed(width, "full") or none
 
 
@@ -513,7 +512,7 @@ def host_time(x: Case) -> HostTime:
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
     if not model.layers:
         return HostTime(layers=layers)
-    plain = x.layer.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
+    plain = x.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
     fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.recipe.compiled else 1.0
@@ -545,7 +544,7 @@ def host_time(x: Case) -> HostTime:
 
 def weight_bytes_moved(x: Case) -> Number:
     """Bytes of copies of weights and sums of gradients in a micro-batch."""
-    copied: Number = 0.0 if x.casts_fp8 or x.state.cast <= 0 else 4.0 + x.state.cast
+    copied: Number = 0.0 if x.casts_fp8 or x.cast_bytes <= 0 else 4.0 + x.cast_bytes
     if x.code.fsdp2:
         # FSDP2 copies into and out of its collectives.
         a_step = 1.0 / x.grad_accum
@@ -557,6 +556,6 @@ def weight_bytes_moved(x: Case) -> Number:
     if not x.code.written_out:
         return x.stage_parameters * copied
     # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.
-    summed = 3.0 * x.state.gradient * (1.0 - 1.0 / x.grad_accum)
+    summed = 3.0 * x.gradient_bytes * (1.0 - 1.0 / x.grad_accum)
     reduced = np.where(x.sharding >= ZERO2, x.updated_parameters, x.stage_parameters)
     return x.stage_parameters * copied + reduced * summed

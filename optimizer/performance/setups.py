@@ -13,7 +13,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.spelling import near_names
 from optimizer.performance.calibration import Calibration, Coefficients, Residual
-from optimizer.performance.case import Case, build_case
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
@@ -63,7 +63,7 @@ class Setup:
 
     def case(self) -> Case:
         """Build the case that operations and memory follow from."""
-        return build_case(self.model, self.recipe, self.hardware, self.grid)
+        return Case(self.model, self.recipe, self.hardware, self.grid)
 
     def coefficients(self, calibration: Calibration) -> Coefficients:
         """Look up the fitted numbers."""

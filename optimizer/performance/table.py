@@ -159,9 +159,9 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
 
 def _optimizer_seconds(x: Case) -> Number:
     """Seconds of the optimizer step on the rank's parameters; memory-bound."""
-    moved = x.state.update + x.state.master + (x.state.weight if x.state.master > 0 else 0.0)
+    moved = x.update_bytes + x.master_bytes + (x.weight_bytes if x.master_bytes > 0 else 0.0)
     # DDP copies gradients to its buckets and back.
-    copies = np.where((x.sharding == DDP) & (x.ranks > 1), 2.0 * x.state.bucket, 0.0)
+    copies = np.where((x.sharding == DDP) & (x.ranks > 1), 2.0 * x.bucket_bytes, 0.0)
     return x.updated_parameters * (moved + copies) / x.rates.memory
 
 

@@ -15,7 +15,7 @@ from optimizer.contract.plan import Parallelism
 from optimizer.contract.units import GIB
 from optimizer.economics.running_costs import reserve_hours
 from optimizer.performance.calibration import POOLED, model_kind
-from optimizer.performance.case import build_case
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import measured_splits, network_error, unmeasured_parts
 from optimizer.performance.memory import limit_bytes, memory
 from optimizer.performance.table import build_table, estimate_case, stack, step_seconds
@@ -137,7 +137,7 @@ class SearchSpace:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, table.splits
         hardware = [Hardware.from_instance_type(instance) for instance in instances]
-        self._cases = [build_case(model, recipe, node, Grid(nodes=1, data=1)) for node in hardware]
+        self._cases = [Case(model, recipe, node, Grid(nodes=1, data=1)) for node in hardware]
         self._coefficients = [calibration.coefficients(node.gpu, recipe) for node in hardware]
         self.shardings = allowed_shardings(recipe)
         self.checkpointings = allowed_checkpointings(model)
@@ -178,7 +178,7 @@ class SearchSpace:
         }
         for start in range(0, size, CHUNK):
             row = np.arange(start, min(start + CHUNK, size))
-            held = memory(replace(self._cases[0], **self._columns(row), **settings))
+            held = memory(self._cases[0].moved(**self._columns(row), **settings))
             self.nccl_gib[row] = held.nccl / GIB
             self.p95_gib[..., row] = np.where(self.can_shard[..., row], held.p95 / GIB, np.inf)
 
@@ -197,7 +197,7 @@ class SearchSpace:
             piece = slice(start, start + CHUNK)
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
-            case = replace(self._cases[machine], **columns)
+            case = self._cases[machine].moved(**columns)
             parts_s = step_seconds(build_table(case), self._coefficients[machine])
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
         return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
@@ -331,7 +331,7 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
         columns[name] = np.array([getattr(fastest, name)[i] for fastest, i in chosen], float)
     machine = np.array([position[fastest.instance.name] for fastest, _ in chosen])
     nodes = [Hardware.from_instance_type(instance) for instance in types.values()]
-    cases = [build_case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
+    cases = [Case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
     coefficients = stack([problem.calibration.coefficients(node.gpu, problem.recipe) for node in nodes])
     rates = take_rows(stack([case.rates for case in cases]), machine)
-    return estimate_case(replace(cases[0], rates=rates, **columns), take_rows(coefficients, machine))
+    return estimate_case(cases[0].moved(rates=rates, **columns), take_rows(coefficients, machine))

@@ -9,7 +9,7 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
 from optimizer.performance.calibration import Calibration, Coefficients
-from optimizer.performance.case import Case, build_case
+from optimizer.performance.case import Case
 from optimizer.performance.collectives import collectives, local_ranks
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, frameworks
 from optimizer.performance.operations import Operation, operations
@@ -42,7 +42,7 @@ def evaluate(
     model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid, fitted: Calibration = CALIBRATION
 ) -> Estimates:
     """Estimates of every configuration of ``grid``."""
-    return estimate_case(build_case(model, recipe, hardware, grid), fitted.coefficients(hardware.gpu, recipe))
+    return estimate_case(Case(model, recipe, hardware, grid), fitted.coefficients(hardware.gpu, recipe))
 
 
 def of(
@@ -63,7 +63,7 @@ def of(
 def case_of(model: ModelSpec, recipe: Recipe, *, hardware: Hardware | None = None, **grid: Any) -> Case:
     """Case of ``model`` on one H100 node; the grid is one node of eight data-parallel GPUs unless said otherwise."""
     settings: dict[str, Any] = {"nodes": 1, "data": 8}
-    return build_case(model, recipe, hardware or node(), Grid(**(settings | grid)))
+    return Case(model, recipe, hardware or node(), Grid(**(settings | grid)))
 
 
 def row_of(x: Case, name: str) -> Operation:

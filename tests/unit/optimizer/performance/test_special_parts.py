@@ -94,7 +94,7 @@ def test_latent_attention_multiplies_its_own_projections_and_keeps_whole_heads()
     assert model.attention_matrix_parameters == sum(rows * columns for rows, columns in shapes)
     # Scores of heads of 192 and values of 128; keys and values are as many as queries.
     x = case_of(model, RECIPE)
-    assert x.layer.query == x.layer.kv == 128 * (192 + 128) / 2
+    assert x.query == x.kv == 128 * (192 + 128) / 2
     forward = model_flops_per_sample(x) / 3 / SEQ_LEN
     expected = 2 * (model.active_parameters - 7168 * 129280) + 61 * SEQ_LEN * 128 * (192 + 128)
     assert float(forward) == pytest.approx(expected, rel=1e-4)
