@@ -1,7 +1,7 @@
 """Accuracy of the estimator on measured runs: ``python -m tests.benchmarks.accuracy [--runs CSV] [--out FOLDER]``.
 
 Mean absolute percentage error of predicted throughput per suite: of the fit's own rows, of left-out models (grouped
-cross-validation) and of left-out suites; beside each one constant MFU a GPU and the public estimators of ``peers``.
+cross-validation) and of left-out suites; beside each one constant MFU a GPU.
 Then runs that only judge (published ones, one H100's, nanotron's), peak memory, the gain from user runs, and the goals.
 Writes a page (accuracy_page.py) and the raw predictions.
 """
@@ -42,7 +42,6 @@ from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
-from tests.benchmarks.peers import PEERS, Answer, ask
 from tools.calibration import fit
 
 RESULTS = Path(__file__).parent / "results"
@@ -55,15 +54,6 @@ NORMAL_P95 = 1.645
 H100_STEPS = RESULTS / "h100_steps_202611.csv"
 H100_NOT_COMPARED = ("h100-steps-00", "h100-steps-01", "h100-steps-09", "h100-steps-12")
 CHOICES = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerResult:
-    """A public estimator's answers to all rows; none if not installed, with the reason in ``version``."""
-
-    name: str
-    version: str
-    answers: list[Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +82,6 @@ class Results:
     errors: dict[str, Floats]
     peak_memory_gib: Floats
     fits: Bools
-    peers: list[PeerResult]
     ran_out: dict[str, tuple[int, list[str]]]
     own_rows: dict[str, dict[int, float]]
     judged: tuple[JudgedSuite, ...] = ()
@@ -240,16 +229,11 @@ def run(rows: list[MeasuredRun]) -> Results:
     """Measure everything."""
     shipped = fit_rows(rows)
     estimates = predict(rows, shipped)
-    peers = []
-    for peer in PEERS:
-        answers, version = ask(peer, rows)
-        peers.append(PeerResult(name=peer.name, version=version, answers=answers))
     return Results(
         rows=rows,
         errors=measure(rows),
         peak_memory_gib=estimates.peak_memory_gib,
         fits=estimates.fits,
-        peers=peers,
         ran_out=ran_out_of_memory(OUT_OF_MEMORY, gpu_table(), shipped),
         own_rows=own_rows_curve(rows),
         judged=judged_suites(gpu_table(), load()),
@@ -273,10 +257,6 @@ def write_raw(path: Path, results: Results) -> None:
         }
         for name, errors in results.errors.items():
             line[f"{name.replace(' ', '_')}_step_time_s"] = row.step_time_s * float(np.exp(errors[index]))
-        for peer in (peer for peer in results.peers if peer.answers):
-            answer, name = peer.answers[index], peer.name.replace("-", "_")
-            line |= {f"{name}_{setting}_step_time_s": seconds for setting, seconds in answer.step_time_s.items()}
-            line |= {f"{name}_peak_memory_gib": answer.peak_memory_gib, f"{name}_cannot": answer.reason}
         lines.append({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in line.items()})
     with path.open("w", encoding="utf-8", newline="") as file:
         columns = list(dict.fromkeys(name for line in lines for name in line))

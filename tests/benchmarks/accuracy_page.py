@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +13,7 @@ import numpy as np
 
 from optimizer.performance.measured_runs import LEARNED, RUNS, MeasuredRun, throughput_error
 from optimizer.performance.types import Bools, Floats
-from tests.benchmarks.accuracy import CHOICES, PeerResult, Results, mean_absolute_percentage
+from tests.benchmarks.accuracy import CHOICES, Results, mean_absolute_percentage
 from tests.benchmarks.many_nodes import Judged
 
 LEGEND = """\
@@ -77,7 +76,6 @@ def page(results: Results, command: str) -> str:
         _goals(results),
         _throughput(results),
         _judged(results),
-        _peers(results),
         _memory(results),
         _own_rows(results),
     ]
@@ -188,52 +186,6 @@ def _judged(results: Results) -> list[str]:
     return [*lines, "", JUDGED_NOTES]
 
 
-def _peers(results: Results) -> list[str]:
-    lines = [
-        "## Public estimators on the same rows",
-        "",
-        "Mean absolute percentage error of throughput over the rows each can express; gpufleet on exactly those rows.",
-        "*As it comes*: the peer knows nothing of the suite, like gpufleet's new suite. *Best factor*: its times,",
-        "multiplied by one factor fitted to the suite's own rows (the best any constant efficiency could do), beside",
-        "gpufleet's own rows.",
-        "How a row is put to a peer: the first lines of tests/benchmarks/peers/*_peer.py.",
-    ]
-    for peer in results.peers:
-        lines += ["", f"### {peer.name}", ""]
-        if not peer.answers:
-            lines.append(f"{peer.version}.")
-            continue
-        lines += [
-            f"{peer.version}. {_cannot(results, peer)}",
-            "",
-            "| suite | setting | rows | as it comes | gpufleet, new suite | best factor | gpufleet, own rows |",
-            "|---|---|---:|---:|---:|---:|---:|",
-        ]
-        for suite in results.suites:
-            for setting in sorted({name for answer in peer.answers for name in answer.step_time_s}):
-                inside = _of(results, suite) & np.array([setting in answer.step_time_s for answer in peer.answers])
-                if not inside.any():
-                    continue
-                where = np.flatnonzero(inside)
-                times = np.array([peer.answers[int(i)].step_time_s[setting] for i in where])
-                error = np.log(times / [results.rows[int(i)].step_time_s for i in where])
-                cells = (
-                    f"{mean_absolute_percentage(error):.1f} ({100 * throughput_error(error).mean():+.1f})",
-                    f"{_mape(results, 'suites', inside):.1f}",
-                    f"{mean_absolute_percentage(error - error.mean()):.1f}",
-                    f"{_mape(results, 'fitted', inside):.1f}",
-                )
-                lines.append(f"| {suite} | {setting} | {inside.sum()} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cannot(results: Results, peer: PeerResult) -> str:
-    """Count the rows that the peer cannot express, by suite and reason."""
-    reasons = [f"{row.suite}: {a.reason}" for row, a in zip(results.rows, peer.answers, strict=True) if a.reason]
-    said = "; ".join(f"{reason} ({count})" for reason, count in sorted(Counter(reasons).items()))
-    return f"Cannot express {said}." if said else "Expresses every row."
-
-
 def _memory(results: Results) -> list[str]:
     gaps = _memory_gaps(results)
     if not gaps.size:
@@ -256,15 +208,6 @@ def _memory(results: Results) -> list[str]:
             else "- | - | -"
         )
         lines.append(f"| {suite} | {gap.size} | {errors} | {int(results.fits[inside].sum())} of {inside.sum()} |")
-    for peer in results.peers:
-        pairs = [
-            (answer.peak_memory_gib / row.peak_memory_gib - 1, peak / row.peak_memory_gib - 1)
-            for row, answer, peak in zip(results.rows, peer.answers, results.peak_memory_gib, strict=False)
-            if row.peak_memory_gib and answer.peak_memory_gib
-        ]
-        if pairs:
-            theirs, ours = (100 * np.abs(gap).mean() for gap in np.array(pairs).T)
-            lines += ["", f"{peer.name} on the {len(pairs)} it expresses: {theirs:.1f}; gpufleet on those {ours:.1f}."]
     wrong = [f"{name} ({allocator})" for allocator, (_, names) in results.ran_out.items() for name in names]
     lines += ["", f"Ran out and predicted to fit: {', '.join(wrong) or 'none'}."]
     return lines

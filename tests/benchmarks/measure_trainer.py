@@ -229,7 +229,7 @@ def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: 
 
 
 def titan_step(bench: Bench, config: TrainerConfig) -> Step:
-    from tests.benchmarks.peers.torchtitan_loop import train_step
+    from tests.benchmarks.torchtitan_loop import train_step
 
     return train_step(config, batches(bench, config, bench.rank // config.tensor_parallel, config.grad_accum))
 

@@ -47,7 +47,7 @@ def test_no_suite_is_much_worse_on_models_never_seen_than_on_its_own_rows() -> N
 
 
 def test_the_page_was_made_with_this_calibration() -> None:
-    """Else its figures are of other code: `python -m tests.benchmarks.accuracy` (tests/benchmarks/peers/README.md)."""
+    """Else its figures are of other code: `python -m tests.benchmarks.accuracy`."""
     newest = max(RESULTS.glob("accuracy_*.csv"))
     with newest.open(encoding="utf-8", newline="") as file:
         told = {row["row_id"]: float(row["fitted_step_time_s"]) for row in csv.DictReader(file)}
