@@ -14,6 +14,8 @@ from typing import Any, Literal
 # Beside the checkpoints: one file, or on S3 objects with a minute of events each.
 LEDGER_FILE = "ledger.jsonl"
 SEGMENT_PREFIX = "ledger/"
+# Part of a step by which a rank is slower than the median rank, from which on it is named.
+SLOW_SHARE = 0.10
 
 Category = Literal["useful", "lost", "checkpoint", "restart", "idle"]
 CATEGORIES: tuple[Category, ...] = ("useful", "lost", "checkpoint", "restart", "idle")
@@ -40,6 +42,20 @@ class Summary:
     unsaved_seconds: float
     finished: bool
     skipped_lines: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """Slowest rank of a minute, and by which part of a step it is slower than the median rank."""
+
+    rank: int
+    host: str
+    slower: float
+    part: str
+
+    def __str__(self) -> str:
+        why = "in its forward pass" if self.part == "compute" else "of a step, before its forward pass (input, host)"
+        return f"rank {self.rank} on {self.host} is {self.slower:.0%} slower than the median rank {why}"
 
 
 @dataclass
@@ -150,6 +166,16 @@ def read_loss(event: dict[str, Any]) -> tuple[int, float | None] | None:
     return int(event["loss_step"]), None if value is None else float(value)
 
 
+def read_straggler(event: dict[str, Any]) -> Straggler | None:
+    """Return the slowest rank that an event brings, if any."""
+    if "slowest" not in event:
+        return None
+    found = event["slowest"]
+    return Straggler(
+        rank=int(found["rank"]), host=str(found["host"]), slower=float(found["slower"]), part=str(found["part"])
+    )
+
+
 def in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Group by writer, sorted by the second event: two runs inside one process share its start time."""
     by_writer: dict[str, list[dict[str, Any]]] = {}
@@ -173,7 +199,7 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
                 raise ValueError(event["t"])
             if event["event"] in ("train", "progress", "stall", "commit"):
                 int(event["step"])
-            read_loss(event)
+            read_loss(event), read_straggler(event)
             events.append(event)
         except (ValueError, KeyError, TypeError):
             skipped += 1

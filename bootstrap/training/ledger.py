@@ -11,7 +11,7 @@ Each event closes the time since the event before it, so the categories add up t
     failed      lost: a step that did not complete
     commit      none; the event tells which step is saved
 
-A progress event brings the newest reported loss, once, with its step.
+A progress event brings the newest reported loss, once, with its step, and once a minute the slowest rank.
 
 A killed process writes no last event; its work after its last mark (a second or one step) counts as restart.
 
@@ -39,6 +39,7 @@ from bootstrap.contract.ledger import (
     LEDGER_FILE,
     SEGMENT_PREFIX,
     LedgerError,
+    Straggler,
     Summary,
     read_lines,
     summarize,
@@ -144,7 +145,7 @@ class Ledger:
         # Wall time that cannot step back while this process lives.
         self._wall_at_zero = time.time() - time.monotonic()
         self._progress_at = 0.0
-        self._loss: dict[str, Any] = {}
+        self._news: dict[str, Any] = {}
         self._progress_interval_s = positive_number(PROGRESS_VARIABLE) or PROGRESS_INTERVAL_S
 
     @classmethod
@@ -181,12 +182,16 @@ class Ledger:
         now = time.monotonic()
         if force or now - self._progress_at >= self._progress_interval_s:
             self._progress_at = now
-            self._append("progress", step=step, **self._loss)
-            self._loss = {}
+            self._append("progress", step=step, **self._news)
+            self._news = {}
 
     def report_loss(self, step: int, loss: float) -> None:
         """Keep the loss of step ``step`` for the next progress event; JSON has no NaN, so that is null there."""
-        self._loss = {"loss_step": step, "loss": float(f"{loss:.6g}") if math.isfinite(loss) else None}
+        self._news |= {"loss_step": step, "loss": float(f"{loss:.6g}") if math.isfinite(loss) else None}
+
+    def report_straggler(self, straggler: Straggler) -> None:
+        """Keep the slowest rank of the last minute for the next progress event."""
+        self._news["slowest"] = asdict(straggler)
 
     def stall(self, step: int) -> None:
         """Record that a checkpoint stopped training since the last event."""

@@ -34,6 +34,7 @@ from bootstrap.training.saver import Saver
 from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
 from bootstrap.training.stores import Store, open_store
+from bootstrap.training.stragglers import Stragglers
 from bootstrap.training.tracer import Tracer
 from bootstrap.training.watcher import Watcher
 
@@ -121,6 +122,7 @@ class SpotTolerantRun:
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back
         )
         self._watcher = watcher or Watcher.from_environment()
+        self._model = model
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         self._rehearsal = rehearsal
         self._heartbeat = Heartbeat()
@@ -142,6 +144,7 @@ class SpotTolerantRun:
         self._ledger = Ledger.open(self._checkpoints.store, self._ranks.rank, writer_id=writer_id)
         self._share = Share(self._state, self._ranks, self._data, self._checkpoints.store)
         self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank)
+        self._stragglers = Stragglers()
         self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(
             checkpoints=self._checkpoints,
@@ -213,12 +216,15 @@ class SpotTolerantRun:
             self.step, self._random_state = resumed
             self._saver.saved_step = self.step
         self._tracer.start()
+        if self._ranks.world_size > 1:
+            self._stragglers.watch(self._model, self._state.device)
         self._is_entered = True
 
     def _close(self) -> None:
         self._heartbeat.close()
         self._is_entered = False
         self._share.stager.close()
+        self._stragglers.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -263,6 +269,7 @@ class SpotTolerantRun:
             factor = 1
             self._tracer.before_step(self.step)
             self._share.stager.has_stepped = False
+            self._stragglers.begin_step()
             yield self.step
             self.step += 1
             if self._warns and not self._share.stager.has_stepped:
@@ -355,16 +362,19 @@ class SpotTolerantRun:
     def _act(self, agreed: list[int] | None, *, is_last: bool) -> None:
         if agreed is None:
             return
-        stop, wanted, any_busy, any_failed = agreed
+        is_due, stop, wanted, any_busy, any_failed = agreed
         if stop and not is_last:
             self._save_final()
             self._leave()
+        if is_due and (straggler := self._stragglers.compare(self._ranks)) is not None:
+            self._ledger.report_straggler(straggler)
         self._saver.advance(
             self.step, due=bool(wanted) and not is_last, any_busy=bool(any_busy), any_failed=bool(any_failed)
         )
 
     def _flags(self) -> tuple[int, ...]:
         return (
+            int(self._stragglers.is_due),
             int(self._watcher.stop_notice is not None),
             int(self._saver.wants_save()),
             *self._saver.flags,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.ledger import SEGMENT_PREFIX, read_loss
+from bootstrap.contract.ledger import SEGMENT_PREFIX, Straggler, read_loss, read_straggler
 from bootstrap.contract.measured import FOLDER, MeasuredRow, parse, run_prefix
 from bootstrap.contract.trace import REQUEST, TraceRequest
 from optimizer.aws import errors
@@ -39,6 +39,7 @@ class TrainingProgress:
     finished: bool  # ended well
     loss: float | None = None  # newest that was reported; None where it was not finite
     loss_step: int | None = None  # None where none was reported
+    straggler: Straggler | None = None  # slowest rank of the last minute
     recent_losses: tuple[float, ...] = ()  # finite, the newest last
     recent_steps_per_second: tuple[float, ...] = ()  # of equal times since the last start
 
@@ -74,13 +75,14 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     step = None
     loss: tuple[int, float | None] | None = None
     losses: list[float] = []
+    straggler: Straggler | None = None
     marks: list[tuple[float, int]] = []  # since the last start
     for event in events:
         if event["event"] == "commit":
             saved = max(saved or 0, int(event["step"]))
             continue
         if event["event"] == "start":
-            marks = []
+            marks, straggler = [], None
         if event.get("step") is None:
             continue
         finished = event["event"] == "done"
@@ -88,6 +90,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         if (reported := read_loss(event)) is not None:
             loss = reported
             losses += [reported[1]] if reported[1] is not None else []
+        straggler = read_straggler(event) or straggler
         if event["event"] == "train":
             marks = []
         marks.append((float(event["t"]), step))
@@ -106,6 +109,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         finished=finished,
         loss=loss[1] if loss else None,
         loss_step=loss[0] if loss else None,
+        straggler=straggler,
         recent_losses=tuple(losses[:: -max(1, -(-len(losses) // MOST_POINTS))][::-1]),
         recent_steps_per_second=_speeds(marks, measured_s / MOST_POINTS),
     )
@@ -130,7 +134,7 @@ def _parse_event(line: str) -> dict[str, Any] | None:
         float(event["t"]), str(event["event"])
         if event["event"] == "commit" or event.get("step") is not None:
             int(event["step"])
-        read_loss(event)
+        read_loss(event), read_straggler(event)
     except (ValueError, KeyError, TypeError):
         return None
     assert isinstance(event, dict)

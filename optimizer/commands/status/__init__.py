@@ -57,7 +57,16 @@ PLACE_COLUMNS = {
 STACK_COLUMNS = {"stack": "stack", "phase": "phase", "nodes": "nodes", "steps": "steps", "spent_usd": "USD so far"}
 STACK_COLUMNS |= {"ceiling_usd": "ceiling", "hours_left": "hours left", "wrong": "wrong"}
 # Words of the notices that a row of several stacks repeats.
-WARNINGS = ("SLOW", "AFTER its deadline", "ABOVE its ceiling", "THROTTLED", "LOW CLOCK", "GPU ERRORS", "IDLE")
+WARNINGS = (
+    "SLOW",
+    "AFTER its deadline",
+    "ABOVE its ceiling",
+    "STRAGGLER",
+    "THROTTLED",
+    "LOW CLOCK",
+    "GPU ERRORS",
+    "IDLE",
+)
 NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
 NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
 
@@ -88,10 +97,10 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
 
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
     Scaling group, EC2, CloudWatch and the nodes' log group. A run slower than the plan's p95, late or above its ceiling
-    gets a notice with its end and its cost; so does a node whose GPUs are throttled, slower than the run's others, idle
-    or have errors. What cannot be read is named with the reason, and the rest is shown. CSV has predicted against
-    actual. Of a folder with several stacks it shows a row each; JSON is their list. Exit status 4: the stack is not
-    deployed.
+    gets a notice with its end and its cost; so does a rank that the others wait for, and a node whose GPUs are
+    throttled, slower than the run's others, idle or have errors. What cannot be read is named with the reason, and the
+    rest is shown. CSV has predicted against actual. Of a folder with several stacks it shows a row each; JSON is their
+    list. Exit status 4: the stack is not deployed.
     """
     stacks = [] if stack else list_stacks(directory)
     if len(stacks) > 1:

@@ -1,12 +1,14 @@
-"""GPUs of a stack's nodes: columns of the table of nodes, and notices of nodes that waste what they cost."""
+"""GPUs of a stack's nodes: columns of the table of nodes, and notices of nodes that waste what all of them cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from bootstrap.contract.ledger import SLOW_SHARE
 from infra.alarms import IDLE_GPU_PERCENT
 from optimizer.aws.log_group import GpuMinute, NodeMinute
+from optimizer.commands.status.forecast import current_progress
 from optimizer.commands.status.reading import Reading
 
 # Share of a minute; a short slowdown costs less than looking at it.
@@ -54,9 +56,15 @@ def errors(minute: NodeMinute) -> list[str]:
 
 
 def gpu_notices(reading: Reading, stack: str) -> list[str]:
-    """Say which nodes' GPUs are throttled or slow, have errors, or are idle while the run should train."""
+    """Say which rank the others wait for, and which nodes' GPUs are throttled, slow, idle or have errors."""
     trains = reading.state is not None and reading.state.phase == "running"
     lines = []
+    progress = current_progress(reading)
+    if trains and progress and progress.straggler and progress.straggler.slower > SLOW_SHARE:
+        lines.append(
+            f"STRAGGLER: {progress.straggler}, for which all ranks wait: "
+            f"gpufleet logs trace --rank {progress.straggler.rank} --stack {stack}"
+        )
     for node, minutes in _serving(reading).items():
         slow = {gpu: gpu_minute for gpu, gpu_minute in minutes[-1].gpus.items() if _is_throttled(gpu_minute)}
         if slow:

@@ -38,6 +38,7 @@ def write_ledger(
     done: int = 1000,
     hours_ago: float = 0,
     loss: float | None = 2.43213,
+    slower: float = 0.04,
 ) -> None:
     """Two minutes of a ledger that ends now."""
     now = time.time() - hours_ago * 3600
@@ -48,6 +49,8 @@ def write_ledger(
         {"event": "commit", "t": now - 60, "step": first},
         {"event": "progress", "t": now, "step": done, "loss_step": done - 1, "loss": loss},
     ]
+    slowest = {"rank": 11, "host": "i-0a", "slower": slower, "part": "compute"}
+    events.append({"event": "progress", "t": now, "step": done, "slowest": slowest})
     lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
     deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
 
@@ -363,7 +366,7 @@ def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
     deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployed.write_state(ceiling_usd=100.0)
-    write_ledger(deployed, steps_per_s=0.05)
+    write_ledger(deployed, steps_per_s=0.05, slower=0.23)
     write_stack_file(deployed.directory / "Pulumi.z-absent.yaml", sample_plan())
     (deployed.directory / "Pulumi.z-broken.yaml").write_text("[")
     monkeypatch.setenv("COLUMNS", "200")
@@ -372,11 +375,13 @@ def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
     assert (code, err) == (0, "")
     _, own, *_ = deployed.arguments
     (line,) = [line for line in out.splitlines() if line.startswith(own)]
-    assert re.search(r"running +2 of 2 +1,000 of 2,000 +44 +100 +5\.\d+ +SLOW; ABOVE its ceiling", line)
+    assert re.search(r"running +2 of 2 +1,000 of 2,000 +44 +100 +5\.\d+ +SLOW; ABOVE its ceiling; STRAGGLER", line)
     assert re.search(r"z-absent .*has no Auto Scaling group", out) and "Pulumi.z-broken.yaml" in out
     code, out, err = gpufleet("status", *everywhere, "--format", "json")
     first, second, third = json.loads(out)
     assert (code, err, first["stack"], first["state"]["phase"]) == (0, "", own, "running")
+    slow = "STRAGGLER: rank 11 on i-0a is 23% slower than the median rank in its forward pass"
+    assert first["notices"][-1].startswith(slow)
     assert (second["error"]["code"], third["error"]["code"]) == (4, 2)
     rows = list(csv.DictReader(io.StringIO(gpufleet("status", *everywhere, "--format", "csv")[1])))
     assert [row["stack"] for row in rows] == [own, "z-absent", "z-broken"] and rows[0]["spent_usd"] == "44.0"
