@@ -73,7 +73,9 @@ def main() -> None:
 
 def build() -> tuple[Tables, list[Skipped]]:
     """Build the snapshot's tables; also returns the unused input rows."""
-    recorded = [json.loads(path.read_text(encoding="utf-8")) for path in INPUTS.glob("describe_instance_types*.json")]
+    recorded = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(INPUTS.glob("describe_instance_types*.json"))
+    ]
     recorded.append(
         {
             "source": f"EC2 DescribeInstanceTypes, recorded in moto {MOTO_VERSION}",
@@ -97,7 +99,7 @@ def build() -> tuple[Tables, list[Skipped]]:
     def leave_out(source: str, place: Place, reason: str) -> None:
         skipped.append(Skipped(source=source, place=" in ".join(place), reason=reason))
 
-    for file in (_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir():
+    for file in sorted((_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir()):
         region = file.name.removesuffix(".json.gz")
         origin = f"{offerings.ORIGIN}, recorded in moto {MOTO_VERSION}"
         for name, zone_ids in offerings.parse(_read_moto(file), region).items():

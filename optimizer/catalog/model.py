@@ -7,44 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 from optimizer.catalog.gpus import why_left_out
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType, LearnedPool, Offer
 from optimizer.contract.spelling import near_names
 
-UnitItem = Literal[
-    "gp3-storage",
-    "gp3-iops",
-    "gp3-throughput",
-    "s3-standard-storage",
-    "lustre-storage",
-    "vpc-endpoint",
-    "vpc-endpoint-data",
-    "kms-key",
-    "kms-request",
-    "s3-write-request",
-    "s3-read-request",
-    "nat-gateway",
-    "nat-gateway-data",
-    "public-ipv4",
-    "log-ingestion",
-    "vended-log-ingestion",
-    "custom-metric",
-    "metric-request",
-    "alarm",
-    "dashboard",
-    "lambda-request",
-    "lambda-compute",
-    "sqs-request",
-    "eks-cluster",
-    "system-node",
-]
-UNIT_ITEMS: tuple[UnitItem, ...] = get_args(UnitItem)
-
 # One unit of each item. EBS, S3 and FSx bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
-UNIT_PER: dict[UnitItem, str] = {
+UNIT_PER = {
     "gp3-storage": "GiB-month",
     "gp3-iops": "IOPS-month above 3000",
     "gp3-throughput": "MiB/s-month above 125",
@@ -61,26 +32,21 @@ UNIT_PER: dict[UnitItem, str] = {
     "nat-gateway-data": "GB",
     "public-ipv4": "address-hour",
     "log-ingestion": "GB",
-    # Logs that AWS services write themselves: VPC flow logs, the control plane of a cluster.
-    "vended-log-ingestion": "GB",
     "custom-metric": "metric-month",
     "metric-request": "request",
     "alarm": "alarm-month",
-    "dashboard": "dashboard-month",
     "lambda-request": "request",
     "lambda-compute": "GiB-second on arm64",
     "sqs-request": "request",
-    "eks-cluster": "cluster-hour",
-    # An EKS cluster needs nodes without GPUs, too: t4g.small, on demand.
-    "system-node": "t4g.small-hour",
 }
+UNIT_ITEMS = tuple(UNIT_PER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitPrice:
     """USD for one unit of ``item``; region "*" is a price that AWS publishes as the same everywhere."""
 
-    item: UnitItem
+    item: str
     region: str
     usd: float
     source: str
@@ -180,7 +146,7 @@ class Catalog:
         self.check_region(region)
         return self._offers.get((instance_type, region))
 
-    def unit_price(self, item: UnitItem, region: str) -> UnitPrice:
+    def unit_price(self, item: str, region: str) -> UnitPrice:
         """Price of one unit of ``item`` in ``region``; DataMissingError where no region has a figure.
 
         Without a figure for the region, the highest of any region, with a source that says so: a cost may be
@@ -191,7 +157,7 @@ class Catalog:
             prices[item, region] = self._price_elsewhere(item, region)  # kept: every plan of a region asks for it
         return prices[item, region]
 
-    def _price_elsewhere(self, item: UnitItem, region: str) -> UnitPrice:
+    def _price_elsewhere(self, item: str, region: str) -> UnitPrice:
         if everywhere := self._unit_prices.get((item, "*")):
             return replace(everywhere, region=region)
         known = [price for price in self.unit_prices if price.item == item]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
-from optimizer.catalog.model import UNIT_ITEMS, UnitItem, UnitPrice
+from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.catalog.snapshot import Snapshot
 from optimizer.catalog.sources import Skipped, instance_types, offerings, price_list, spot_history
 from optimizer.catalog.sources.price_list import InstancePrice
@@ -52,7 +52,7 @@ class RegionAnswer:
     prices: dict[str, InstancePrice] | None = None
     spot: dict[str, tuple[ZonePrice, ...]] | None = None
     spot_types: frozenset[str] | None = None
-    units: dict[UnitItem, float] = field(default_factory=dict)
+    units: dict[str, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
@@ -195,7 +195,7 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
         )
     for item in UNIT_ITEMS:
 
-        def read_unit(item: UnitItem = item) -> float | None:
+        def read_unit(item: str = item) -> float | None:
             return usable(price_list.parse_unit(price_list.fetch_unit(pricing, item, region), item, region))
 
         usd = attempt("pricing", f"price of {item}", read_unit)
@@ -247,7 +247,7 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
         facts["zones"] = Zones(ids=ids, source=offerings.ORIGIN, as_of=today) if ids else None
     if answer.prices is not None:
         price = answer.prices.get(name)
-        for kind in ("on_demand", "reserved_1yr", "reserved_3yr"):
+        for kind in ("on_demand", "reserved_1yr"):
             usd: float | None = getattr(price, kind, None)
             facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
     row = row._replace(**facts)
@@ -265,10 +265,8 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
     offers = []
     for row in tables.offers:
         zone_ids = row.zones.ids if row.zones else ()
-        kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": [], "reserved_3yr": []}
-        prices = [("reserved_1yr", row.reserved_1yr), ("reserved_3yr", row.reserved_3yr)]
-        prices += [("spot", price) for price in (row.spot, *row.dearer_spot)]
-        for kind, price in prices:
+        kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": []}
+        for kind, price in (("reserved_1yr", row.reserved_1yr), *(("spot", p) for p in (row.spot, *row.dearer_spot))):
             if price is None:
                 continue
             if row.on_demand is not None and price.is_above(row.on_demand):
@@ -283,8 +281,7 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
                 f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-        reserved: dict[str, Any] = {kind: next(iter(kept[kind]), None) for kind in ("reserved_1yr", "reserved_3yr")}
-        offers.append(row._replace(**reserved).with_spot(kept["spot"]))
+        offers.append(row._replace(reserved_1yr=next(iter(kept["reserved_1yr"]), None)).with_spot(kept["spot"]))
     return tables._replace(offers=offers), dropped
 
 

@@ -14,7 +14,7 @@ from optimizer.catalog.model import Catalog, unknown
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, Offer
 
-PricedAs = Literal["on-demand", "reserved", "reserved-3yr", "capacity-block", "spot"]
+PricedAs = Literal["on-demand", "reserved", "capacity-block", "spot"]
 SortKey = Literal["price", "price-per-gpu", "type", "region"]
 
 
@@ -102,7 +102,6 @@ def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
     prices: dict[PricedAs, HourlyPrice | None] = {
         "on-demand": offer.on_demand,
         "reserved": offer.reserved_1yr,
-        "reserved-3yr": offer.reserved_3yr,
         "capacity-block": offer.capacity_block,
         "spot": offer.spot,
     }

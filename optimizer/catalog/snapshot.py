@@ -31,7 +31,7 @@ from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, par
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import InstanceType, Offer
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MANIFEST = "manifest.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
@@ -198,7 +198,6 @@ def _build_offer(row: OfferRow, types: Mapping[str, InstanceType], origin: str) 
         zone_ids=row.zones.ids if row.zones else (),
         on_demand=row.on_demand,
         reserved_1yr=row.reserved_1yr,
-        reserved_3yr=row.reserved_3yr,
         capacity_block=row.capacity_block,
         spot=row.spot,
         dearer_spot=row.dearer_spot,
@@ -218,7 +217,6 @@ def list_sources(tables: Tables) -> tuple[Source, ...]:
         for name, fact in (
             ("on-demand prices", row.on_demand),
             ("reserved prices", row.reserved_1yr),
-            ("reserved prices", row.reserved_3yr),
             ("Capacity Block rates", row.capacity_block),
             ("spot prices", row.spot),
             *(("spot prices", price) for price in row.dearer_spot),

@@ -15,7 +15,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.contract.hardware import Gpu, HourlyPrice, InstanceType
 
-OFFER_PRICES = ("on_demand", "reserved_1yr", "reserved_3yr", "capacity_block", "spot")
+OFFER_PRICES = ("on_demand", "reserved_1yr", "capacity_block", "spot")
 
 
 class Zones(NamedTuple):
@@ -43,7 +43,6 @@ class OfferRow(NamedTuple):
     zones: Zones | None = None
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
-    reserved_3yr: HourlyPrice | None = None
     capacity_block: HourlyPrice | None = None
     spot: HourlyPrice | None = None
     dearer_spot: tuple[HourlyPrice, ...] = ()

@@ -16,7 +16,7 @@ from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import FiniteRange
 from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
-from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours, break_even_share
+from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours
 
 
 def _whole(value: float) -> float | int:
@@ -35,14 +35,9 @@ def _source(price: HourlyPrice | None) -> str | None:
     return price.source if price else None
 
 
-def _pays_from(commitment: HourlyPrice | None, other: HourlyPrice | None, years: int) -> int | None:
-    hours = break_even_hours(commitment, other, years=years)
+def _pays_from(commitment: HourlyPrice | None, other: HourlyPrice | None) -> int | None:
+    hours = break_even_hours(commitment, other)
     return None if hours is None else math.ceil(hours)
-
-
-def _share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
-    share = break_even_share(commitment, other)
-    return None if share is None else math.ceil(share * 1000) / 1000
 
 
 # Published: programs read these names, in this order; further ones go to the end.
@@ -81,18 +76,11 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
         " ".join(f"{p.zone_id}={p.usd_per_hour:g}" for p in offer.spot_by_zone if p.zone_id) or None
     ),
     "reserved_1yr_source": lambda offer: _source(offer.reserved_1yr),
-    "reserved_3yr_usd_per_hour": lambda offer: _usd(offer.reserved_3yr),
-    "reserved_3yr_source": lambda offer: _source(offer.reserved_3yr),
-    "reserved_3yr_as_of": lambda offer: _day(offer.reserved_3yr),
     "capacity_block_usd_per_hour": lambda offer: _usd(offer.capacity_block),
     "capacity_block_source": lambda offer: _source(offer.capacity_block),
     "capacity_block_as_of": lambda offer: _day(offer.capacity_block),
-    "reserved_1yr_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.on_demand, 1),
-    "reserved_1yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.spot, 1),
-    "reserved_3yr_break_even_hours": lambda offer: _pays_from(offer.reserved_3yr, offer.on_demand, 3),
-    "reserved_3yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_3yr, offer.spot, 3),
-    "capacity_block_break_even_share": lambda offer: _share(offer.capacity_block, offer.on_demand),
-    "capacity_block_spot_break_even_share": lambda offer: _share(offer.capacity_block, offer.spot),
+    "reserved_1yr_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.on_demand),
+    "reserved_1yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.spot),
 }
 TABLE = {
     "instance_type": "type",
@@ -222,8 +210,8 @@ def command(
     A RANGE is 8 (exactly), 8.. (at least), ..8 (at most) or 2..8. A price nobody published is a dash (an empty field
     in CSV, null in JSON). as_of is the date of the on-demand price; reserved_1yr_as_of and spot_as_of are the others'.
     A commitment is paid for its whole term, used or not: reserved_1yr_break_even_hours is the use in a year from which
-    a one-year reservation costs less than on-demand, reserved_1yr_spot_break_even_hours than spot; of three years
-    alike. A Capacity Block's rate is the published one; AWS offers each block at its own price.
+    a one-year reservation costs less than on-demand, reserved_1yr_spot_break_even_hours than spot. A Capacity Block's
+    rate is the published one; AWS offers each block at its own price.
     A spot price "advisor-derived" is on-demand x (1 - the Spot Advisor's saving), not a price AWS charged. Exit status
     4: no row has the price that --price names.
     """

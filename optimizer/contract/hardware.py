@@ -106,20 +106,14 @@ class HourlyPrice:
         return self.usd_per_hour > other.usd_per_hour + 0.5e-4 + 1e-9
 
 
-def break_even_share(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
-    """Return the share of its term from which a commitment's use costs less than ``other``.
+def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
+    """Return the hours of use in a year from which a commitment costs less than ``other``.
 
     None where a price is missing, or the commitment costs more though used all the time.
     """
     if commitment is None or other is None or commitment.usd_per_hour >= other.usd_per_hour:
         return None
-    return commitment.usd_per_hour / other.usd_per_hour
-
-
-def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None, *, years: int) -> float | None:
-    """Return the hours of use in a term of ``years`` from which a commitment costs less than ``other``, or None."""
-    share = break_even_share(commitment, other)
-    return None if share is None else share * HOURS_PER_YEAR * years
+    return commitment.usd_per_hour / other.usd_per_hour * HOURS_PER_YEAR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +132,7 @@ class Offer:
 
     Attributes:
         zone_ids: zone ids that offer the type ("use1-az6"), sorted; empty where unknown.
-        reserved_1yr, reserved_3yr: Reserved Instances of one and three years, nothing upfront.
+        reserved_1yr: a Reserved Instance of one year, nothing upfront.
         capacity_block: published rate of an hour of a Capacity Block; each block is offered at its own.
         spot: of the cheapest zone; of the whole region where it is derived.
         dearer_spot: of the other zones, the cheapest first.
@@ -152,7 +146,6 @@ class Offer:
     zone_ids: tuple[str, ...] = ()
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
-    reserved_3yr: HourlyPrice | None = None
     capacity_block: HourlyPrice | None = None
     spot: HourlyPrice | None = None
     dearer_spot: tuple[HourlyPrice, ...] = ()
@@ -168,8 +161,7 @@ class Offer:
     @property
     def prices(self) -> tuple[tuple[str, HourlyPrice], ...]:
         """Known prices with what each is for; spot's of every zone."""
-        commitments = (("reserved", self.reserved_1yr), ("three-year reserved", self.reserved_3yr))
-        one_each = (("on-demand", self.on_demand), *commitments, ("block", self.capacity_block))
+        one_each = (("on-demand", self.on_demand), ("reserved", self.reserved_1yr), ("block", self.capacity_block))
         spot = (("spot", price) for price in self.spot_by_zone)
         return (*((kind, price) for kind, price in one_each if price is not None), *spot)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bootstrap.contract.timings import seconds_to_end
-from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog import Catalog
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, PlannedJob, Volumes
 from optimizer.contract.units import HOURS_PER_MONTH
@@ -89,7 +89,7 @@ RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
 METRICS = 10
 # In the order of a plan's prices.
-CONTROLLER_ITEMS: tuple[UnitItem, ...] = (
+CONTROLLER_ITEMS = (
     "lambda-request",
     "lambda-compute",
     "custom-metric",

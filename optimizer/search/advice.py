@@ -83,19 +83,17 @@ def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: boo
         ]
     if option not in ("on-demand", "spot") or (only_long and option == "spot"):
         return []
-    notes = []
-    for price, years in ((offer.reserved_1yr, 1), (offer.reserved_3yr, 3)):
-        needed = break_even_hours(price, offer.on_demand, years=years)
-        if price is None or needed is None or (only_long and hours < _LONG_SHARE * needed):
-            continue
-        spot_hours = break_even_hours(price, offer.spot, years=years)
-        spot = "never" if spot_hours is None else f"above {spot_hours:,.0f} h"
-        notes.append(
-            f"a {years}-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR * years:,.0f} USD a "
-            f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
-            f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
-        )
-    return notes
+    price = offer.reserved_1yr
+    needed = break_even_hours(price, offer.on_demand)
+    if price is None or needed is None or (only_long and hours < _LONG_SHARE * needed):
+        return []
+    spot_hours = break_even_hours(price, offer.spot)
+    spot = "never" if spot_hours is None else f"above {spot_hours:,.0f} h"
+    return [
+        f"a 1-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR:,.0f} USD a "
+        f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
+        f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
+    ]
 
 
 def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:

@@ -8,7 +8,7 @@ from datetime import date
 from functools import cache, cached_property
 from typing import Any
 
-from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog import Catalog
 from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
@@ -258,7 +258,7 @@ def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
 def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[PlanPrice]:
     """Unit prices that a fleet pays in a region."""
     # The volume of a plan has gp3's included IOPS, and more than its included throughput.
-    items: list[UnitItem] = ["gp3-storage", "gp3-throughput", "s3-standard-storage", "s3-write-request"]
+    items = ["gp3-storage", "gp3-throughput", "s3-standard-storage", "s3-write-request"]
     items += ["kms-key", "vpc-endpoint", *CONTROLLER_ITEMS]
     if work.lustre_gib is not None:
         items.append("lustre-storage")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.aws.paging import pages
-from optimizer.catalog.model import UnitItem
 from optimizer.catalog.sources import Skipped, UnusableRowError
 
 if TYPE_CHECKING:
@@ -29,25 +28,23 @@ INSTANCE_ATTRIBUTES = {
     "capacitystatus": "Used",
     "preInstalledSw": "NA",
 }
-RESERVED_TERM = {"PurchaseOption": "No Upfront", "OfferingClass": "standard"}
+RESERVED_TERM = {"LeaseContractLength": "1yr", "PurchaseOption": "No Upfront", "OfferingClass": "standard"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePrice:
-    """Prices of one type, USD per instance-hour; reserved are one and three years, nothing upfront, not convertible."""
+    """Prices of one type, USD per instance-hour; reserved is one year, nothing upfront, not convertible."""
 
     instance_type: str
     on_demand: float
     reserved_1yr: float | None
-    reserved_3yr: float | None = None
 
 
 class _UnitQuery(NamedTuple):
     """A unit price's products in the price list; ``usage_type`` is a pattern without the region's prefix.
 
     ``filters`` are few on purpose: the API answers with nothing to a filter that AWS does not pair with the product.
-    Empty ``units`` accept any; ``per`` is our units in one of the list's; ``has_region`` is False where the list has a
-    single product without a region.
+    Empty ``units`` accept any; ``per`` is our units in one of the list's.
     """
 
     service: str
@@ -55,20 +52,17 @@ class _UnitQuery(NamedTuple):
     units: frozenset[str]
     filters: Mapping[str, str]
     per: float
-    has_region: bool
 
 
-def _query(
-    service: str, usage_type: str, units: str, family: str = "", per: float = 1, has_region: bool = True, **filters: str
-) -> _UnitQuery:
+def _query(service: str, usage_type: str, units: str, family: str = "", per: float = 1, **filters: str) -> _UnitQuery:
     """A query; ``units`` between blanks, ``family`` the filter productFamily."""
     filters = ({"productFamily": family} if family else {}) | filters
-    return _UnitQuery(service, usage_type, frozenset(units.split()), filters, per, has_region)
+    return _UnitQuery(service, usage_type, frozenset(units.split()), filters, per)
 
 
 _EC2 = "AmazonEC2"
 _CLOUDWATCH = "AmazonCloudWatch"
-UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
+UNIT_QUERIES: dict[str, _UnitQuery] = {
     "gp3-storage": _query(_EC2, r"EBS:VolumeUsage\.gp3", "GB-Mo", "Storage", volumeApiName="gp3"),
     "gp3-iops": _query(_EC2, r"EBS:VolumeP-IOPS\.gp3", "IOPS-Mo", "System Operation", volumeApiName="gp3"),
     # The list prices a GiB/s, the pricing page a MiB/s.
@@ -88,20 +82,14 @@ UNIT_QUERIES: dict[UnitItem, _UnitQuery] = {
     "nat-gateway-data": _query(_EC2, "NatGateway-Bytes", "GB", "NAT Gateway"),
     "public-ipv4": _query("AmazonVPC", "PublicIPv4:InUseAddress", "Hrs"),
     "log-ingestion": _query(_CLOUDWATCH, "DataProcessing-Bytes", "GB", "Data Payload"),
-    "vended-log-ingestion": _query(_CLOUDWATCH, "VendedLog-Bytes", "GB", "Data Payload"),
     "custom-metric": _query(_CLOUDWATCH, "CW:MetricMonitorUsage", "Metrics", "Metric"),
     "metric-request": _query(_CLOUDWATCH, "CW:Requests", "Requests", "API Request"),
     "alarm": _query(_CLOUDWATCH, "CW:AlarmMonitorUsage", "Alarms", "Alarm"),
-    "dashboard": _query(_CLOUDWATCH, "DashboardsUsageHour(?:-Basic)?", "Dashboards", "Dashboard", has_region=False),
     "lambda-request": _query("AWSLambda", "Request-ARM", "Requests", "Serverless"),
     # The list says "Lambda-GB-Second"; Lambda's GB is 2^30 bytes.
     "lambda-compute": _query("AWSLambda", "Lambda-GB-Second-ARM", "Lambda-GB-Second Second", "Serverless"),
     # The first tier had another name.
     "sqs-request": _query("AWSQueueService", "Requests-(?:Tier1|RBP)", "Requests", "API Request", queueType="Standard"),
-    "eks-cluster": _query("AmazonEKS", "AmazonEKS-Hours:perCluster", "Hours hours Hrs", "Compute"),
-    "system-node": _query(_EC2, r"BoxUsage:t4g\.small", "Hrs")._replace(
-        filters={"instanceType": "t4g.small", **INSTANCE_ATTRIBUTES}
-    ),
 }
 
 
@@ -111,11 +99,10 @@ def fetch_instances(client: PricingClient, region: str, instance_type: str | Non
     return _products(client, _EC2, {"regionCode": region, **one, **INSTANCE_ATTRIBUTES})
 
 
-def fetch_unit(client: PricingClient, item: UnitItem, region: str) -> list[str]:
+def fetch_unit(client: PricingClient, item: str, region: str) -> list[str]:
     """Price-list documents that may hold the price of ``item`` in ``region``."""
     query = UNIT_QUERIES[item]
-    where = {"regionCode": region} if query.has_region else {}
-    return _products(client, query.service, {**where, **query.filters})
+    return _products(client, query.service, {"regionCode": region, **query.filters})
 
 
 def _products(client: PricingClient, service: str, filters: Mapping[str, str]) -> list[str]:
@@ -152,7 +139,7 @@ def parse_instances(
     return prices, skipped
 
 
-def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[float | None, list[Skipped]]:
+def parse_unit(documents: Iterable[str], item: str, region: str) -> tuple[float | None, list[Skipped]]:
     """Price of one unit of ``item``, first tier (the dearest), USD, or None; and unusable documents."""
     query = UNIT_QUERIES[item]
     pattern = re.compile(rf"(?:[A-Za-z0-9-]+-)?{query.usage_type}")
@@ -161,8 +148,7 @@ def parse_unit(documents: Iterable[str], item: UnitItem, region: str) -> tuple[f
     for number, document in enumerate(documents, start=1):
         try:
             product, attributes = _load(document)
-            elsewhere = query.has_region and attributes.get("regionCode") != region
-            if elsewhere or not pattern.fullmatch(attributes["usagetype"]):
+            if attributes.get("regionCode") != region or not pattern.fullmatch(attributes["usagetype"]):
                 continue
             for term in product["terms"]["OnDemand"].values():
                 prices.add(_first_tier(term, query.units) / query.per)
@@ -198,17 +184,12 @@ def _instance_price(name: str, terms: Mapping[str, Any]) -> InstancePrice:
     on_demand = max((_first_tier(term, {"Hrs"}) for term in terms.get("OnDemand", {}).values()), default=None)
     if on_demand is None:
         raise UnusableRowError("no on-demand term")
-    reserved: dict[str, list[float]] = {"1yr": [], "3yr": []}
-    for term in terms.get("Reserved", {}).values():
-        attributes = term.get("termAttributes", {})
-        if RESERVED_TERM.items() <= attributes.items() and attributes.get("LeaseContractLength") in reserved:
-            reserved[attributes["LeaseContractLength"]].append(_first_tier(term, {"Hrs"}))
-    return InstancePrice(
-        instance_type=name,
-        on_demand=on_demand,
-        reserved_1yr=max(reserved["1yr"], default=None),
-        reserved_3yr=max(reserved["3yr"], default=None),
+    reserved = (
+        _first_tier(term, {"Hrs"})
+        for term in terms.get("Reserved", {}).values()
+        if RESERVED_TERM.items() <= term.get("termAttributes", {}).items()
     )
+    return InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=max(reserved, default=None))
 
 
 def _first_tier(term: Mapping[str, Any], units: Collection[str]) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from bootstrap.contract.words import counted
 from infra.offline.preview import Resource
 from infra.offline.resource_types import BILLS, FREE, Bill
-from optimizer.catalog import Catalog, UnitItem
+from optimizer.catalog import Catalog
 from optimizer.catalog.model import UNIT_PER, UnitPrice
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.plan import MARKET_LABELS, FleetPlan, Market, NodeItem, PlanPrice
@@ -112,7 +112,7 @@ class _Biller:
         if not bill.unit:
             return self._line(resource, bill.item, "unpriced", None, "")
         quantity = None if bill.every == "usage" else 1
-        return self._unit_line(resource, bill.item, cast("UnitItem", bill.unit), quantity, note=bill.note)
+        return self._unit_line(resource, bill.item, bill.unit, quantity, note=bill.note)
 
     def _line(
         self,
@@ -145,7 +145,7 @@ class _Biller:
         self,
         resource: Resource,
         item: str,
-        unit: UnitItem,
+        unit: str,
         quantity: float | None = None,
         *,
         basis: Basis = "always",
@@ -231,7 +231,7 @@ class _Biller:
             return
         for mapping in template.get("blockDeviceMappings", []):
             volume = mapping["ebs"]
-            parts: list[tuple[str, UnitItem, float]] = [("gp3 volumes", "gp3-storage", volume["volumeSize"])]
+            parts: list[tuple[str, str, float]] = [("gp3 volumes", "gp3-storage", volume["volumeSize"])]
             iops = volume.get("iops", GP3_INCLUDED_IOPS) - GP3_INCLUDED_IOPS
             throughput = volume.get("throughput", GP3_INCLUDED_MIB_PER_S) - GP3_INCLUDED_MIB_PER_S
             parts += [("gp3 IOPS", "gp3-iops", iops)] * (iops > 0)

@@ -22,17 +22,13 @@ nat-gateway 0.045 NatGateway-Hours Hrs 0.045 USE1-RegionalNatGateway-Hours Hrs 0
 nat-gateway-data 0.045 NatGateway-Bytes GB 0.045
 public-ipv4 0.005 USE1-PublicIPv4:InUseAddress Hrs 0.005 USE1-PublicIPv4:IdleAddress Hrs 0.006
 log-ingestion 0.5 USE1-DataProcessing-Bytes GB 0.5 USE1-DataProcessingIA-Bytes GB 0.25
-vended-log-ingestion 0.5 USE1-VendedLog-Bytes GB 0.5 USE1-VendedLog-Bytes-WAFLogs GB 0.6
 custom-metric 0.3 CW:MetricMonitorUsage Metrics 0.3
 metric-request 1e-05 CW:Requests Requests 0.00001 CW:GMD-Metrics Metrics 0.00002
 alarm 0.1 CW:AlarmMonitorUsage Alarms 0.1 CW:HighResAlarmMonitorUsage Alarms 0.3
-dashboard 3 DashboardsUsageHour Dashboards 3
 lambda-request 2e-07 USE1-Request-ARM Requests 0.0000002 USE1-Request Requests 0.0000003
 lambda-compute 1.33334e-05 USE1-Lambda-GB-Second-ARM Lambda-GB-Second 0.0000133334 \
 USE1-Lambda-GB-Second Lambda-GB-Second 0.0000166667
 sqs-request 4e-07 Requests-Tier1 Requests 0.0000004 Requests-FIFO-Tier1 Requests 0.0000005
-eks-cluster 0.1 USE1-AmazonEKS-Hours:perCluster hours 0.1 USE1-AmazonEKS-Hours:extendedSupport hours 0.5
-system-node 0.0168 BoxUsage:t4g.small Hrs 0.0168 UnusedBox:t4g.small Hrs 0.02
 """
 
 

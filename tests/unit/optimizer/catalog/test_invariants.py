@@ -73,7 +73,6 @@ FUTURE = date(2027, 1, 1)
         (_offer(spot=_price(10, as_of=FUTURE)), "a price has a source"),
         (_offer(spot=_price(99)), "spot is at most on-demand"),
         (_offer(reserved_1yr=_price(99)), "reserved is at most on-demand"),
-        (_offer(reserved_3yr=_price(99)), "three-year reserved is at most on-demand"),
         (_offer(capacity_block=_price(-1)), "a price is above 0 USD per hour"),
         (_offer(region="US East"), "a region is named as AWS names it"),
         (_offer(zone_ids=("usw2-az1",)), "zone ids are the region's"),

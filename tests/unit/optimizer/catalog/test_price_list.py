@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.catalog.model import UNIT_ITEMS, UnitItem
+from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.sources import price_list
 from optimizer.catalog.sources.price_list import InstancePrice
 from tests.unit.optimizer.catalog.price_documents import UNIT_PRODUCTS, instance_document, unit_document
@@ -14,7 +14,7 @@ TYPES = {"p5.48xlarge", "p4d.24xlarge"}
 STANDARD = ("1yr", "No Upfront", "standard")
 
 
-def test_reads_on_demand_and_the_two_reserved_terms_that_count() -> None:
+def test_reads_on_demand_and_the_reserved_term_that_counts() -> None:
     document = instance_document(
         "p4d.24xlarge",
         on_demand="21.9576420000",
@@ -28,9 +28,7 @@ def test_reads_on_demand_and_the_two_reserved_terms_that_count() -> None:
     found, skipped = price_list.parse_instances([document], REGION, TYPES)
     assert skipped == []
     assert found == {
-        "p4d.24xlarge": InstancePrice(
-            instance_type="p4d.24xlarge", on_demand=21.957642, reserved_1yr=13.921094, reserved_3yr=8.5
-        )
+        "p4d.24xlarge": InstancePrice(instance_type="p4d.24xlarge", on_demand=21.957642, reserved_1yr=13.921094)
     }
 
 
@@ -90,10 +88,9 @@ def test_of_two_different_prices_the_higher_is_kept_and_reported() -> None:
 
 
 @pytest.mark.parametrize("item", UNIT_PRODUCTS)
-def test_unit_prices_are_in_our_units(item: UnitItem) -> None:
+def test_unit_prices_are_in_our_units(item: str) -> None:
     usd, products = UNIT_PRODUCTS[item]
-    region = "" if item == "dashboard" else REGION
-    documents = [unit_document(usage, unit, ("0", "Inf", price), region=region) for usage, unit, price in products]
+    documents = [unit_document(usage, unit, ("0", "Inf", price), region=REGION) for usage, unit, price in products]
     price, skipped = price_list.parse_unit(documents, item, REGION)
     assert price == pytest.approx(usd)
     assert skipped == []
