@@ -24,7 +24,7 @@ SOURCE = "capacity events"
 class LearnedStack:
     """Events of one stack's pools, by PoolName, as they stood at ``learned_at``."""
 
-    stack: str
+    stack: str  # empty: EC2 Capacity Manager
     learned_at: datetime
     pools: dict[str, PoolEvents]
 
@@ -74,6 +74,14 @@ def lay_over(catalog: Catalog, path: Path) -> Catalog:
         return replace(catalog, notes=(*catalog.notes, f"{error.got}; {error.next_step}"))
     if not pools:
         return catalog
+    # Capacity Manager counts what the stacks saw once more, and knows no waits.
+    counted = {pool.name for pool in pools if not pool.stack}
+    pools = [
+        replace(pool, events=replace(pool.events, reclaims=0, hours=0.0))
+        if pool.stack and pool.name in counted
+        else pool
+        for pool in pools
+    ]
     spot: defaultdict[tuple[str, str], list[LearnedPool]] = defaultdict(list)
     for pool in pools:
         if pool.name.purchase == "spot":
@@ -90,8 +98,8 @@ def lay_over(catalog: Catalog, path: Path) -> Catalog:
 def _sources(pools: list[LearnedPool]) -> list[Source]:
     days: defaultdict[str, list[datetime]] = defaultdict(list)
     for pool in pools:
-        days[pool.stack].append(pool.events.last_at)
+        days[pool.origin].append(pool.events.last_at)
     return [
-        Source(name=SOURCE, origin=f"stack {stack}", as_of=min(seen).date(), newest=max(seen).date(), rows=len(seen))
-        for stack, seen in days.items()
+        Source(name=SOURCE, origin=origin, as_of=min(seen).date(), newest=max(seen).date(), rows=len(seen))
+        for origin, seen in days.items()
     ]

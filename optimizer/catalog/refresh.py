@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bootstrap.contract.capacity import PoolEvents
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.catalog.snapshot import Snapshot
-from optimizer.catalog.sources import Skipped, instance_types, offerings, price_list, spot_history
+from optimizer.catalog.sources import Skipped, capacity_manager, instance_types, offerings, price_list, spot_history
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
 from optimizer.catalog.tables import OfferRow, Tables, Zones
-from optimizer.contract.errors import GpufleetError
+from optimizer.contract.errors import DataMissingError, GpufleetError
 from optimizer.contract.hardware import HourlyPrice, InstanceType
 
 # Well below the limits of EC2's describe calls (by account and region) and of the price list (by account)
@@ -53,6 +55,7 @@ class RegionAnswer:
     spot: dict[str, tuple[ZonePrice, ...]] | None = None
     spot_types: frozenset[str] | None = None
     units: dict[str, float] = field(default_factory=dict)
+    own_pools: dict[str, PoolEvents] = field(default_factory=dict)  # of all regions, where Capacity Manager is enabled
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
@@ -100,7 +103,7 @@ def refresh(
 
     def read(region: str) -> RegionAnswer:
         if spot_types is None:
-            answer = read_region(region, known_types, now.date(), may_be_empty=region not in known_regions)
+            answer = read_region(region, known_types, now, may_be_empty=region not in known_regions)
         else:
             answer = _read_spot(region, spot_types, tables)
         progress(f"{region}: {'read' if answer.was_read() else 'failed'}")
@@ -117,6 +120,11 @@ def refresh(
     invariants.require_sound(invariants.check(catalog), "catalog", why="money is spent by it")
     target = directory or snapshot.user_directory()
     snapshot.write_snapshot(target, tables, made_at=now)
+    if own := {name: events for answer in answers for name, events in answer.own_pools.items()}:
+        try:
+            snapshot.keep_events(capacity_manager.NAME, "", own, now=now)
+        except (DataMissingError, OSError) as error:
+            dropped.append(f"EC2 Capacity Manager's interruptions are not kept: {error}")
     return RefreshResult(directory=target, answers=answers, dropped=tuple(dropped))
 
 
@@ -137,9 +145,9 @@ def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAns
     return answer
 
 
-def read_region(region: str, known_types: set[str], today: date, *, may_be_empty: bool) -> RegionAnswer:
+def read_region(region: str, known_types: set[str], now: datetime, *, may_be_empty: bool) -> RegionAnswer:
     """Ask every source; each fails alone. An empty answer is a failure unless it ``may_be_empty``."""
-    answer = RegionAnswer(region=region)
+    answer, today = RegionAnswer(region=region), now.date()
     # Reason by service that is not asked again: each call would wait out all its retries.
     down: dict[str, str] = {}
 
@@ -201,6 +209,11 @@ def read_region(region: str, known_types: set[str], today: date, *, may_be_empty
         usd = attempt("pricing", f"price of {item}", read_unit)
         if usd is not None:
             answer.units[item] = usd
+    with suppress(*errors.AWS_ERRORS):  # most accounts have not enabled it, or may not ask
+        if "ec2" not in down and capacity_manager.is_enabled(ec2):
+            may_be_empty = True
+            points = attempt("ec2", capacity_manager.NAME, lambda: capacity_manager.fetch(ec2, now))
+            answer.own_pools = capacity_manager.parse(points or (), types)
     return answer
 
 

@@ -24,8 +24,10 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from bootstrap.contract.capacity import PoolEvents
 from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
+from optimizer.catalog.learned import Learned, LearnedStack
 from optimizer.catalog.model import Catalog, Source
 from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, parse_table
 from optimizer.contract.errors import DataMissingError
@@ -150,6 +152,18 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def keep_events(place: str, stack: str, pools: Mapping[str, PoolEvents], *, now: datetime) -> None:
+    """Write a stack's capacity events (of Capacity Manager's without ``stack``) in place of its earlier ones.
+
+    Raises ValueError for a key of ``pools`` that names none, DataMissingError where the file cannot be used, OSError.
+    """
+    new = LearnedStack(stack=stack, learned_at=now.replace(microsecond=0), pools=dict(pools))
+    changed = Learned(stacks=learned.read_learned(learned_file()).stacks | {place: new})
+    changed.pools()
+    learned_file().parent.mkdir(parents=True, exist_ok=True)
+    _replace(learned_file(), changed.to_text().encode())
 
 
 def _build_usable(snapshot: Snapshot) -> Catalog:

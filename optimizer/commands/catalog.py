@@ -129,6 +129,10 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     the reason on standard error; if none answers, nothing changes and the exit status is 1. Spot prices
     are those in force in each zone.
 
+    In the region where the account has enabled EC2 Capacity Manager, GetCapacityManagerMetricData gives the
+    interruptions of its own spot instances by type and zone. recommend counts them on top of the Spot Advisor's band,
+    which weighs ten, in place of those that catalog learn read.
+
     \b
     Example:
       gpufleet catalog refresh
@@ -146,6 +150,7 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
             "reserved_1yr": answer.prices and sum(price.reserved_1yr is not None for price in answer.prices.values()),
             "spot": answer.spot and sum(map(len, answer.spot.values())),
             "unit_prices": len(answer.units),
+            "own_pools": len(answer.own_pools),
             "failed": len(answer.failures),
         }
         for answer in result.answers

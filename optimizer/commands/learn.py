@@ -13,10 +13,10 @@ import click
 from bootstrap.contract.state import ControllerState
 from optimizer.aws import clients, control, errors
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.learned import Learned, LearnedStack, read_learned
-from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, learned_file
+from optimizer.catalog.learned import read_learned
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, keep_events, learned_file
 from optimizer.commands.options import directory_option
-from optimizer.commands.output import format_option, replace_file, say, write_notes, write_rows
+from optimizer.commands.output import format_option, say, write_notes, write_rows
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError
 from optimizer.contract.hardware import LearnedPool
@@ -69,24 +69,17 @@ def learn(stack: str | None, directory: Path, output_format: str) -> None:
             why="the controller writes them from its first launch or refusal on",
             next_step="learn once the stack has run; `pulumi up` brings an older stack's controller up to date",
         )
-    known = read_learned(learned_file())
-    now = datetime.now(UTC).replace(microsecond=0)
-    learned = LearnedStack(stack=file.stack, learned_at=now, pools=state.capacity)
-    changed = Learned(stacks=known.stacks | {place: learned})
+    path = learned_file()
     try:
-        changed.pools()
+        keep_events(place, file.stack, state.capacity, now=datetime.now(UTC))
     except ValueError as error:
         next_step = "use the version of gpufleet that the stack was deployed with"
         raise GpufleetError(f"{place}: {error}", next_step=next_step) from error
-    path, text = learned_file(), changed.to_text()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda file: file.write(text))
     except OSError as error:
         raise GpufleetError(f"{path} cannot be written: {error}", next_step="set XDG_CACHE_HOME") from error
     catalog = load()
     write_notes(catalog.notes)
-    rows = pool_rows(catalog, [pool for pool in changed.pools() if pool.stack == file.stack])
+    rows = pool_rows(catalog, [pool for pool in read_learned(path).pools() if pool.stack == file.stack])
     write_rows(rows, COLUMNS, output_format, spare=("learned_at", "stack", "first_at", "node_hours"))
     say(f"written to {path}; gpufleet recommend uses it until you delete it", err=True)
     if fixed := os.environ.get(DIRECTORY_VARIABLE):
@@ -112,7 +105,7 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
                 "weight": round(event_weight(events, now), 3),
                 "first_at": f"{events.first_at:%Y-%m-%d}",
                 "last_at": f"{events.last_at:%Y-%m-%d}",
-                "stack": pool.stack,
+                "stack": pool.stack or pool.origin,
                 "learned_at": f"{pool.learned_at:%Y-%m-%d}",
             }
         )

@@ -118,12 +118,17 @@ def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnedPool:
-    """Capacity events of a pool that one of the user's stacks saw, read at ``learned_at``."""
+    """Capacity events of a pool that one of the user's stacks saw, or EC2 Capacity Manager, read at ``learned_at``."""
 
     name: PoolName
-    stack: str
+    stack: str  # empty: Capacity Manager, which counts all the account's instances
     learned_at: datetime
     events: PoolEvents
+
+    @property
+    def origin(self) -> str:
+        """Who saw the events."""
+        return f"stack {self.stack}" if self.stack else "EC2 Capacity Manager"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

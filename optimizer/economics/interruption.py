@@ -165,12 +165,12 @@ def learn_hazard(prior: Hazard, pools: Sequence[LearnedPool], now: datetime) -> 
         expected_returns += weight * (seen.empty_hours + lasting) / float(gang_wait_hours)
     if not hours and not empty_hours:
         return prior
-    stacks = ", ".join(dict.fromkeys(pool.stack for pool in pools))
+    origins = ", ".join(dict.fromkeys(pool.origin for pool in pools))
     first, last = min(pool.events.first_at for pool in pools), max(pool.events.last_at for pool in pools)
     seen_text = f"{reclaims} reclaims in {hours:.0f} h, {returns} returns in {empty_hours:.1f} h without capacity"
     return Hazard(
         rate_per_node_hour=prior.rate_per_node_hour * learned_factor(kept_reclaims, expected_reclaims),
         wait_hours=prior.wait_hours / learned_factor(kept_returns, expected_returns),
-        source=f"{prior.source}; learned from stack {stacks}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}, "
+        source=f"{prior.source}; learned from {origins}, {first:%Y-%m-%d} to {last:%Y-%m-%d}: {seen_text}, "
         f"halved every {HALF_LIFE_DAYS:g} days",
     )

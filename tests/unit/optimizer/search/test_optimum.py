@@ -82,7 +82,7 @@ def other_usd(region: str, nodes: int, hours: float, checkpoint_gib: float) -> f
     """Dollars of volumes, storage and endpoints."""
 
     def usd(item: str) -> float:
-        return catalog().unit_price(item, region).usd  # type: ignore[arg-type]
+        return catalog().unit_price(item, region).usd
 
     volumes = nodes * (200 * usd("gp3-storage") + 125 * usd("gp3-throughput"))
     storage = 3 * checkpoint_gib * usd("s3-standard-storage") + usd("kms-key")
