@@ -128,7 +128,10 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "feed-forward", (gate_input * matrices + product_input + gelu + masks) * x.inner / x.tensor
     if model.experts:
         expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
-        of_expert = _expert_element(x) * matrices + ("moe_act" not in redone) * expert_input
+        # Megatron multiplies an activation by its router's probability and keeps both, but where one kernel of a gate
+        # does it (MLP.forward in megatron/core/transformer/mlp.py at d98e8a6; moe_act repeats it).
+        scaled = element * (x.recipe.framework in MEGATRON and not model.gated_mlp)
+        of_expert = _expert_element(x) * matrices + ("moe_act" not in redone) * (expert_input + scaled)
         yield "experts", of_expert * x.routed * _capacity(x) / x.tensor
     if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an

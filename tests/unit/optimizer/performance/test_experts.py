@@ -121,6 +121,16 @@ def test_only_megatron_keeps_the_rows_of_experts_in_8_bits(framework: str, share
     assert eight == pytest.approx(narrow * (1 + share) / 2)
 
 
+def test_megatron_keeps_the_activation_of_an_expert_without_a_gate_beside_its_product_with_the_probability() -> None:
+    plain = replace(MIXTRAL, gated_mlp=False)
+    recipe = Recipe(seq_len=4096, framework="megatron")
+    kept, nobody = (
+        float(dict(kept_bytes(case(plain, recipe=each)))["experts"])
+        for each in (recipe, replace(recipe, framework="megatron-deepspeed"))
+    )
+    assert kept == 1.5 * nobody  # input, activation, product
+
+
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:
     """Rows of a quarter more than the mean, and the tiles of one expert instead of eight."""
     recipe = replace(GROUPED, framework="megatron-core")
