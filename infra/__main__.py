@@ -91,7 +91,7 @@ def main(*, starts_nodes: bool = True) -> None:
         pulumi.ResourceOptions(depends_on=[network, security, *storage.node_files, *filter(None, [lustre])]),
     )
     if settings.scaling or plan.purchase.capacity_block:
-        Scaling(stack, fleet.group_name)
+        Scaling(stack, network.places.values(), fleet.group_names)
     Controller(
         stack,
         ControllerArgs(

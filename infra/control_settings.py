@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, BlockTimes, ControllerSettings, OwnedNodes
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, OpeningHours, OwnedNodes
 from infra.naming import Names
 from infra.places import DeclaredPlace
 from infra.settings import ConfigError, StackSettings
@@ -94,11 +94,12 @@ def control_settings(
     prices = node_prices(settings.plan)
     for place in places.values():
         # Two zones may differ in price: nodes without a market price are metered at the dearer one.
-        if place.number > 1:
+        if place.number > 1 and not place.block:
             by_type, instance_type = prices.setdefault(place.purchase, {}), place.instance_types[0]
             by_type[instance_type] = max(place.usd_per_hour, by_type.get(instance_type, 0.0))
     found = {name: place.for_controller(subnets) for name, place in places.items()}
-    plan, purchase, block = settings.plan, settings.plan.purchase, settings.plan.purchase.capacity_block
+    hours = {name: OpeningHours(start=it.start, end=it.end) for name, place in places.items() if (it := place.block)}
+    plan, purchase = settings.plan, settings.plan.purchase
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
     control = ControllerSettings(
@@ -124,10 +125,10 @@ def control_settings(
         ceiling_usd=settings.ceiling_usd,
         gang_window_s=60 * settings.gang_window_minutes + settings.staging_limit_s,
         drain_s=plan.terminate_timeout_s,
-        block=BlockTimes(start=block.start, end=block.end) if block else None,
         deadline_hours=plan.job.deadline_hours,
         places=found,
-        is_reserved=settings.in_reservation and not purchase.on_demand_top_up,
+        opening_hours=hours,
+        is_reserved=purchase.option == "reserved" and not purchase.on_demand_top_up,
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.most_lost_s,
@@ -140,7 +141,8 @@ def control_settings(
         kept = list(control.places)
         has_fallback = found[kept[-1]].purchase == "on-demand" and purchase.fallback == "on-demand"
         kept.pop(-2 if has_fallback and len(kept) > 2 else -1)
-        control = replace(control, places={name: found[name] for name in kept})
+        own_hours = {name: times for name, times in hours.items() if name in kept}
+        control = replace(control, places={name: found[name] for name in kept}, opening_hours=own_hours)
     return control
 
 

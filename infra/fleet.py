@@ -57,6 +57,7 @@ class Fleet(Component):
             )
         )
         groups = [self._place_group(stack, node_facts, place) for place in args.places.values()]
+        self.group_names = [group.name for group in groups]
         self.group_name, self.launch_template_id = groups[0].name, groups[0].launch_template_id
         self.register_outputs({"group_name": self.group_name})
 
@@ -76,7 +77,7 @@ class Fleet(Component):
                 node_group_id=args.node_group_id,
                 subnet_ids=[args.subnets[zone_id] for zone_id in place.zone_ids],
                 placement_group=args.placement_groups.get(place.number),
-                capacity_reservation_id=self.capacity_reservation_id if place.number == 1 else None,
+                capacity_reservation_id=self.capacity_reservation_id if place.number == 1 else place.reservation_id,
             ),
             self._own,
         )

@@ -126,7 +126,9 @@ class Network(Component):
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
         )
-        account, wanted = _account_zones(), (alternate.zone_id for alternate in alternates(settings))
+        account = _account_zones()
+        wanted = [alternate.zone_id for alternate in alternates(settings)]
+        wanted += [block.zone_id for block in settings.plan.purchase.next_blocks if block.zone_id]
         others = [account[zone_id] for zone_id in dict.fromkeys(wanted) if zone_id in account]
         for zone in dict.fromkeys((*zones, *others)):
             self.subnets[zone.id] = self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
@@ -277,12 +279,10 @@ class Network(Component):
         )
 
     def _placed(self) -> list[DeclaredPlace]:
-        settings = self._settings
         # An existing reservation may belong to another placement group, and is then closed to this one:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
-        if not settings.gang or settings.plan.purchase.capacity_reservation_id:
-            return []
-        return list(self.places.values())
+        is_gang = self._settings.gang
+        return [place for place in self.places.values() if is_gang and not place.reservation_id]
 
     def _placement_group(self, place: DeclaredPlace) -> aws.ec2.PlacementGroup:
         name = f"{self._prefix}-cluster" if place.number == 1 else f"{self._prefix}-cluster-{place.number}"

@@ -88,7 +88,7 @@ class PlaceGroup(Component):
         # Not for a topped-up fleet: its rented nodes must launch outside of the reservation (the group's target).
         if args.capacity_reservation_id is not None and not plan.purchase.on_demand_top_up:
             reservation = {"capacity_reservation_target": {"capacity_reservation_id": args.capacity_reservation_id}}
-        if plan.purchase.option == "capacity-block":
+        if args.place.block:
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
         return aws.ec2.LaunchTemplate(
@@ -162,7 +162,7 @@ class PlaceGroup(Component):
             capacity_rebalance=False,
             # Workers protect themselves while they work (bootstrap/agent); a scheduled action must be able to drain
             # the nodes of a Capacity Block.
-            protect_from_scale_in=not workers and plan.purchase.option != "capacity-block",
+            protect_from_scale_in=not workers and not args.place.block,
             # AZRebalance would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
             # An unhealthy node ends at once, and its replacement is launched beside it. Without a policy the account
@@ -223,7 +223,7 @@ class PlaceGroup(Component):
 
         https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
         """
-        if self._plan.purchase.option == "capacity-block":
+        if self._args.place.block:
             return None  # its nodes train unprotected
         return aws.autoscaling.GroupInstanceRefreshArgs(
             strategy="Rolling",

@@ -11,8 +11,8 @@ from typing import Literal
 
 from bootstrap.contract import settings as contract
 from bootstrap.contract.settings import MAX_PLACES
-from infra.settings import StackSettings
-from optimizer.contract.plan import Alternate, FleetPlan
+from infra.settings import ConfigError, StackSettings
+from optimizer.contract.plan import Alternate, CapacityBlock, FleetPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +28,8 @@ class DeclaredPlace:
     hours_p95: float
     usd_p95: float
     by_size: bool
+    block: CapacityBlock | None = None
+    reservation_id: str | None = None  # an existing one that its nodes are in
 
     def for_controller(self, subnets: Mapping[str, str]) -> contract.Place:
         """Return the controller's view; ``subnets``: ids by zone id."""
@@ -71,15 +73,21 @@ def declare_places(
         prices: USD per hour by lifecycle and type.
         own_zones: of the plan's own nodes; several for a lone node.
         zones: those that the stack has a subnet in.
+
+    Raises:
+        ConfigError: a later Capacity Block is in another zone.
     """
     plan, purchase, found = settings.plan, settings.plan.purchase, dict[str, DeclaredPlace]()
 
-    def add_own(option: str, number: int) -> None:
-        """Add the plan's own place, or its fallback there: their hours and dollars are the plan's."""
-        lifecycle = "on-demand" if option == "reserved" else option
+    def add_own(
+        option: str, zone_ids: list[str], block: CapacityBlock | None = None, reservation_id: str | None = None
+    ) -> None:
+        """Add the plan's own place, a later block, or the fallback: their hours and dollars are the plan's."""
+        lifecycle, number = "on-demand" if option == "reserved" else option, len(found) + 1
+        name = f"{option} {plan.instance_type} {','.join(dict.fromkeys(zone_ids))}"
         own = DeclaredPlace(
             number=number,
-            zone_ids=tuple(own_zones),
+            zone_ids=tuple(zone_ids),
             instance_types=(plan.instance_type, *purchase.spot_types),
             purchase="spot" if option == "spot" else "on-demand",
             usd_per_hour=prices[lifecycle][plan.instance_type],
@@ -87,10 +95,20 @@ def declare_places(
             hours_p95=plan.hours.p95,
             usd_p95=plan.cost_usd.p95,
             by_size=number == 1 and bool(purchase.on_demand_base or purchase.on_demand_top_up),
+            block=block,
+            reservation_id=reservation_id,
         )
-        found.setdefault(f"{option} {plan.instance_type} {','.join(dict.fromkeys(own_zones))}", own)
+        found.setdefault(f"{name} {reservation_id}" if block and name in found else name, own)
 
-    add_own(purchase.option, 1)
+    add_own(purchase.option, own_zones, purchase.capacity_block, purchase.capacity_reservation_id)
+    for block in purchase.next_blocks if settings.mode == "training" else ():
+        block_zones = [block.zone_id] if block.zone_id else own_zones
+        if not zones.issuperset(block_zones):
+            raise ConfigError(
+                f"the Capacity Block {block.capacity_reservation_id} is in {block.zone_id}, and the stack's subnets "
+                f"are in {', '.join(sorted(zones))}: leave the block out, or use a VPC that the stack creates"
+            )
+        add_own(purchase.option, block_zones, block, block.capacity_reservation_id)
     is_replaced = settings.mode == "training" and purchase.fallback == "on-demand"
     for alternate in alternates(settings):
         name = f"{alternate.purchase} {alternate.instance_type} {alternate.zone_id}"
@@ -108,5 +126,5 @@ def declare_places(
             by_size=False,
         )
     if is_replaced:
-        add_own("on-demand", len(found) + 1)
+        add_own("on-demand", own_zones)
     return found

@@ -30,7 +30,7 @@ from infra.settings import (
     StackSettings,
 )
 from infra.wheels import Wanted, wheel_names, wheels_needed
-from optimizer.contract.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan, usable_hours
 
 # The archive travels inside the stack's state, which Pulumi reads and writes whole.
 TRAIN_DIR_LIMIT_MIB = 10
@@ -41,7 +41,7 @@ TAGS_LIMIT = 6
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
     """Parts of ``plan`` that this version cannot carry out."""
-    node, purchase, block = plan.node, plan.purchase, plan.purchase.capacity_block
+    node, purchase = plan.node, plan.purchase
     if plan.region.startswith("cn-"):
         yield (
             f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
@@ -49,19 +49,21 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
         )
     if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
         yield f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}"
-    if block:
+    if blocks := purchase.blocks:
         if not purchase.capacity_reservation_id:
             yield (
                 "purchase.capacity_reservation_id is not set, and option capacity-block runs in a block that is bought "
                 "already (`gpufleet blocks buy`): its id belongs into the request's existing_reservations"
             )
-        usable_hours = block.usable_hours(block.start) - plan.reserve_s / 3600
-        if plan.hours.p95 > usable_hours:
+        hours = usable_hours(blocks, blocks[0].start, plan.reserve_s)
+        named = "the Capacity Block" if len(blocks) == 1 else f"the row of {len(blocks)} blocks"
+        if plan.hours.p95 > hours:
             yield (
-                f"hours.p95 is {plan.hours.p95:g} h and the Capacity Block from {block.start:%Y-%m-%d %H:%M} to "
-                f"{block.end:%Y-%m-%d %H:%M} UTC has {max(usable_hours, 0):.1f} h to train in: AWS ends its instances "
-                "from 30 minutes before the end on, and the last checkpoint is saved before; buy a longer block, or "
-                "choose a faster plan with --plan N"
+                f"hours.p95 is {plan.hours.p95:g} h and {named} from "
+                f"{blocks[0].start:%Y-%m-%d %H:%M} to {blocks[-1].end:%Y-%m-%d %H:%M} UTC has "
+                f"{hours:.1f} h to train in: AWS ends its instances from 30 minutes before the end on, "
+                "and the last checkpoint is saved before; buy a longer block or the next one, or choose a faster plan "
+                "with --plan N"
             )
     if node.efa_cards and node.network_cards - node.efa_cards not in (0, 1):
         yield (
@@ -122,7 +124,7 @@ def _idle_reason(settings: StackSettings) -> str:
 
 
 def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
-    plan, block = settings.plan, settings.plan.purchase.capacity_block
+    plan, blocks = settings.plan, settings.plan.purchase.blocks
     if settings.ami_id and settings.ami_name:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
     if not settings.train_command.isprintable():
@@ -160,9 +162,10 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
     # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
-    if block and clock.now() >= block.end and not settings.force_destroy:
+    over = [block.end for block in blocks if clock.now() >= block.end]
+    if over and len(over) == len(blocks) and plan.purchase.fallback == "none" and not settings.force_destroy:
         yield (
-            f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {block.end:%Y-%m-%d %H:%M} UTC: its "
+            f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {over[-1]:%Y-%m-%d %H:%M} UTC: its "
             "nodes cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
         )
 

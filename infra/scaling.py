@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, timedelta
 
 import pulumi
@@ -10,6 +11,8 @@ import pulumi_aws as aws
 from bootstrap.contract.timings import BLOCK_TAIL
 from infra import clock
 from infra.component import Component, Stack
+from infra.places import DeclaredPlace
+from optimizer.contract.plan import CapacityBlock
 
 # Published by every node, each minute, for each of its GPUs (bootstrap/cloudwatch-agent.json).
 GPU_UTILIZATION = "GpuUtilizationPercent"
@@ -20,13 +23,15 @@ UNCHANGED = -1
 class Scaling(Component):
     """Target tracking on GPU utilisation, and a scheduled action before a Capacity Block ends."""
 
-    def __init__(self, stack: Stack, group_name: pulumi.Input[str]) -> None:
+    def __init__(self, stack: Stack, places: Iterable[DeclaredPlace], group_names: Sequence[pulumi.Input[str]]) -> None:
         super().__init__(stack, None)
-        self._group_name = group_name
+        self._group_name = group_names[0]
         scaling = self._settings.scaling
         if scaling and scaling.gpu_utilization_percent is not None:
             self._track_utilization(scaling.gpu_utilization_percent)
-        self._drain_before_the_block_ends()
+        for place, group_name in zip(places, group_names, strict=True):
+            if place.block:
+                self._drain_before_the_end(place.block, group_name, "" if place.number == 1 else f"-{place.number}")
         self.register_outputs({})
 
     def _track_utilization(self, percent: float) -> None:
@@ -49,21 +54,18 @@ class Scaling(Component):
             opts=self._own,
         )
 
-    def _drain_before_the_block_ends(self) -> None:
-        """Drain the fleet, should the controller not have done so some minutes earlier."""
-        plan = self._settings.plan
-        block = plan.purchase.capacity_block
-        if block is None:
-            return
+    def _drain_before_the_end(self, block: CapacityBlock, group_name: pulumi.Input[str], suffix: str) -> None:
+        """Drain a block's nodes, should the controller not have done so some minutes earlier."""
         # The terminate hook ends before AWS ends the node.
-        moment = (block.end - BLOCK_TAIL - timedelta(seconds=plan.terminate_timeout_s)).astimezone(UTC)
+        hook = timedelta(seconds=self._settings.plan.terminate_timeout_s)
+        moment = (block.end - BLOCK_TAIL - hook).astimezone(UTC)
         # Auto Scaling takes no time in the past.
         if moment > clock.now():
-            name = f"{self._prefix}-block-end"
+            name = f"{self._prefix}-block-end{suffix}"
             aws.autoscaling.Schedule(
                 name,
                 scheduled_action_name=name,
-                autoscaling_group_name=self._group_name,
+                autoscaling_group_name=group_name,
                 desired_capacity=0,
                 min_size=UNCHANGED,
                 max_size=UNCHANGED,

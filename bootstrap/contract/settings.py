@@ -25,8 +25,8 @@ SpotPolicy = Literal["fallback", "adaptive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockTimes:
-    """Start and end of the bought Capacity Block."""
+class OpeningHours:
+    """Times between which a place has nodes: those of a bought Capacity Block."""
 
     start: datetime
     end: datetime
@@ -91,8 +91,8 @@ class ControllerSettings:
     ceiling_usd: float | None
     gang_window_s: int  # limit of an incomplete gang
     drain_s: int  # limit of a node's last checkpoint and terminate hook
-    block: BlockTimes | None
     places: dict[str, Place]  # by name, the plan's own first
+    opening_hours: dict[str, OpeningHours] = field(default_factory=dict)  # of the places that are not always open
     is_reserved: bool = False  # the nodes' capacity is paid with or without them, and no other capacity is asked for
     deadline_hours: float | None = None  # since the run's start
     zones: dict[str, str] = field(default_factory=dict)  # zone id by subnet id
@@ -121,6 +121,10 @@ class ControllerSettings:
     def adaptive(self) -> bool:
         """The gang moves between spot and on-demand places by ``bootstrap.contract.pool_policy``."""
         return self.spot_policy == "adaptive"
+
+    def is_paid(self, place: str) -> bool:
+        """Return whether a place's capacity is paid with or without nodes."""
+        return self.is_reserved or place in self.opening_hours
 
     @property
     def own_place(self) -> str:

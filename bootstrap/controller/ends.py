@@ -7,7 +7,7 @@ from datetime import timedelta
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState, Phase
-from bootstrap.contract.timings import BLOCK_TAIL, BOOT, ENDING, TICK
+from bootstrap.contract.timings import BOOT, ENDING, TICK
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.meter import hours
@@ -41,10 +41,9 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
         )
     if reason := over_budget(tick, state):
         return "over-budget", reason
-    # All is saved before EC2 ends a block's nodes.
-    reserve = BLOCK_TAIL + timedelta(seconds=settings.drain_s) + ENDING + TICK
-    if settings.block and tick.now >= settings.block.end - reserve:
-        return "block-ended", f"the Capacity Block ends at {settings.block.end:%Y-%m-%d %H:%M} UTC"
+    if not tick.hours_ahead and settings.places.keys() <= settings.opening_hours.keys():
+        end = max(times.end for times in settings.opening_hours.values())
+        return "block-ended", f"the Capacity Block ends at {end:%Y-%m-%d %H:%M} UTC"
     return None
 
 
@@ -112,7 +111,7 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     name = state.next_place.name if state.next_place else ""
     if name not in settings.places:
         # The cheapest place that the next start can choose.
-        name = min(settings.places, key=lambda place: settings.places[place].usd_per_hour)
+        name = min(tick.open_places or settings.places, key=lambda place: settings.places[place].usd_per_hour)
     return _lacking_usd_per_hour(tick, state, name, *tick.seen.groups.values())
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from bootstrap.contract.ending import IN_SERVICE, Member
 from bootstrap.contract.report import NodeReport
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours, Place
 from bootstrap.contract.state import ControllerState
+from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +125,22 @@ class Tick:
     settings: ControllerSettings
     seen: Observation
     now: datetime
+
+    @property
+    def hours_ahead(self) -> dict[str, OpeningHours]:
+        """Opening hours that are not over, by place: all is saved before EC2 ends a block's nodes."""
+        reserve = BLOCK_TAIL + timedelta(seconds=self.settings.drain_s) + ENDING + TICK
+        return {name: times for name, times in self.settings.opening_hours.items() if self.now < times.end - reserve}
+
+    @property
+    def open_places(self) -> dict[str, Place]:
+        """Places that nodes may be in now; a place without hours opens once the hours of all others are over."""
+        ahead, closing = self.hours_ahead, self.settings.opening_hours
+        return {
+            name: place
+            for name, place in self.settings.places.items()
+            if (ahead[name].start <= self.now if name in ahead else not ahead and name not in closing)
+        }
 
     def group(self, state: ControllerState) -> AutoScalingGroup | None:
         """Return the group of the gang: that of its place, or of the plan's own."""

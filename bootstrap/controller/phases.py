@@ -129,7 +129,7 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     state = replace(state, refused_since=state.refused_since or (now if is_refused else None))
     # Reserved capacity is paid anyway, and a node that ends holds its slot for a while:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-launch.html
-    if tick.settings.is_reserved or tick.staying(state):
+    if tick.settings.is_paid(name) or tick.staying(state):
         return state
     return _give_back(tick, state, "AWS refuses the nodes")
 
@@ -149,18 +149,20 @@ def _revive(tick: Tick, state: ControllerState) -> ControllerState:
 def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = None) -> ControllerState:
     # ``adopted`` is the place whose members are the gang's first.
     settings, now, count = tick.settings, tick.now, tick.settings.node_count
-    if settings.block and now < settings.block.start:
-        return _wait(state, f"the Capacity Block begins at {settings.block.start:%Y-%m-%d %H:%M} UTC")
+    places = tick.open_places
+    if not places:
+        start = min(times.start for times in tick.hours_ahead.values())
+        return _wait(state, f"the Capacity Block begins at {start:%Y-%m-%d %H:%M} UTC")
     kept = adopted or state.beside
     if others := _members_but_of(tick, *([kept.name] if kept else [])):
         return _wait(state, f"{counted(len(others), 'node of before is', 'nodes of before are')} still ending")
     if state.next_attempt_at and now < state.next_attempt_at:
         return state
-    goes_on = state.next_place is not None and state.next_place.name in settings.places
+    goes_on = state.next_place is not None and state.next_place.name in places
     begun = state if goes_on else replace(state, round_started_at=now)
     place = adopted or (state.next_place if goes_on else choose_place(tick, begun))
     if place is None or settings.mode == "workers":
-        place = ChosenPlace(name=settings.own_place, why="the plan's own place")
+        place = ChosenPlace(name=next(iter(places)), why="the plan's own place")
     group = tick.seen.groups.get(place.name)
     if group is None:
         return _wait(state, f"there is no group {settings.group_of(place.name)}: `pulumi up` makes it")
@@ -196,6 +198,9 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
     if group.desired == 0 and state.desired_seen > 0:
         return _pause(tick, state)
+    if tick.place_name(state) not in tick.open_places:
+        reason = "the Capacity Block ends: the nodes save, and the run goes on in the next place that opens"
+        return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
     in_service = len(tick.in_service(state))
     if in_service >= count and state.phase == "starting":
         reason = f"{_all_of(count)} in service"
@@ -224,8 +229,9 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         reason = f"{in_service} of {counted(count, 'node')} within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
     by_size = settings.places[tick.place_name(state)].by_size
+    is_paid = settings.is_paid(tick.place_name(state))
     patience = ASK_AGAIN if by_size and state.phase == "starting" else REFUSED_REPLACEMENT
-    if state.refused_since and now - state.refused_since >= patience and not settings.is_reserved:
+    if state.refused_since and now - state.refused_since >= patience and not is_paid:
         reason = f"{tick.staying(state)} of {counted(count, 'node')} are there, and AWS refuses the others"
         return _give_back(tick, state, reason)
     return state
@@ -298,6 +304,7 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
     On demand comes next where ``falls_back``, or where spot was refused in two attempts.
     """
     settings, now, is_refused = tick.settings, tick.now, state.refused_since is not None
+    is_paid = settings.is_paid(tick.place_name(state))
     if state.last_failure:
         reason += f" (AWS: {state.last_failure})"
     # Refusals and reclaims fail no run: asking again is free.
@@ -313,12 +320,12 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
     if place and attempts <= len(RETRY_WAITS) + 1:
         changes |= {"attempts": attempts, "next_place": place}
         reason = f"{reason}: next is {place.name}, {place.why}"
-    elif attempts > len(RETRY_WAITS) and not settings.is_reserved:
+    elif attempts > len(RETRY_WAITS) and not is_paid:
         changes["after"] = "failed"
         reason += f", {attempts} times in a row: `gpufleet resume` tries again"
     else:
         # Reserved capacity is paid anyway.
-        is_soon = is_refused or settings.adaptive or settings.is_reserved
+        is_soon = is_refused or settings.adaptive or is_paid
         changes["next_attempt_at"] = now + (ASK_AGAIN if is_soon else RETRY_WAITS[max(attempts, 1) - 1])
         reason += f": the next attempt is at {changes['next_attempt_at']:%H:%M} UTC"
     return state.with_phase("draining", reason, now, **changes)

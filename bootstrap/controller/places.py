@@ -62,7 +62,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
     ``state`` has the records of all launches so far; with ``on_demand`` spot has been waited for long enough.
     """
-    places = tick.settings.places
+    places = tick.open_places
     ready = {
         name: place
         for name, place in places.items()
@@ -102,7 +102,7 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
 
 
 def _worth_leaving_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
-    view, places = view_run(tick, state), tick.settings.places
+    view, places = view_run(tick, state), tick.open_places
     ready = {
         name: place
         for name, place in places.items()
@@ -216,7 +216,7 @@ def _why_on_demand(
     """Return why on-demand nodes are bought now; empty where waiting for spot is allowed."""
     settings = tick.settings
     if not buying(settings.places, "on-demand") or settings.places[settings.own_place].purchase == "on-demand":
-        return "the cheapest on-demand place that has not just refused"
+        return "the cheapest place that is open and has not just refused"
     if worthless:
         return "on demand, as no spot place is worth its restarts"
     if not in_time:

@@ -436,9 +436,9 @@ def _afterwards(offering: Offering, search: Search, reservation: Any) -> str:
     Twelve hours for the payment: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
     """
     id_ = reservation["CapacityReservationId"]
+    zone = f"\n        zone_id: {reservation['AvailabilityZoneId']}" if "AvailabilityZoneId" in reservation else ""
     start = reservation.get("StartDate", offering.times.start)
     end = reservation.get("EndDate", offering.times.end)
-    zone = reservation.get("AvailabilityZoneId", "ZONE_ID")
     return f"""bought: {id_} ({reservation.get("State", "state not told")}) for {offering.price} USD
 AWS takes the payment within 12 hours; the block can be used from state scheduled or active on:
   aws ec2 describe-capacity-reservations --region {search.region} --capacity-reservation-ids {id_}
@@ -452,9 +452,7 @@ constraints:
       capacity_reservation_id: {id_}
       capacity_block:
         start: {time_text(start)}
-        end: {time_text(end)}
-and run
+        end: {time_text(end)}{zone}
+(blocks of the same nodes follow each other), and run
   gpufleet recommend REQUEST.yaml --format json > plans.json
-  gpufleet preflight plans.json
-  gpufleet stack set plans.json --stack NAME
-  pulumi config set gpufleet:zoneId {zone} --stack NAME"""
+  gpufleet up plans.json --stack NAME"""

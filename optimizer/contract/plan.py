@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from bootstrap.contract import trainer
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from bootstrap.contract.node_plan import Expected, NodePlan
 from bootstrap.contract.settings import SpotPolicy
-from bootstrap.contract.timings import BLOCK_TAIL, LEAVING_S, seconds_to_end, seconds_to_save
+from bootstrap.contract.timings import BLOCK_TAIL, BOOT, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import describe_wrong, unreadable
 from optimizer.contract.units import short, usd_text
@@ -139,6 +140,7 @@ class CapacityBlock(_Model):
 
     start: AwareDatetime = Field(description="Start with its time zone, like 2026-12-01T11:30:00Z.")
     end: AwareDatetime = Field(description="End, likewise.")
+    zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = left_out("Its zone; null for gpufleet:zoneId.")
 
     def usable_hours(self, now: datetime) -> float:
         """Hours from ``now`` or the start, whichever is later, until AWS ends the instances, the drain included."""
@@ -149,6 +151,26 @@ class CapacityBlock(_Model):
         if self.end <= self.start:
             raise ValueError(f"end {self.end.isoformat()} is not after start {self.start.isoformat()}")
         return self
+
+
+# A stack has eight places (bootstrap/contract/settings.py), and one may be on demand.
+MOST_BLOCKS = 7
+
+
+class NextBlock(CapacityBlock):
+    """A Capacity Block that the nodes go on in."""
+
+    capacity_reservation_id: str = Field(pattern=r"^cr-[0-9a-f]{8,17}$")
+
+
+def usable_hours(blocks: Sequence[CapacityBlock], now: datetime, reserve_s: float) -> float:
+    """Hours from ``now`` on to train in: each block ends with a save of ``reserve_s``, each later one begins anew."""
+    hours = 0.0
+    for block in blocks:
+        boot_hours = BOOT / timedelta(hours=1) if block is not blocks[0] else 0.0
+        hours += max(0.0, block.usable_hours(now) - reserve_s / 3600 - boot_hours)
+        now = max(now, block.end)
+    return hours
 
 
 class SpotRange(_Model):
@@ -175,13 +197,18 @@ class Purchase(_Model):
     on_demand_top_up: int = left_out(
         "Nodes bought on demand beside the existing reservation, which all the others are in.", default=0, ge=0
     )
-    fallback: Literal["none", "on-demand"] = Field(default="none", description="Replaces missing spot capacity.")
+    fallback: Literal["none", "on-demand"] = Field(
+        default="none", description="Replaces missing spot capacity, and Capacity Blocks that are over."
+    )
     capacity_reservation_id: str | None = Field(
         default=None,
         pattern=r"^cr-[0-9a-f]{8,17}$",
         description="Existing reservation or Capacity Block; null with option reserved makes infra create one.",
     )
     capacity_block: CapacityBlock | None = Field(default=None, description="Null for the other options.")
+    next_blocks: tuple[NextBlock, ...] = left_out(
+        "Blocks that follow capacity_block, in their order.", default=(), max_length=MOST_BLOCKS - 1
+    )
     zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = Field(
         default=None, description="Zone that the spot price is of: the nodes go there. Null without one."
     )
@@ -198,6 +225,11 @@ class Purchase(_Model):
     def needs_on_demand_price(self) -> bool:
         """Nodes of another option may be bought on demand as well."""
         return self.on_demand_nodes > 0 or self.fallback == "on-demand"
+
+    @property
+    def blocks(self) -> tuple[CapacityBlock, ...]:
+        """All Capacity Blocks, in their order."""
+        return (*([self.capacity_block] if self.capacity_block else []), *self.next_blocks)
 
     @property
     def in_short(self) -> str:
@@ -650,10 +682,15 @@ class FleetPlan(_Model):
             )
         if purchase.zone_id and self.zone_ids and purchase.zone_id not in self.zone_ids:
             problems.append(f"purchase.zone_id {purchase.zone_id} is none of zone_ids {', '.join(self.zone_ids)}")
+        if purchase.next_blocks and purchase.option != "capacity-block":
+            problems.append(f"purchase.next_blocks goes with option capacity-block; the option is {purchase.option}")
         spot_only: dict[str, Any] = {"spot_types": (), "on_demand_base": 0, "fallback": "none", "zone_id": None}
         for name, default in spot_only.items():
-            if getattr(purchase, name) != default and purchase.option != "spot":
-                problems.append(f"purchase.{name} goes with option spot, and the option is {purchase.option}")
+            takes = ("spot", "capacity-block") if name == "fallback" else ("spot",)
+            if getattr(purchase, name) != default and purchase.option not in takes:
+                problems.append(
+                    f"purchase.{name} goes with option {' or '.join(takes)}, and the option is {purchase.option}"
+                )
         if self.node.efa_cards > self.node.network_cards:
             problems.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
         if not self.prices:
@@ -721,8 +758,10 @@ class FleetPlan(_Model):
 
     @property
     def wanted_zone_ids(self) -> tuple[str, ...]:
-        """Zones to put nodes in: the zone of the spot price, else all that offer the type."""
-        return (self.purchase.zone_id,) if self.purchase.zone_id else self.zone_ids
+        """Zones to put nodes in: the zone of the spot price or block, else all that offer the type."""
+        block = self.purchase.capacity_block
+        zone_id = self.purchase.zone_id or (block and block.zone_id)
+        return (zone_id,) if zone_id else self.zone_ids
 
     @property
     def fleet(self) -> str:

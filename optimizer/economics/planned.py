@@ -102,6 +102,6 @@ def fleets_of(plan: FleetPlan) -> Fleets:
         ),
         usd_per_hour=column(0.0),  # for an interval that is chosen
         checkpoint_interval_s=column(plan.interruption.checkpoint_interval_s),
-        fallback=np.array([purchase.fallback == "on-demand"]),
+        fallback=np.array([purchase.fallback == "on-demand" and purchase.option == "spot"]),
         staging_hours=column(plan.staging.node_hours if plan.staging else 0.0),
     )

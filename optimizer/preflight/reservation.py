@@ -12,6 +12,7 @@ from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, quotas
+from optimizer.contract.plan import CapacityBlock, usable_hours
 from optimizer.preflight.model import (
     Context,
     Finding,
@@ -32,8 +33,9 @@ def check_reservation(context: Context) -> Iterator[Finding]:
     if purchase.option not in ("reserved", "capacity-block"):
         return
     if purchase.capacity_reservation_id:
-        id_ = purchase.capacity_reservation_id
-        yield from named(f"reservation {id_}", _check_existing(context, id_))
+        later = {block.capacity_reservation_id: block for block in purchase.next_blocks}
+        for id_, block in {purchase.capacity_reservation_id: purchase.capacity_block, **later}.items():
+            yield from named(f"reservation {id_}", _check_existing(context, id_, block))
     elif purchase.option == "capacity-block":
         yield failure(
             "none is bought",
@@ -52,7 +54,7 @@ def check_reservation(context: Context) -> Iterator[Finding]:
         )
 
 
-def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
+def _check_existing(context: Context, reservation_id: str, block: CapacityBlock | None) -> Iterator[Finding]:
     answer = find(lambda: context.ec2.describe_capacity_reservations(CapacityReservationIds=[reservation_id]))
     if isinstance(answer, Unknown):
         yield failure(
@@ -65,7 +67,7 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
     (reservation,) = answer["CapacityReservations"]
     has_problems = False
     for find_problems in (_kind, _room, _dates):
-        for problem in find_problems(context, reservation):
+        for problem in find_problems(context, reservation, block):
             has_problems = True
             yield problem
     if has_problems:
@@ -80,11 +82,12 @@ def _check_existing(context: Context, reservation_id: str) -> Iterator[Finding]:
     )
 
 
-def _kind(context: Context, reservation: Any) -> Iterator[Finding]:
+def _kind(context: Context, reservation: Any, block: CapacityBlock | None) -> Iterator[Finding]:
     """Compare the reservation with the plan: hours of one that AWS refuses to launch into are paid all the same."""
     plan = context.plan
     option = "capacity-block" if quotas.is_block(reservation) else "reserved"
-    zone, zones = reservation["AvailabilityZoneId"], context.zone_ids
+    zone = reservation["AvailabilityZoneId"]
+    zones = (block.zone_id,) if block and block.zone_id else context.zone_ids
     differences = (
         ("option", option, plan.purchase.option, "give the reservation of the plan's kind to gpufleet recommend"),
         ("type", reservation["InstanceType"], plan.instance_type, "gpufleet recommend with the reservation's own type"),
@@ -108,7 +111,7 @@ def _kind(context: Context, reservation: Any) -> Iterator[Finding]:
             )
 
 
-def _room(context: Context, reservation: Any) -> Iterator[Finding]:
+def _room(context: Context, reservation: Any, block: CapacityBlock | None) -> Iterator[Finding]:
     plan, state = context.plan, reservation["State"]
     states = ("active", "scheduled") if quotas.is_block(reservation) else ("active",)
     if state not in states:
@@ -146,14 +149,15 @@ def _room(context: Context, reservation: Any) -> Iterator[Finding]:
         )
 
 
-def _dates(context: Context, reservation: Any) -> Iterator[Finding]:
+def _dates(context: Context, reservation: Any, block: CapacityBlock | None) -> Iterator[Finding]:
     plan, end = context.plan, reservation.get("EndDate")
     if end is None:
         return
     begin = max(context.now, reservation.get("StartDate") or context.now)
     early = blocks.early_hours(plan) if quotas.is_block(reservation) else 0.0
     hours = (end - begin) / timedelta(hours=1) - early
-    block = plan.purchase.capacity_block
+    if plan.purchase.next_blocks:
+        hours = usable_hours(plan.purchase.blocks, context.now, plan.reserve_s)
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
         yield failure(
             f"it runs from {reservation['StartDate'].strftime(_TIME)} to {end.strftime(_TIME)}, and the plan has "

@@ -130,7 +130,8 @@ class CandidateTable:
     @property
     def _available_hours(self) -> Floats:
         hours: Floats = np.array([purchase.hours for purchase in self.purchases])[self.purchase]
-        return np.maximum(hours - self.reserve_hours, 0.0)
+        saves = np.array([1 + len(purchase.next_blocks) for purchase in self.purchases])[self.purchase]
+        return np.maximum(hours - saves * self.reserve_hours, 0.0)
 
 
 class Candidate(NamedTuple):
@@ -209,7 +210,7 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         rented=rented,
         spot=by_purchase([p.option == "spot" for p in purchases]),
         committed=by_purchase([p.committed for p in purchases]),
-        fallback=by_purchase([p.fallback for p in purchases]) > 0,
+        fallback=by_purchase([p.fallback and p.option == "spot" for p in purchases]) > 0,
         usd_per_hour=by_purchase([p.price.usd_per_hour for p in purchases]),
         p95_usd_per_hour=by_purchase([p.p95_usd_per_hour for p in purchases]),
         on_demand_usd_per_hour=by_purchase(

@@ -85,6 +85,7 @@ class PlanBuilder:
                 fallback="on-demand" if purchase.fallback else "none",
                 capacity_reservation_id=owned.capacity_reservation_id if owned else None,
                 capacity_block=owned.capacity_block if owned else None,
+                next_blocks=purchase.next_blocks,
                 zone_id=purchase.price.zone_id or None,
                 spot_types=tuple(offer.instance.name for offer in further),
             ),

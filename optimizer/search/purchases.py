@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
 from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import PurchaseOption, Volumes
+from optimizer.contract.plan import (
+    MOST_BLOCKS,
+    CapacityBlock,
+    NextBlock,
+    PurchaseOption,
+    Volumes,
+    usable_hours,
+)
 from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
@@ -27,8 +35,9 @@ class PricedPurchase:
         base: nodes bought on demand first; only with spot.
         topped_up: all of the reservation's nodes, and others on demand.
         hazard: of a spot node.
-        fallback: on-demand nodes replace spot nodes that do not come.
-        hours: hours the nodes are available, drain included; finite for a Capacity Block.
+        fallback: on-demand nodes replace spot nodes that do not come, and Capacity Blocks that are over.
+        hours: hours the nodes are available, drain included; finite for Capacity Blocks.
+        next_blocks: those that follow the reservation's.
     """
 
     option: PurchaseOption
@@ -40,6 +49,7 @@ class PricedPurchase:
     reservation: ExistingReservation | None = None
     fallback: bool = False
     hours: float = math.inf
+    next_blocks: tuple[NextBlock, ...] = ()
 
     @cached_property
     def stale(self) -> bool:
@@ -96,19 +106,49 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
         ]
     if "reserved" in options and offer.reserved_1yr:
         purchases.append(PricedPurchase(option="reserved", offer=offer, price=offer.reserved_1yr))
-    for owned in limits.usable_reservations:
+    for owned, next_blocks in _chain_blocks(limits.usable_reservations, datetime.now(UTC)):
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
             price = HourlyPrice(
                 usd_per_hour=owned.usd_per_hour or 0.0, source="the request: an existing reservation", as_of=as_of
             )
             block = owned.capacity_block
-            hours = block.usable_hours(datetime.now(UTC)) if block else math.inf
-            purchase = PricedPurchase(option=owned.option, offer=offer, price=price, reservation=owned, hours=hours)
+            purchase = PricedPurchase(
+                option=owned.option,
+                offer=offer,
+                price=price,
+                reservation=owned,
+                hours=usable_hours((block, *next_blocks), datetime.now(UTC), 0.0) if block else math.inf,
+                next_blocks=next_blocks,
+                fallback=bool(block and offer.on_demand and limits.spot_fallback == "on-demand"),
+            )
             purchases.append(purchase)
             if owned.takes_top_up and "on-demand" in options and offer.on_demand:
                 purchases.append(replace(purchase, topped_up=True))
     return purchases
+
+
+def _chain_blocks(
+    reservations: Iterable[ExistingReservation], now: datetime
+) -> Iterator[tuple[ExistingReservation, tuple[NextBlock, ...]]]:
+    """Yield each reservation; Capacity Blocks of the same nodes and price are the first with those that follow."""
+    chains: dict[Hashable, list[tuple[CapacityBlock, ExistingReservation]]] = {}
+    for owned in reservations:
+        if owned.capacity_block is None:
+            yield owned, ()
+        else:
+            same = (owned.instance_type, owned.region, owned.count, owned.usd_per_hour)
+            chains.setdefault(same, []).append((owned.capacity_block, owned))
+    for chain in chains.values():
+        chain.sort(key=lambda link: link[0].start)
+        (_, first), *others = [link for link in chain if link[0].usable_hours(now)][:MOST_BLOCKS] or chain[-1:]
+        yield (
+            first,
+            tuple(
+                NextBlock(capacity_reservation_id=owned.capacity_reservation_id or "", **block.model_dump())
+                for block, owned in others
+            ),
+        )
 
 
 def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurchase] | Rejection:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import BlockTimes, ControllerSettings, OwnedNodes, Place
+from bootstrap.contract.settings import ControllerSettings, OpeningHours, OwnedNodes, Place
 from infra import bundle
 from infra.control_settings import job_id, node_prices
 from infra.naming import Names
@@ -85,7 +85,7 @@ def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
     hook = stack.one("LifecycleHook", Names.terminate_hook)
     assert settings.drain_s == hook["heartbeatTimeout"]
     assert settings.gang_window_s == 2700
-    assert (settings.reserved_nodes, settings.block) == (0, None)
+    assert (settings.reserved_nodes, settings.opening_hours) == (0, {})
 
 
 def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> None:
@@ -143,11 +143,12 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
             {
                 "prices": {"capacity-block": {"p4d.24xlarge": 11.8}},
                 "reserved_nodes": 0,
-                "is_reserved": True,
-                "block": BlockTimes(
-                    start=datetime(2099, 6, 1, 9, tzinfo=UTC),
-                    end=datetime(2099, 6, 2, 9, tzinfo=UTC),
-                ),
+                "is_reserved": False,
+                "opening_hours": {
+                    "capacity-block p4d.24xlarge use1-az6": OpeningHours(
+                        start=datetime(2099, 6, 1, 9, tzinfo=UTC), end=datetime(2099, 6, 2, 9, tzinfo=UTC)
+                    )
+                },
             },
         ),
         ({**LONE_NODE, **on_demand()}, {}, {"node_count": 1}),

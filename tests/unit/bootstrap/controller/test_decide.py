@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.settings import BlockTimes, OwnedNodes
+from bootstrap.contract.settings import OpeningHours, OwnedNodes
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, REFUSED_REPLACEMENT
 from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import over_budget, unfit_limit
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.phases import RETRY_WAITS
-from tests.unit.bootstrap.controller.world import MINUTE, OWN, PRICES, START, World, scarce, settings, trained
+from tests.unit.bootstrap.controller.world import MINUTE, OWN, PRICES, START, World, place, scarce, settings, trained
 
 
 def test_a_gang_whose_nodes_never_serve_has_failed_after_growing_waits() -> None:
@@ -50,7 +50,7 @@ def test_a_launch_that_aws_does_not_answer_is_asked_for_with_the_same_token_for_
 
 
 RESERVED = {"is_reserved": True, "reserved_nodes": 3}
-BLOCK = {"is_reserved": True, "block": BlockTimes(start=START, end=START + timedelta(days=1))}
+BLOCK = {"opening_hours": {OWN: OpeningHours(start=START, end=START + timedelta(days=1))}}
 
 
 @pytest.mark.parametrize("paid", [{"is_reserved": True}, RESERVED, BLOCK])
@@ -340,10 +340,8 @@ def test_a_larger_plan_waits_for_the_larger_group() -> None:
 
 
 def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it() -> None:
-    block = BlockTimes(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
-    config = settings(
-        block=block, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200, is_reserved=True
-    )
+    block = OpeningHours(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
+    config = settings(opening_hours={OWN: block}, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200)
     world = World(config, capacity={"on-demand": 9, "spot": 0, "capacity-block": 9})
     world.config.prices["on-demand"] = {"p4d.24xlarge": 10.0}
     world.run(118)
@@ -360,21 +358,53 @@ def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it(
 @pytest.mark.parametrize("bought", [True, False])
 def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> None:
     prices = {"capacity-block": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 10.0}}
-    config = settings(block=BlockTimes(start=START, end=START + timedelta(hours=24)), prices=prices)
+    block = OpeningHours(start=START, end=START + timedelta(hours=24))
+    config = settings(opening_hours={OWN: block}, prices=prices)
     world = World(config)
     world.run_until("block-ended")
     world.run(60)
     assert (world.phase, world.desired) == ("block-ended", 0)
     start = world.now + timedelta(hours=3)
-    world.config = replace(config, block=BlockTimes(start=start, end=start + timedelta(hours=24)) if bought else None)
+    following = OpeningHours(start=start, end=start + timedelta(hours=24))
+    world.config = replace(config, opening_hours={OWN: following} if bought else {})
     world.run_until("running")
     assert (world.now >= start) is bought
 
 
+@pytest.mark.parametrize("goes_to_market", [True, False])
+def test_a_run_goes_on_in_the_next_block_and_then_in_the_market(goes_to_market: bool) -> None:
+    day, next_block, market = timedelta(days=1), "capacity-block cr-2", "on-demand p4d az1"
+    hours = {
+        OWN: OpeningHours(start=START + timedelta(hours=1), end=START + day),
+        next_block: OpeningHours(start=START + 2 * day, end=START + 3 * day),
+    }
+    prices = {"on-demand": {"p4d.24xlarge": 30.0}}
+    places = {OWN: place(1, "az1", "on-demand", 0.0), next_block: place(2, "az2", "on-demand", 0.0)}
+    places |= {market: place(3, "az1", "on-demand", 30.0)} if goes_to_market else {}
+    world = World(settings(places=places, opening_hours=hours, prices=prices))
+    for name in [OWN, next_block] if goes_to_market else [OWN]:
+        world.run_until("running")
+        assert world.known.place and world.known.place.name == name
+        assert hours[name].start <= world.now < hours[name].end
+        world.run_until("draining", limit=3000)
+        world.run_until("waiting", "starting")
+        assert not world.alive(name)
+        assert timedelta(minutes=30) <= hours[name].end - world.now <= timedelta(minutes=50)
+    if goes_to_market:
+        world.run_until("running")
+        assert world.known.place and world.known.place.name == market
+        world.run(1500)
+        assert world.phase == "running"
+    else:
+        assert "Capacity Block begins at" in world.known.reason
+        world.run_until("block-ended", limit=5000)
+        assert not world.alive()
+
+
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
-    block = BlockTimes(start=START, end=START + timedelta(hours=24))
+    block = OpeningHours(start=START, end=START + timedelta(hours=24))
     world = World(
-        settings(block=block, prices={"on-demand": PRICES["spot"]}, is_reserved=True),
+        settings(opening_hours={OWN: block}, prices={"on-demand": PRICES["spot"]}),
         capacity=scarce(0, on_demand=2),
     )
     world.run_until("block-ended")

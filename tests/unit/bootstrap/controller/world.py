@@ -101,7 +101,6 @@ def settings(*, fallback: bool = False, **changes: Any) -> ControllerSettings:
         "ceiling_usd": None,
         "gang_window_s": 2700,
         "drain_s": 300,
-        "block": None,
         "places": places,
         "zones": {f"subnet-az{number}": f"use1-az{number}" for number in (1, 2, 3)},
     }

@@ -214,11 +214,10 @@ def test_a_bought_block_comes_with_the_request_that_plans_for_it(
     for arguments in ((*BUY, plan, "--buy"), (*BUY, *FLAGS, "--buy", "--price", "566.40")):
         code, out, _ = gpufleet(*arguments)
         assert code == 0 and f"bought: {BLOCK} (payment-pending) for 566.40 USD" in out
-        assert "pulumi config set gpufleet:zoneId use1-az2" in out
-        lines = out[out.index("constraints:") : out.index("and run")]
+        lines = out[out.index("constraints:") : out.index("(blocks of")]
         (reservation,) = Constraints(**yaml.safe_load(lines)["constraints"]).existing_reservations
         assert (reservation.capacity_reservation_id, reservation.count) == (BLOCK, 2)
-        assert reservation.capacity_block == CapacityBlock(start=START, end=END)
+        assert reservation.capacity_block == CapacityBlock(start=START, end=END, zone_id="use1-az2")
     assert purchases(market) == 2 * [{"CapacityBlockOfferingId": ID, "InstancePlatform": "Linux/UNIX"}]
 
 

@@ -108,6 +108,23 @@ def test_a_capacity_block_is_used_when_the_run_ends_before_it(
     assert why.limit == pytest.approx(plan.hours.p95 - 0.01, abs=5e-3)
 
 
+def test_blocks_of_the_same_nodes_are_one_purchase_and_the_market_follows_where_asked() -> None:
+    limits: dict[str, Any] = {"purchase_options": ["capacity-block"], **P4D, "spot_fallback": "on-demand"}
+    limits["work"] = {"samples": 20_000_000}
+    alone = answer(existing_reservations=[block(2000)], **limits).plans[0]
+    now, half = datetime.now(UTC), alone.hours.p95 / 2 + 2
+    times = {"start": (now + timedelta(days=30)).isoformat(), "end": (now + timedelta(days=30, hours=half)).isoformat()}
+    later = owned(1, capacity_block={**times, "zone_id": "use1-az4"}, capacity_reservation_id="cr-0abcdef2")
+    assert not answer(existing_reservations=[block(half)], **limits).plans
+    plan = answer(existing_reservations=[later, block(half)], **limits).plans[0]
+    assert (plan.purchase.capacity_reservation_id, plan.purchase.fallback) == ("cr-0abcdef1", "on-demand")
+    (following,) = plan.purchase.next_blocks
+    assert (following.capacity_reservation_id, following.zone_id) == ("cr-0abcdef2", "use1-az4")
+    # The blocks are paid, and the market is not planned for.
+    assert plan.cost_usd.breakdown.compute == 0
+    assert any(node.market == "on-demand" for node in plan.node_prices_usd_per_hour)
+
+
 def test_a_capacity_block_that_is_over_is_named() -> None:
     times = {"start": "2025-12-01T11:30:00Z", "end": "2025-12-03T11:30:00Z"}
     notes = answer(existing_reservations=[owned(2, capacity_block=times)], max_nodes=2).notes
