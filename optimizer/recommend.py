@@ -35,7 +35,6 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.case import lengths
 from optimizer.performance.frameworks import fp8_note, slow_attention_note
 from optimizer.performance.setups import positions_note
-from optimizer.performance.types import arithmetic
 from optimizer.search.advice import (
     describe_capacity,
     describe_commitments,
@@ -203,7 +202,7 @@ def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
 
 def _workload_notes(problem: Problem) -> list[str]:
     work, model = problem.request.workload, problem.model
-    slow = fp8_note(arithmetic(work.precision), problem.recipe.framework, compiled=work.compiled)
+    slow = fp8_note(problem.recipe.precision, problem.recipe.framework, compiled=work.compiled)
     seq_len, framework = problem.recipe.seq_len, problem.recipe.framework
     notes = [slow, slow_attention_note(model, seq_len, framework), positions_note(model, seq_len)]
     if work.precision == "fp32" and any("tf32" in instance.gpu.peak_tflop_per_s for instance in problem.instance_types):

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
 
 from optimizer.catalog.gpus import gpu_table
+from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import (
     BY_PROCESSOR,
     CALIBRATION,
@@ -28,24 +34,70 @@ from optimizer.performance.calibration import (
     Residual,
     model_kind,
 )
-from optimizer.performance.fit import adapt, fit_rows, key_of, left_out_errors, residuals
-from optimizer.performance.measured_runs import (
-    LEARNED,
-    MANY_NODES,
-    NVIDIA,
-    PUBLIC,
-    RUNS,
-    MeasuredRun,
-    learned_runs,
-    log_errors,
-    read_runs,
-)
-from optimizer.performance.types import Floats
+from optimizer.performance.fit import START, adapt, factors_of, key_of, left_out_errors, residuals, robust, solve
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, stack_tables
+from optimizer.performance.table import estimate_case, stack, step_seconds
+from optimizer.performance.types import Estimates, Floats
 
+# Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
+MANY_NODES = RUNS.with_name("many_nodes_runs.csv")
+# Mixtures and adapters in NVIDIA's code, and its dense models on Blackwell: what they show is added on top.
+NVIDIA = RUNS.with_name("nvidia_runs.csv")
+# Published runs: the shipped calibration is fitted to suite LEARNED too, all others judge it (data/PROVENANCE.md).
+PUBLIC = RUNS.with_name("public_runs.csv")
+LEARNED = "dgxc-llama"
+# Error of the equations, log units: rows of one suite share it, so the starts keep their say.
+NOISE = 0.1
 # Two kinds of data-centre GPU that predict each other say little of a 72 W L4.
 LEAST_ERROR_OF_A_NEW_GPU = 0.2
 # Rows of the common error that a GPU's own is drawn to.
 DRAWN_ROWS = 20
+
+
+def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
+    """Read a table of measured runs, all of them usable."""
+    rows, refused, _ = read_usable_runs(path, gpus)
+    if refused:
+        raise InvalidInputError(
+            f"{path} line {refused[0].line}: {refused[0].reason}",
+            limit="a run with its throughput",
+            why="a calibration never skips a measurement silently",
+            next_step="mend or remove the line",
+        )
+    return rows
+
+
+def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
+    """Read the published runs that the shipped calibration is fitted to beside RUNS."""
+    return [row for row in read_runs(PUBLIC, gpus) if row.suite == LEARNED]
+
+
+def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
+    """Estimate the rows."""
+    estimates = [estimate_case(row.setup.case(), row.setup.coefficients(calibration)) for row in rows]
+
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {part: join([value[part] for value in values]) for part in values[0]}
+        return np.concatenate([np.ravel(value) for value in values])
+
+    return Estimates(
+        **{field.name: join([getattr(each, field.name) for each in estimates]) for field in fields(Estimates)}
+    )
+
+
+def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
+    """Fit a calibration without residuals to the measured time of one step of each run; suites weigh alike."""
+    start: dict[str, Any] = {name: {POOLED: item.value} for name, item in START.items()}
+    start["precision_efficiency"] = {}
+    nothing = {POOLED: Residual(rows=0, relative_error=0.0)}
+    base = Calibration(**start, residuals=nothing, rows=len(rows), source="", as_of=date.min)
+    count = Counter(row.suite for row in rows)
+    weights = np.sqrt([len(rows) / len(count) / count[row.suite] for row in rows]) / NOISE
+    own = [factors_of(row.setup) for row in rows]
+    used = {key for names in own for keys in names.values() for key in keys}
+    spreads = {(field, key): START[field].spread if key == POOLED else START[field].group for field, key in used}
+    return solve(rows, base, own, spreads, weights, (robust,))
 
 
 def fit(rows: Sequence[MeasuredRun]) -> Calibration:
@@ -109,7 +161,11 @@ def _left_out_group_errors(table: pd.DataFrame, column: str, other: str) -> list
         left = left[left[other].isin(rest[other])]
         if len(left) and len(rest):
             fitted = fit_rows(rest.row.tolist())
-            errors.append(_rms(log_errors(left.row.tolist(), fitted, new_gpus=column == "processor")))
+            steps, measured = stack_tables(left.row.tolist()), [row.step_time_s for row in left.row]
+            if column == "processor":  # the power limit of an unknown GPU
+                steps.rates = replace(steps.rates, throttling=np.zeros(len(left)))
+            own = stack([row.setup.coefficients(fitted) for row in left.row])
+            errors.append(_rms(np.log(sum(step_seconds(steps, own).values()) / np.array(measured))))
     return errors
 
 

@@ -28,7 +28,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
-from optimizer.performance.rows import COLUMNS, estimate_rows, read_table
+from optimizer.performance.rows import COLUMNS, estimate_row, read_table
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     USUAL_SEQ_LEN,
@@ -349,7 +349,7 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration, *, a
     """Estimate the rows of the CSV at ``path`` ("-": standard input), and write them to ``out`` or print them."""
     columns, rows = read_table(path)
     with patience(f"estimating {counted(len(rows), 'row')}"):
-        results = estimate_rows([cells for _, cells in rows], gpu_table(), calibration)
+        results = [estimate_row(cells, gpu_table(), calibration) for _, cells in rows]
     names = [*(name for name in columns if name not in COLUMNS), *COLUMNS]
     table = [
         {name: (cells | result).get(name) for name in names} for (_, cells), result in zip(rows, results, strict=True)

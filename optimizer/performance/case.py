@@ -187,7 +187,7 @@ class Case:
         grouped = self.kv < self.query and self.sublayers <= USUAL_SUBLAYERS
         self.groups_queries_in_32_bits = code.written_out and self.element > 2.0 and grouped
         # Compiled non-causal attention with mask and dropout has no fused kernel.
-        compiled = code.written_out and code.masks_compiled and recipe.compiled
+        compiled = code.written_out and recipe.compiled and not code.compiles_layers
         self.compiles_scores = compiled and not self.causal and self.has_dropout
         # Share of the layers whose window PyTorch's attention gets as a mask: it computes all scores.
         self.masked_share = self.windowed if code.written_out and self.has_flash else 0.0
@@ -349,7 +349,7 @@ def _rates(model: ModelSpec, recipe: Recipe, code: Framework, hardware: Hardware
     else:
         attention = outside * kernels.attention_share(gpu.architecture, code.flash_kernel)
     # A compiler pads products.
-    padded = code.pads_vocabulary or recipe.compiled
+    padded = not code.written_out or recipe.compiled
     loads = recipe.samples_per_vcpu_s * hardware.loader_workers
     return Rates(
         peak=peak,

@@ -45,16 +45,11 @@ FOUR_BIT_KERNELS = 3.0
 WIDENING_EFFICIENCY = 0.5
 
 
-def adapter_parameters(model: ModelSpec, tuning: FineTuning) -> int:
-    """Parameters of all adapters: of a matrix from n to m, rank x (n + m)."""
-    inputs, outputs, _ = adapted_sides(model, tuning)
-    return model.layers * tuning.lora_rank * round(inputs + outputs)
-
-
 def trained_parameters(model: ModelSpec, tuning: FineTuning) -> int:
     """Parameters that have gradients."""
-    if tuning.adapts:
-        return adapter_parameters(model, tuning)
+    if tuning.adapts:  # an adapter of a matrix from n to m: rank x (n + m)
+        inputs, outputs, _ = adapted_sides(model, tuning)
+        return model.layers * tuning.lora_rank * round(inputs + outputs)
     if tuning.frozen == "none":
         return model.parameters
     tables = (model.vocab_size + model.learned_positions) * model.hidden_size

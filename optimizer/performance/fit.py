@@ -8,11 +8,8 @@ calibration has only the most special of these. The loss is robust, because some
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import date
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -67,8 +64,6 @@ START = {
     "tensor_hop_s": _Start(0.0, 0.0, 0.0),
     "pipeline_hop_s": _Start(0.0, 0.0, 0.0),
 }
-# Error of the equations, log units: rows of one suite share it, so the starts keep their say.
-NOISE = 0.1
 HUBER = 0.2  # beyond this log error a row counts linearly, not squared
 
 # Error of a user's row and spread of known groups, log units: of 0.1 and 0.2, and of 0.25, 0.5 and 1, the least harm to
@@ -104,7 +99,7 @@ def redescending(error: Floats) -> Floats:
     return np.asarray(np.sign(error) * HUBER * np.sqrt(np.log1p((error / HUBER) ** 2)))
 
 
-def _factors(setup: Setup) -> dict[str, list[Key]]:
+def factors_of(setup: Setup) -> dict[str, list[Key]]:
     """List the factors of each coefficient of a run, in each field the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
     names = factors(processor, framework, setup.recipe.precision)
@@ -113,28 +108,15 @@ def _factors(setup: Setup) -> dict[str, list[Key]]:
     return names
 
 
-def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
-    """Fit a calibration without residuals to the measured time of one step of each run; suites weigh alike."""
-    start: dict[str, Any] = {name: {POOLED: item.value} for name, item in START.items() if name in _COEFFICIENTS}
-    nothing = {POOLED: Residual(rows=0, relative_error=0.0)}
-    base = Calibration(**start, precision_efficiency={}, residuals=nothing, rows=len(rows), source="", as_of=date.min)
-    count = Counter(row.suite for row in rows)
-    weights = np.sqrt([len(rows) / len(count) / count[row.suite] for row in rows]) / NOISE
-    own = [_factors(row.setup) for row in rows]
-    used = {key for names in own for keys in names.values() for key in keys}
-    spreads = {(field, key): START[field].spread if key == POOLED else START[field].group for field, key in used}
-    return _solve(rows, base, own, spreads, weights, (robust,))
-
-
 def adapt(rows: Sequence[MeasuredRun], base: Calibration, only: Collection[str] = ()) -> Calibration:
     """Move the coefficients of ``base`` (``only`` some fields) that ``rows`` use; residuals stay the base's."""
     own = [_own_factors(row, base, only) for row in rows]
     spreads = {key: _spread(base, rows, *key) for names in own for keys in names.values() for key in keys}
     # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.
-    return _solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR), (robust, redescending))
+    return solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR), (robust, redescending))
 
 
-def _solve(
+def solve(
     rows: Sequence[MeasuredRun],
     base: Calibration,
     factors_of_rows: Sequence[Mapping[str, Sequence[Key]]],
@@ -204,7 +186,7 @@ def _own_factors(row: MeasuredRun, base: Calibration, only: Collection[str]) -> 
     known = framework in base.overhead or frameworks()[framework].fitted_as in base.overhead
     one_node = np.asarray(row.setup.grid.nodes) <= 1
     own: dict[str, list[Key]] = {}
-    for name, names in _factors(row.setup).items():
+    for name, names in factors_of(row.setup).items():
         special = {field: key for field, key in names if key != POOLED and (not only or field in only)}
         for field, key in special.items():
             of_processor = field in BY_PROCESSOR and key == row.setup.hardware.gpu.die

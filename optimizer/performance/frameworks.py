@@ -53,7 +53,6 @@ class Framework(BaseModel):
     fp8_weights: bool
     reduce_bytes: float = Field(ge=0)
     bucket_bytes: float = Field(ge=0)
-    persistent_gradients: bool
     residual_bytes: float = Field(gt=0)
     loss_bytes: float = Field(gt=0)
     dropout: bool
@@ -64,12 +63,10 @@ class Framework(BaseModel):
     fused_gate: bool
     fused_norms: bool
     fused_rotary: bool
-    masks_compiled: bool
     compiles_layers: bool
     grouped_experts: bool
     nvidia_recipe: bool
     flash_kernel: FlashKernel
-    pads_vocabulary: bool
     overlaps_data: bool
     hook_shards: bool
     regathers_sequence: bool
@@ -81,7 +78,6 @@ class Framework(BaseModel):
     loss_traffic_bytes: float = Field(gt=0)
     fsdp2: int = Field(ge=0, le=3)
     own_ends: bool
-    marks_last: bool
     splits_logits: bool
     loss_turn_elements: float = Field(ge=0)
     fitted_as: str | None = None

@@ -43,7 +43,7 @@ def loss_bytes(x: Case) -> Number:
     layer, root, head, table = _units(x)
     gathered = np.where(x.sharding >= ZERO3, root + head + layer, x.stage_parameters)
     last = np.where(root > 0, root, table)
-    kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), last, 0.0) if x.code.marks_last else 0.0
+    kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), last, 0.0) if x.code.compiles_layers else 0.0
     return gathered * (x.element + x.cached_bytes) + kept * x.gradient_bytes
 
 
@@ -61,7 +61,7 @@ def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) ->
     grad = narrow * x.trained
     again = x.sharding >= ZERO3
     # ZeRO-2 that gathers once a step frees parameters in the last micro-batch; the same moments came before with all.
-    keeps = (x.sharding == ZERO2) & (x.grad_accum > 1) & x.code.marks_last
+    keeps = (x.sharding == ZERO2) & (x.grad_accum > 1) & x.code.compiles_layers
     waiting = grad * np.where(root > 0, table, 0.0)  # output projection's, in the root for the embedding's
     last = np.where(root > 0, root, table)  # unit that is reduced last
     kept = np.where(_is_tied(x), 0.0, grad * table)

@@ -99,7 +99,8 @@ def _rules(m: ModelSpec, recipe: Recipe, x: dict[str, Ints]) -> Iterator[Rule]:
         lambda: f"on: expert parallelism is {expert} and tensor parallelism {tensor}",
         "tensor ranks would send the same tokens to the experts once each (Megatron-LM refuses it too)",
     )
-    if not (recipe.tuning.trains_all or _splits_adapters(recipe)):
+    splits_adapters = recipe.tuning.adapts and not recipe.tuning.four_bit and recipe.framework != TRAINER
+    if not (recipe.tuning.trains_all or splits_adapters):
         for name in ("tensor", "pipeline", "expert"):
             why = "frozen layers, 4-bit weights and the reference trainer's adapters are not split"
             yield name, x[name] == 1, lambda: "1 where a part of the model trains", why
@@ -133,11 +134,6 @@ def check_precision(gpu: Gpu, precision: Precision) -> None:
             why=f"{gpu.architecture} has no such matrix units",
             next_step="choose another --precision or GPU",
         )
-
-
-def _splits_adapters(recipe: Recipe) -> bool:
-    """Tell if tensor ranks and pipeline stages split the base and its adapters."""
-    return recipe.tuning.adapts and not recipe.tuning.four_bit and recipe.framework != TRAINER
 
 
 def _layout(recipe: Recipe, grid: Grid) -> dict[str, Ints]:

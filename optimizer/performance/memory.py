@@ -93,7 +93,7 @@ def memory(x: Case) -> PeakMemory:
     logits = np.where(last_is_fuller, logits, 0.0)
     saved = kept.saved * np.where(last_is_fuller, last, first)
     early: Number = gradients
-    if not x.code.persistent_gradients:
+    if not x.code.master_bytes:
         early = np.where((x.grad_accum > 1) | (x.pipeline > 1), gradients, 0.0)
     end: Moment = gradients + reducing, kept.layer, 0.0
     reduced: Number = 0.0
@@ -117,6 +117,8 @@ def memory(x: Case) -> PeakMemory:
     optimizer = own_states * (x.optimizer_bytes + x.master_bytes)
     workspace = WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES
     peak = weights + optimizer + buckets + most + workspace
+    groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
+    peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0
     return PeakMemory(
         parts={
             "weights": weights + np.where(is_loss, cast, gathered),
@@ -130,14 +132,8 @@ def memory(x: Case) -> PeakMemory:
         peak=peak,
         # A router that nobody forces to balance fills experts above their mean.
         p95=peak * (1.0 + _margin(x)) + np.maximum(at_loss + reduced - most, 0.0) + saved * kept.uneven,
-        nccl=_nccl_bytes(x),
+        nccl=groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER,
     )
-
-
-def _nccl_bytes(x: Case) -> Number:
-    groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
-    peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0
-    return groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER
 
 
 # Measured peak above the estimate that 19 of 20 rows of a layout stay below (of fewer rows, all), in rows of plain

@@ -167,7 +167,7 @@ def _attention(x: Case) -> Iterator[Operation]:
     layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
     if x.has_flash and not (x.compiles_scores or x.groups_queries_in_32_bits):
         # T5's mask is its bias.
-        masked = x.code.written_out and ((x.recipe.compiled and x.code.masks_compiled) or x.is_t5)
+        masked = x.code.written_out and ((x.recipe.compiled and not x.code.compiles_layers) or x.is_t5)
         if x.windowed and x.masked_share:
             yield from _flash(x, layers * x.windowed, products, scores, masked=True)
             yield from _flash(x, layers * (1.0 - x.windowed), products, scores, masked=masked)
@@ -548,7 +548,7 @@ def weight_bytes_moved(x: Case) -> Number:
     if x.code.fsdp2:
         # FSDP2 copies into and out of its collectives.
         a_step = 1.0 / x.grad_accum
-        kept = (x.sharding < ZERO2) | x.code.marks_last
+        kept = (x.sharding < ZERO2) | x.code.compiles_layers
         gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(kept, a_step, 1.0))
         reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
         sharded = gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY

@@ -55,10 +55,6 @@ class Row:
         self._cells = cells
         self.read: set[str] = set()
 
-    def given(self, column: str) -> bool:
-        """Tell if the column has a value."""
-        return self.text(column) != ""
-
     def text(self, column: str) -> str:
         """Read the cell's text; "none" is a value of two columns, and empty in the others."""
         self.read.add(column)
@@ -123,13 +119,13 @@ def read_model(row: Row) -> ModelSpec:
         return _read_by_name(row, architecture, name.lower())
     if not architecture and preset is not None and preset.architecture == "cnn":
         return preset
-    if row.given("layers") or row.given("hidden_size"):
+    if row.text("layers") or row.text("hidden_size"):
         return _read_transformer(row, architecture or "decoder", name or "unnamed")
     if preset is not None and preset.architecture != "cnn":
         return preset
     if architecture != "encoder" and SIZE.fullmatch(name):
         return resolve_model(name)
-    if architecture != "encoder" and row.given("parameters"):
+    if architecture != "encoder" and row.text("parameters"):
         return model_of_size(row.count("parameters"), name or "unnamed")
     raise InvalidInputError(
         f"model is {name!r}, without layers and hidden_size",
@@ -231,7 +227,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     splits: int | None = 1 if splits_sequence or (expert > 1 and tensor > 1) else None
     if framework in MEGATRON[1:]:
         if is_small:
-            splits = int(splits_sequence) if row.given("sequence_parallel") else splits
+            splits = int(splits_sequence) if row.text("sequence_parallel") else splits
         elif sharding == "ddp":
             sharding = "zero1"
     recipe = build_recipe(
@@ -338,14 +334,8 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]
     return columns, rows
 
 
-def estimate_rows(
-    rows: Sequence[Mapping[str, Any]], gpus: Mapping[str, Gpu], calibration: Calibration
-) -> list[dict[str, Any]]:
-    """Estimate each row: its COLUMNS; a row that cannot be estimated has only ``error``."""
-    return [_estimate(row, gpus, calibration) for row in rows]
-
-
-def _estimate(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Calibration) -> dict[str, Any]:
+def estimate_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: Calibration) -> dict[str, Any]:
+    """Estimate a row: its COLUMNS; a row that cannot be estimated has only ``error``."""
     result: dict[str, Any] = dict.fromkeys(COLUMNS)
     try:
         setup = read_row(Row(row), gpus)

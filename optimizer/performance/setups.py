@@ -10,7 +10,7 @@ import numpy as np
 
 from bootstrap.contract.fine_tuning import FULL_TRAINING, PURE, FineTuning
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import Gpu
+from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
 from optimizer.performance.calibration import Calibration, Coefficients, Residual
 from optimizer.performance.case import Case
@@ -27,7 +27,6 @@ from optimizer.performance.types import (
     OptimizerName,
     Recipe,
     RecipePrecision,
-    arithmetic,
 )
 from optimizer.workload.model import ModelSpec
 
@@ -101,7 +100,7 @@ def build_recipe(
     check_framework(framework, model)
     if target_len is not None:
         _check_target_len(model, target_len)
-    products = arithmetic(precision)
+    products: Precision = "bf16" if precision == "pure-bf16" else precision
     if gpu is not None:
         check_precision(gpu, products)
     recipe = Recipe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -12,12 +13,11 @@ from optimizer.contract.units import GIB
 from optimizer.performance import kernels
 from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
-from optimizer.performance.case import Case, Rates
+from optimizer.performance.case import Case
 from optimizer.performance.collectives import Collective, collectives, local_ranks
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, memory
 from optimizer.performance.operations import (
     PARTS,
-    HostTime,
     Operation,
     host_time,
     model_flops_per_sample,
@@ -49,65 +49,29 @@ class Sums:
         return (products + traffic + self.plain + self.kernels * c.kernel_s) * c.overhead
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepTable:
-    """All that a step's seconds follow from, but the fitted numbers.
+    """All that a step's seconds follow from, but the fitted numbers."""
 
-    Attributes:
-        sums: of the operations by part, for all layers.
-        weights_s: copies of weights and sums of gradients, a micro-batch.
-        share, last_share: of the layers, on the fullest stage and on the last.
-        hides_context: share of attention beside which a context ring sends.
-        hides_tensor, hides_data: flags of communication beside computation.
-        gathers_all_along: flag of ZeRO-3, which gathers in the forward pass too.
-        local: ranks of a node.
-        optimizer_s, load_s: of a step.
-    """
-
-    sums: dict[str, Sums]
-    collectives: dict[str, Collective]
-    rates: Rates
-    local: Number
-    host: HostTime
-    weights_s: Number
-    share: Number
-    last_share: Number
-    stages: Number
-    virtual_stages: Number
-    micro_batches: Number
-    hides_context: Number
-    hides_tensor: Number
-    hides_data: Number
-    gathers_all_along: Number
-    optimizer_s: Number
-    load_s: Number
-
-
-def build_table(x: Case) -> StepTable:
-    """Sum the operations of each layout."""
-    layers = x.model.layers
-    hides_data: Number = 0.0
-    if x.code.overlaps_data:
-        hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
-    return StepTable(
-        sums=_sum_operations(x),
-        collectives=dict(collectives(x)),
-        rates=x.rates,
-        local=local_ranks(x),
-        host=host_time(x),
-        weights_s=weight_bytes_moved(x) / x.rates.memory,
-        share=x.stage_layers / layers if layers else 1.0,
-        last_share=x.last_stage_layers / layers if layers else 1.0,
-        stages=x.pipeline,
-        virtual_stages=x.virtual_stages,
-        micro_batches=x.grad_accum,
-        hides_context=1.0 - 1.0 / x.context,
-        hides_tensor=float(x.code.overlaps_tensor),
-        hides_data=hides_data,
-        gathers_all_along=np.where(x.sharding >= ZERO3, 1.0, 0.0),
-        optimizer_s=_optimizer_seconds(x),
-        load_s=x.rates.load_s_per_sample * x.micro_batch * x.grad_accum,
-    )
+    def __init__(self, x: Case) -> None:
+        layers = x.model.layers
+        self.sums, self.collectives = _sum_operations(x), dict(collectives(x))
+        self.rates, self.local, self.host = x.rates, local_ranks(x), host_time(x)
+        # Copies of weights and sums of gradients, a micro-batch; optimizer and loader, a step.
+        self.weights_s: Number = weight_bytes_moved(x) / x.rates.memory
+        self.optimizer_s = _optimizer_seconds(x)
+        self.load_s: Number = x.rates.load_s_per_sample * x.micro_batch * x.grad_accum
+        # Share of the layers on the fullest stage and on the last.
+        self.share: Number = x.stage_layers / layers if layers else 1.0
+        self.last_share: Number = x.last_stage_layers / layers if layers else 1.0
+        self.stages, self.virtual_stages, self.micro_batches = x.pipeline, x.virtual_stages, x.grad_accum
+        # Share of attention beside which a context ring sends; flags of communication beside computation.
+        self.hides_context: Number = 1.0 - 1.0 / x.context
+        self.hides_tensor: Number = float(x.code.overlaps_tensor)
+        self.hides_data: Number = 0.0
+        if x.code.overlaps_data:
+            self.hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
+        # ZeRO-3 gathers in the forward pass too.
+        self.gathers_all_along: Number = np.where(x.sharding >= ZERO3, 1.0, 0.0)
 
 
 def _sum_operations(x: Case) -> dict[str, Sums]:
@@ -243,6 +207,10 @@ def stack(tables: Sequence[Any]) -> Any:
         like = {name: next(table[name] for table in tables if name in table) for name in names}
         empty = {name: Collective(axis=row.axis, kind=row.kind) for name, row in like.items() if name not in PARTS}
         return {name: stack([table.get(name, empty.get(name)) for table in tables]) for name in names}
+    if isinstance(first, StepTable):
+        own = copy(first)
+        vars(own).update({name: stack([vars(table)[name] for table in tables]) for name in vars(first)})
+        return own
     if is_dataclass(first):
         kind: Any = type(first)
         return kind(**{f.name: stack([getattr(table, f.name) for table in tables]) for f in fields(first)})
@@ -254,7 +222,7 @@ def stack(tables: Sequence[Any]) -> Any:
 def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
     """Estimate every layout of a case, in the shape that its columns broadcast to."""
     shape = np.broadcast_shapes(*(np.shape(getattr(x, field.name)) for field in fields(Grid)))
-    parts_s = step_seconds(build_table(x), coefficients)
+    parts_s = step_seconds(StepTable(x), coefficients)
     total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
     held = memory(x)
     peak_gib, allowed_gib = held.peak / GIB, limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB
@@ -285,16 +253,3 @@ def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
         "cuda_context": np.full_like(estimates.nccl_gib, CONTEXT_BYTES / GIB),
         "nccl": estimates.nccl_gib,
     }
-
-
-def join_estimates(estimates: Sequence[Estimates]) -> Estimates:
-    """Join estimates one after the other."""
-
-    def join(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {part: join([value[part] for value in values]) for part in values[0]}
-        return np.concatenate([np.ravel(value) for value in values])
-
-    return Estimates(
-        **{field.name: join([getattr(part, field.name) for part in estimates]) for field in fields(Estimates)}
-    )

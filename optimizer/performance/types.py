@@ -35,11 +35,6 @@ Attention = Literal["flash", "unfused"]
 ExpertsKind = Literal["grouped", "loop"]
 
 
-def arithmetic(precision: RecipePrecision) -> Precision:
-    """Precision of the products."""
-    return "bf16" if precision == "pure-bf16" else precision
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Settings of training that stay the same over a grid; ``seq_len`` is 1 where samples count.

@@ -13,7 +13,8 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fit import adapt, left_out_errors, residuals
-from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, predict, throughput_error
+from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, throughput_error
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Floats
 
 # Least MFU of a run of a few tokens; the lowest of the shipped rows is 1%.
@@ -76,8 +77,8 @@ def _possible(rows: Sequence[MeasuredRun], base: Calibration) -> tuple[list[Meas
     possible, refused = [], []
     for row in rows:
         # MFU x step time does not depend on the calibration.
-        estimates = predict([row], base)
-        share = float(estimates.mfu[0] * estimates.step_time_s[0]) / row.step_time_s
+        estimates = estimate_case(row.setup.case(), row.setup.coefficients(base))
+        share = float(estimates.mfu * estimates.step_time_s) / row.step_time_s
         if LEAST_MFU <= share <= 1:
             possible.append(row)
             continue

@@ -18,7 +18,7 @@ from optimizer.performance.calibration import POOLED, model_kind
 from optimizer.performance.case import Case
 from optimizer.performance.confidence import measured_splits, network_error, unmeasured_parts
 from optimizer.performance.memory import limit_bytes, memory
-from optimizer.performance.table import build_table, estimate_case, stack, step_seconds
+from optimizer.performance.table import StepTable, estimate_case, stack, step_seconds
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     DDP,
@@ -198,7 +198,7 @@ class SearchSpace:
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
             case = self._cases[machine].moved(**columns)
-            parts_s = step_seconds(build_table(case), self._coefficients[machine])
+            parts_s = step_seconds(StepTable(case), self._coefficients[machine])
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
         return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
 

@@ -23,26 +23,15 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, load, model_kind
-from optimizer.performance.fit import adapt, fit_rows, folds, left_out_errors
+from optimizer.performance.fit import adapt, folds, left_out_errors
 from optimizer.performance.frameworks import frameworks
-from optimizer.performance.measured_runs import (
-    LEARNED,
-    PUBLIC,
-    RUNS,
-    MeasuredRun,
-    learned_runs,
-    log_errors,
-    predict,
-    read_runs,
-    read_usable_runs,
-    throughput_error,
-)
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
 from optimizer.performance.rows import Row, read_row
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
-from tools.calibration import fit
+from tools.calibration import LEARNED, PUBLIC, fit, fit_rows, learned_runs, predict, read_runs
 
 RESULTS = Path(__file__).parent / "results"
 OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"

@@ -11,10 +11,11 @@ from importlib.metadata import version
 
 import numpy as np
 
-from optimizer.performance.measured_runs import LEARNED, RUNS, MeasuredRun, throughput_error
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, throughput_error
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.accuracy import CHOICES, Results, mean_absolute_percentage
 from tests.benchmarks.many_nodes import Judged
+from tools.calibration import LEARNED
 
 LEGEND = """\
 - *own rows*: fitted to all rows;

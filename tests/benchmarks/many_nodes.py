@@ -17,8 +17,9 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import Calibration, load
 from optimizer.performance.fit import adapt
-from optimizer.performance.measured_runs import MANY_NODES, MeasuredRun, predict, read_runs
+from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Bools, Floats
+from tools.calibration import MANY_NODES, predict, read_runs
 
 LEFT_OUT = MANY_NODES.with_name("many_nodes_left_out_runs.csv")
 # Nodes up to which the cluster ran as it should: on 64 the best run of a model is slower than on 32.

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, read_runs
+from optimizer.performance.measured_runs import RUNS, MeasuredRun
 from tests.benchmarks.accuracy import Results, write_raw
 from tests.benchmarks.accuracy_page import page
+from tools.calibration import read_runs
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from optimizer.performance.case import Case
 from optimizer.performance.collectives import collectives, local_ranks
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, frameworks
 from optimizer.performance.operations import Operation, operations
-from optimizer.performance.table import build_table, estimate_case
+from optimizer.performance.table import StepTable, estimate_case
 from optimizer.performance.types import Estimates, Grid, Hardware, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -73,7 +73,7 @@ def row_of(x: Case, name: str) -> Operation:
 
 def part_s(x: Case, part: str) -> float:
     """Seconds of one part of a micro-batch."""
-    return float(build_table(x).sums[part].seconds(coefficients_of(x)))
+    return float(StepTable(x).sums[part].seconds(coefficients_of(x)))
 
 
 def coefficients_of(x: Case) -> Coefficients:

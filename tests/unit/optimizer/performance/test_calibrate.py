@@ -12,10 +12,9 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import DataMissingError
 from optimizer.performance.calibration import CALIBRATION, read_calibration
-from optimizer.performance.fit import fit_rows
-from optimizer.performance.measured_runs import RUNS, log_errors, predict, read_runs
+from optimizer.performance.measured_runs import RUNS, log_errors
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
-from tools.calibration import fit
+from tools.calibration import fit, fit_rows, predict, read_runs
 
 
 def some_rows(count: int, suite: str = "llmfoundry") -> list[dict[str, str]]:

@@ -14,12 +14,13 @@ from optimizer.performance.calibration import MIXTURE
 from optimizer.performance.case import Case
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.kernels import FUSED_EXPERT_ROWS, GROUPED_PRODUCT
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors
 from optimizer.performance.operations import host_time, operations
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, node, row_of
+from tools.calibration import predict, read_runs
 
 MIXTRAL = resolve_model("mixtral-8x7b")
 LOOP, GROUPED = Recipe(seq_len=4096, experts="loop"), Recipe(seq_len=4096, experts="grouped")

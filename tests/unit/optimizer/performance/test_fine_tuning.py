@@ -12,7 +12,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.performance.calibration import load
-from optimizer.performance.fine_tuning import adapter_parameters, trained_parameters
+from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
 from optimizer.performance.table import estimate_case
@@ -46,12 +46,12 @@ LORA, QLORA = FineTuning(method="lora"), FineTuning(method="qlora")
 def test_adapters_of_llama_8b_are_peft_s_count() -> None:
     # "trainable params: 41,943,040 || all params: 8,072,204,288" is what peft prints for rank 16 on all seven
     # projections: 16 x 32 x (2 x 8192 + 2 x 5120 + 3 x 18432).
-    assert adapter_parameters(LLAMA, LORA) == 41_943_040
-    assert adapter_parameters(LLAMA, FineTuning(method="lora", lora_targets="attention", lora_rank=8)) == 6_815_744
+    assert trained_parameters(LLAMA, LORA) == 41_943_040
+    assert trained_parameters(LLAMA, FineTuning(method="lora", lora_targets="attention", lora_rank=8)) == 6_815_744
 
 
 def test_states_are_those_of_the_method() -> None:
-    adapters, all_of_it = adapter_parameters(LLAMA, LORA), LLAMA.parameters
+    adapters, all_of_it = trained_parameters(LLAMA, LORA), LLAMA.parameters
     full, lora, qlora = _estimate(), _estimate(tuning=LORA), _estimate(tuning=QLORA)
     assert lora.memory_gib["weights"] * GIB == pytest.approx(2 * all_of_it + 4 * adapters, rel=1e-3)
     assert lora.memory_gib["optimizer_state"] * GIB == pytest.approx(8 * adapters)

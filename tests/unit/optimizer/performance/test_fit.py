@@ -10,8 +10,9 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import POOLED, Calibration, Residual
 from optimizer.performance.fit import adapt, folds, left_out_errors, residuals
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, predict, read_runs
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
+from tools.calibration import predict, read_runs
 
 
 @functools.cache

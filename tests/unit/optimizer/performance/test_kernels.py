@@ -13,7 +13,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rates import cycle_per_s
 from optimizer.performance.rows import Row, read_row
-from optimizer.performance.table import build_table, step_seconds
+from optimizer.performance.table import StepTable, step_seconds
 from optimizer.performance.types import DDP, FULL, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import BERT, CALIBRATION, GPT2_XL, LLAMA_8B, node, of
@@ -42,7 +42,7 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
     row |= {"experts_implementation": "loop" if row["experts"] else "", "tensor_parallel": "1", "attention": "flash"}
     setup = read_row(Row(row), gpu_table())
-    parts = step_seconds(build_table(setup.case()), setup.coefficients(CALIBRATION))
+    parts = step_seconds(StepTable(setup.case()), setup.coefficients(CALIBRATION))
     return {part: float(np.ravel(seconds)[0]) for part, seconds in parts.items()}
 
 

@@ -11,9 +11,9 @@ import pytest
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import BY_PROCESSOR
 from optimizer.performance.fit import adapt
-from optimizer.performance.measured_runs import MANY_NODES, read_runs
 from tests.benchmarks.many_nodes import Judged, left_out, runs, without
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
+from tools.calibration import MANY_NODES, read_runs
 
 
 @functools.cache

@@ -13,24 +13,12 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual, model_kind
 from optimizer.performance.confidence import speed_source
-from optimizer.performance.fit import fit_rows
-from optimizer.performance.measured_runs import (
-    LEARNED,
-    NVIDIA,
-    PUBLIC,
-    RUNS,
-    MeasuredRun,
-    log_errors,
-    predict,
-    read_runs,
-    read_usable_runs,
-    throughput_error,
-)
-from optimizer.performance.rows import estimate_rows
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
+from optimizer.performance.rows import estimate_row
 from optimizer.performance.types import Estimates, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, RESNET, node, written_out_norms
-from tools.calibration import fit_shipped
+from tools.calibration import LEARNED, NVIDIA, PUBLIC, fit_rows, fit_shipped, predict, read_runs
 
 OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
 
@@ -57,7 +45,7 @@ def test_every_run_that_ran_out_of_memory_is_said_not_to_fit() -> None:
     with OUT_OF_MEMORY.open(newline="") as file:
         ran_out = [row for row in csv.DictReader(file) if "expandable_segments:True" in row["source"]]
     assert len(ran_out) >= 8
-    results = estimate_rows(ran_out, gpu_table(), CALIBRATION)
+    results = [estimate_row(row, gpu_table(), CALIBRATION) for row in ran_out]
     assert [row["row_id"] for row, estimate in zip(ran_out, results, strict=True) if estimate["fits"]] == []
     assert all(estimate["error"] is None for estimate in results)
 

@@ -13,7 +13,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
 from optimizer.performance.rates import visible_memory_gib
-from optimizer.performance.rows import estimate_rows
+from optimizer.performance.rows import estimate_row
 from optimizer.performance.table import reserve_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, SHARDINGS, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
@@ -317,7 +317,7 @@ def test_the_allocator_holds_what_only_the_stream_of_reductions_can_use(monkeypa
     written_out_norms(monkeypatch)
     with (RESULTS / "trainer_2xh100_202611.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["sharding"] in ("zero2", "zero3")]
-    results = estimate_rows(rows, gpu_table(), CALIBRATION)
+    results = [estimate_row(row, gpu_table(), CALIBRATION) for row in rows]
     for row, result in zip(rows, results, strict=True):
         # Fragmentation is in the limit.
         assert float(row["reserved_memory_gib"]) / result["predicted_p95_memory_gib"] == pytest.approx(1.0, abs=0.06)

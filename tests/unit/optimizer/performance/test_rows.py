@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,15 +12,19 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.calibration import POOLED
-from optimizer.performance.measured_runs import NVIDIA
-from optimizer.performance.rows import COLUMNS, Row, estimate_rows, read_row
+from optimizer.performance.rows import COLUMNS, Row, estimate_row, read_row
 from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
+from tools.calibration import NVIDIA
 
 ROW: dict[str, Any] = {
     "model": "mine", "architecture": "decoder", "layers": 24, "hidden_size": 2048, "gpu": "h100-80gb", "gpus": 16,
     "seq_len": 2048,
 }  # fmt: skip
+
+
+def estimates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [estimate_row(row, gpu_table(), CALIBRATION) for row in rows]
 
 
 def read(**changes: Any) -> Any:
@@ -120,8 +125,7 @@ def test_remarks_of_a_source_name_what_takes_less_memory() -> None:
     row |= {"framework": "nemo", "seq_len": 4096}
     remarks = ("", "recomputes moe_act", "recomputes moe_act+mla_up_proj", "offloads activations of 61 layers")
     peaks = [
-        result["predicted_peak_memory_gib"]
-        for result in estimate_rows([row | {"uncertain": text} for text in remarks], gpu_table(), CALIBRATION)
+        result["predicted_peak_memory_gib"] for result in estimates([row | {"uncertain": text} for text in remarks])
     ]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
@@ -130,7 +134,7 @@ def test_remarks_of_a_source_name_what_takes_less_memory() -> None:
 def test_nvidias_runs_fit_but_for_those_whose_source_leaves_memory_open() -> None:
     with NVIDIA.open(encoding="utf-8", newline="") as file:
         rows = [row | {"uncertain": row["source"]} for row in csv.DictReader(file)]
-    unfit = [row for row, result in zip(rows, estimate_rows(rows, gpu_table(), CALIBRATION), strict=True)
+    unfit = [row for row, result in zip(rows, estimates(rows), strict=True)
              if not result["fits"]]  # fmt: skip
     assert len(unfit) <= 0.05 * len(rows)
 
@@ -164,14 +168,14 @@ def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: 
 
 
 def test_a_split_that_no_run_on_the_gpu_has_widens_the_error() -> None:
-    plain, split = estimate_rows([ROW, ROW | {"context_parallel": 2}], gpu_table(), CALIBRATION)
+    plain, split = estimates([ROW, ROW | {"context_parallel": 2}])
     assert plain["predicted_relative_error"] < split["predicted_relative_error"]
     assert split["predicted_relative_error"] == CALIBRATION.residuals[POOLED].relative_error
 
 
 def test_a_failed_row_does_not_keep_the_others() -> None:
     rows = [ROW, ROW | {"gpu": "abacus"}, ROW | {"gpu": "t4-16gb"}, ROW | {"gpus": 8}]
-    results = estimate_rows(rows, gpu_table(), CALIBRATION)
+    results = estimates(rows)
     assert [bool(row["error"]) for row in results] == [False, True, True, False]
     assert all(row["predicted_step_time_s"] > 0 for row in (results[0], results[3]))
     assert results[1]["predicted_step_time_s"] is None
@@ -198,7 +202,7 @@ columns = [
 @given(st.dictionaries(st.sampled_from(columns), cells, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_no_cell_whatever_breaks_the_table(changes: dict[str, Any]) -> None:
-    (results,) = estimate_rows([ROW | changes], gpu_table(), CALIBRATION)
+    results = estimate_row(ROW | changes, gpu_table(), CALIBRATION)
     assert set(results) == set(COLUMNS)
     if results["error"]:
         assert results["predicted_step_time_s"] is None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.performance.table import build_table, explain, step_seconds
+from optimizer.performance.table import StepTable, explain, step_seconds
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Grid, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import (
@@ -37,7 +37,7 @@ def test_useful_flops_are_six_a_parameter_and_token_plus_attention() -> None:
 @pytest.mark.parametrize("sharding", [DDP, ZERO1, ZERO3])
 def test_the_explained_operations_add_up_to_the_parts(model: str, sharding: int) -> None:
     x = case_of(resolve_model(model), Recipe(seq_len=512), sharding=sharding, micro_batch=2, grad_accum=4)
-    parts = step_seconds(build_table(x), coefficients_of(x))
+    parts = step_seconds(StepTable(x), coefficients_of(x))
     rows = [row for row in explain(x, coefficients_of(x)) if "ranks" not in row]
     # Copies of weights were in no row: three quarters of the element-wise seconds of a mixture under ZeRO-3.
     assert 4 * sum(row.get("s", 0.0) for row in rows) == pytest.approx(
