@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
-from botocore.exceptions import InvalidEndpointConfigurationError
+from botocore.exceptions import CredentialRetrievalError, InvalidEndpointConfigurationError
 from botocore.loaders import create_loader
 from botocore.session import Session
 
@@ -38,8 +38,14 @@ def _client(service: str, region: str, attempts: int | None = None) -> Any:
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
+    session = _session()
     try:
-        return _session().create_client(service, region_name=region, config=config)
+        session.get_credentials()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"credential_process of the profile prints no credentials as JSON ({error!r})"
+        raise CredentialRetrievalError(provider="custom-process", error_msg=what) from error
+    try:
+        return session.create_client(service, region_name=region, config=config)
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
 

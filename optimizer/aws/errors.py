@@ -78,6 +78,7 @@ _has_fault_code = _has_code("server fault")
 has_no_credentials = _is_a(
     *(exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ProfileNotFound),
     *(exceptions.TokenRetrievalError, exceptions.UnauthorizedSSOTokenError, exceptions.NoRegionError),
+    exceptions.CredentialRetrievalError,
 )
 is_misconfigured = _is_a(
     *(exceptions.ConfigNotFound, exceptions.ConfigParseError),

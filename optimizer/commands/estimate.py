@@ -18,7 +18,16 @@ from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import F, OutputFile
-from optimizer.commands.output import format_option, say, write_csv, write_json, write_notes, write_table, write_text
+from optimizer.commands.output import (
+    format_option,
+    say,
+    write_csv,
+    write_json,
+    write_notes,
+    write_table,
+    write_text,
+    write_truer,
+)
 from optimizer.commands.progress import patience
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
 from optimizer.contract.errors import GpufleetError, InvalidInputError
@@ -141,6 +150,7 @@ def command(
             "takes no such plan"
         )
     write_notes(filter(None, notes))
+    write_truer(measured_runs=result["measured_rows"])
 
 
 def _given(ctx: click.Context, name: str) -> bool:

@@ -14,7 +14,7 @@ from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_ran
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import FiniteRange
-from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
+from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours
 
@@ -217,8 +217,7 @@ def command(
     """
     catalog = load()
     others: Sequence[CloudOffer] = ()
-    if cloud in ("aws", "all"):
-        write_catalog_notes(catalog, brief=output_format == "table")
+    write_notes(catalog.notes)
     if cloud != "aws":
         others = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
         write_notes(price_notes(others))
@@ -245,6 +244,8 @@ def command(
             f"no offer of {len(catalog.offers):,} passes all the filters",
             next_step="drop one filter at a time; gpufleet offers without filters lists everything",
         )
+    if cloud in ("aws", "all"):
+        write_truer(catalog=catalog)
 
 
 def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:

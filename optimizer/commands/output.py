@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -16,6 +17,7 @@ from typing import IO, Any, TypeVar
 import click
 from pydantic_core import to_json
 
+from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.catalog.ttl import stale_lines
 from optimizer.contract.errors import GpufleetError
@@ -39,18 +41,28 @@ def format_option(function: F) -> F:
     )(function)
 
 
-def write_catalog_notes(catalog: Catalog, *, brief: bool = False) -> None:
-    """Warn on standard error of old prices, where ``brief`` in one line, and of a snapshot that was passed over."""
-    write_notes((*catalog.notes, *(count_old_data(catalog) if brief else stale_lines(catalog))))
+def write_truer(
+    *, spot_days: int = 0, plan: str = "", measured_runs: int | None = None, catalog: Catalog | None = None
+) -> None:
+    """End an answer with the one command that makes it truer, on standard error; with nothing where none would.
 
-
-def count_old_data(catalog: Catalog) -> list[str]:
-    """Return one line on all kinds of data that are older than their time to live, where there are some."""
-    old = stale_lines(catalog)
-    if not old:
-        return []
-    are = "kind of data is older than it is" if len(old) == 1 else "kinds of data are older than they are"
-    return [f"{len(old)} {are} good for: gpufleet catalog show"]
+    Args:
+        spot_days: age of spot prices that are too old to buy at.
+        plan: file of the plan that the answer is of.
+        measured_runs: runs on the estimate's GPU that its speed was fitted to.
+        catalog: the prices that the answer is of.
+    """
+    if spot_days:
+        step = f"gpufleet recommend --refresh reads today's spot prices; those above (~) are {spot_days:,} days old"
+    elif plan:
+        step = f"gpufleet preflight {shlex.quote(plan)} asks your account for today's prices, quotas and zones"
+    elif measured_runs == 0:
+        step = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE: no run on this GPU was measured"
+    elif catalog and (old := stale_lines(catalog)):
+        step = f"gpufleet catalog refresh; {counted(len(old), 'kind')} of data {'is' if len(old) == 1 else 'are'} old"
+    else:
+        return
+    say(f"truer: {step}", err=True)
 
 
 def write_notes(notes: Iterable[object]) -> None:

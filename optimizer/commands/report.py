@@ -11,7 +11,7 @@ from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
 from optimizer.aws import clients
 from optimizer.aws.training import read_ledger_lines
 from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option, stack_path
-from optimizer.commands.output import replace_file, say
+from optimizer.commands.output import replace_file, say, write_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import forecast, notices
@@ -86,6 +86,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
     except OSError as error:
         raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
     say(f"wrote {out}", err=True)
+    if not (its_stack and its_stack.is_file()):
+        write_truer(plan=plan if plan != "-" else "PLAN")
 
 
 def _build_run(plan: FleetPlan, ledger: Path) -> Run:

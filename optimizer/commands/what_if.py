@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.commands.long_help import FurtherOption, LongCommand
-from optimizer.commands.output import format_option, write_catalog_notes, write_notes, write_rows
+from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
@@ -118,7 +117,7 @@ def command(
             next_step=f"--max-nodes {max(too_many):g}",
         )
     catalog = load()
-    write_catalog_notes(catalog, brief=output_format == "table")
+    write_notes(catalog.notes)
     with patience("searching the points of the curves"):
         curve_points = find_curves(
             request,
@@ -151,8 +150,7 @@ def command(
         spare=("steps", "gpus", "parallelism", "region", "hours_expected", "option", "hours_p95"),
     )
     old = [point.plan.spot_range.age_days for point in curve_points if point.plan and point.plan.spot_range]
-    if old and output_format == "table":
-        write_notes([f"spot prices (~) are {counted(max(old), 'day')} old: gpufleet recommend --refresh reads today's"])
+    write_truer(spot_days=max(old, default=0), catalog=catalog)
 
 
 # The request's own parameters have one definition, recommend's.

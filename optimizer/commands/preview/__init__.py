@@ -15,7 +15,7 @@ from infra.offline.preview import PLACEHOLDERS, Resource
 from optimizer.audit import check_plan
 from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
-from optimizer.commands.output import format_option, write_csv, write_json, write_text
+from optimizer.commands.output import format_option, write_csv, write_json, write_text, write_truer
 from optimizer.commands.preview.cost import CostLine, Totals, cost_lines, totals
 from optimizer.commands.preview.tables import write_brief, write_cost, write_lines, write_tree
 from optimizer.commands.progress import patience
@@ -78,20 +78,23 @@ def command(
     notes = [*decisive, *NOTES, f"Offline, so {PLACEHOLDERS}."]
     if output_format == "json":
         write_json({**_document(chosen, stack, resources, lines, sums), "notes": notes})
-        return
-    if output_format == "csv":
+    elif output_format == "csv":
         write_csv(_rows(resources, lines), RESOURCE_COLUMNS)
-        return
-    if show_all:
+    elif show_all:
         write_tree(resources, chosen, stack)
         write_cost(chosen)
         write_lines(lines, sums)
+        _write_notes(notes)
     else:
         write_brief(resources, chosen, stack, sums)
-    for note in notes if show_all else decisive:
-        write_text(f"- {note}", indent="  ")
-    if not show_all:
+        _write_notes(decisive)
         write_text("--all: every resource, every price with its source, the bill by resource, and what it rests on.")
+    write_truer(plan=plan if plan != "-" else "PLAN")
+
+
+def _write_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        write_text(f"- {note}", indent="  ")
 
 
 def _document(

@@ -11,13 +11,13 @@ import click
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
+from optimizer.catalog.ttl import stale_lines
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
     format_number,
     format_option,
     json_text,
-    write_catalog_notes,
     write_csv,
     write_notes,
 )
@@ -152,7 +152,7 @@ def command(
     if brief:
         write_notes(catalog.notes)
     else:
-        write_catalog_notes(catalog)
+        write_notes((*catalog.notes, *stale_lines(catalog)))
     chosen = chosen_calibration(calibration)
     with patience("searching the plans"):
         answer = recommend(request, catalog, chosen)

@@ -97,3 +97,15 @@ def test_a_profiles_role_is_named_and_no_program_runs_for_it(
     monkeypatch.setenv("AWS_PROFILE", "own")
     row = examine(gpufleet)["AWS credentials"]
     assert row["state"] == "ok" and role in row["found"] and not ran.exists()
+
+
+@pytest.mark.parametrize("printed", ["hello", "[1]", '{"Version": 1}'])
+def test_a_program_that_prints_no_credentials_is_named(
+    printed: str, gpufleet: Gpufleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = echo '{printed}'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    row = examine(gpufleet, "--check-credentials")["AWS credentials"]
+    assert row["state"] == "missing" and "custom-process" in row["found"]

@@ -24,7 +24,8 @@ def preview(tmp_path: Path, plan: Any, *arguments: str) -> str:
     path.write_text(json.dumps(plan))
     done = CliRunner().invoke(cli, ["preview", str(path), *arguments], catch_exceptions=False)
     assert done.exit_code == 0
-    return done.output
+    assert done.stderr.splitlines()[-1].startswith(f"truer: gpufleet preflight {path} asks your account")
+    return done.stdout
 
 
 def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ def test_a_plan_of_standard_input_becomes_a_page(
     out = tmp_path / "report.html"
     out.write_text("an older page", encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.StringIO(sample_plan().to_json()))
-    assert gpufleet("report", "-", "--out", str(out)) == (0, "", f"wrote {out}\n")
+    code, printed, err = gpufleet("report", "-", "--out", str(out))
+    assert (code, printed) == (0, "") and err.startswith(f"wrote {out}\ntruer: gpufleet preflight PLAN asks")
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>") and "gpufleet preview plans.json" in page
 
