@@ -197,7 +197,7 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
             str(event["event"]), str(event["writer"])
             if not math.isfinite(float(event["t"])):
                 raise ValueError(event["t"])
-            if event["event"] in ("train", "progress", "stall", "commit"):
+            if event["event"] in ("train", "progress", "stall", "commit") or event.get("step") is not None:
                 int(event["step"])
             read_loss(event), read_straggler(event)
             events.append(event)

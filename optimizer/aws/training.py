@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.ledger import SEGMENT_PREFIX, Straggler, read_loss, read_straggler
+from bootstrap.contract.ledger import SEGMENT_PREFIX, Straggler, read_lines, read_loss, read_straggler
 from bootstrap.contract.measured import FOLDER, MeasuredRow, parse, run_prefix
 from bootstrap.contract.trace import REQUEST, TraceRequest
 from optimizer.aws import errors
@@ -69,7 +68,7 @@ def _read_lines(client: S3Client, bucket: str, keys: Iterable[str]) -> Iterator[
 
 def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     """Fold ledger lines in any order, without those that are no event."""
-    events = sorted(filter(None, map(_parse_event, lines)), key=lambda event: float(event["t"]))
+    events = sorted(read_lines(lines)[0], key=lambda event: float(event["t"]))
     saved: int | None = None
     finished = False
     step = None
@@ -126,19 +125,6 @@ def _speeds(marks: Iterable[tuple[float, int]], window_s: float) -> tuple[float,
             speeds.append((step - before[1]) / (at - before[0]))
             before = at, step
     return tuple(speeds)
-
-
-def _parse_event(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-        float(event["t"]), str(event["event"])
-        if event["event"] == "commit" or event.get("step") is not None:
-            int(event["step"])
-        read_loss(event), read_straggler(event)
-    except (ValueError, KeyError, TypeError):
-        return None
-    assert isinstance(event, dict)
-    return event
 
 
 @dataclass(kw_only=True)

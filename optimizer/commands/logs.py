@@ -14,7 +14,7 @@ from optimizer.aws.log_group import LogReader
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
 from optimizer.commands.trace import command as trace
-from optimizer.contract.errors import DataMissingError, GpufleetError
+from optimizer.contract.errors import DataMissingError
 
 POLL_S = 5
 
@@ -83,10 +83,8 @@ def command(
                 f"stack {names.stack} has no log group {names.log_group} in {names.region}",
                 next_step=f"gpufleet status --stack {names.stack}",
             ) from error
-        raise GpufleetError(
-            f"the log cannot be read: {errors.reason(error)}",
-            next_step=f"use credentials with logs:FilterLogEvents on {names.log_group}",
-        ) from error
+        with errors.explained("the log cannot be read", next_step=f"allow logs:FilterLogEvents on {names.log_group}"):
+            raise
 
 
 command.add_command(trace, "trace")

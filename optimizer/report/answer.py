@@ -20,7 +20,7 @@ class _Catalog(BaseModel):
     sources: tuple[Source, ...] = ()
 
 
-class _Extras(BaseModel):
+class AnswerExtras(BaseModel):
     """Fields of recommend's JSON beside its plans; a later version may have more."""
 
     model_config = ConfigDict(frozen=True)
@@ -47,10 +47,7 @@ class ReportAnswer:
     plan: FleetPlan
     number: int
     candidates: tuple[AnswerPlan, ...]
-    rejected: tuple[Rejection, ...]
-    sources: tuple[Source, ...]
-    notes: tuple[str, ...]
-    searched_plans: int | None
+    extras: AnswerExtras
 
 
 def answer_of(plan: FleetPlan) -> ReportAnswer:
@@ -63,7 +60,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     chosen = read_plan(text, plan_number=plan_number, origin=origin)
     data: dict[str, Any] = json.loads(text.removeprefix("\ufeff"))
     try:
-        extras = _Extras.model_validate(data)
+        extras = AnswerExtras.model_validate(data)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
@@ -74,10 +71,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
         plan=chosen,
         number=plan_number,
         candidates=tuple(_number(plans, front)),
-        rejected=extras.rejected,
-        sources=extras.catalog.sources,
-        notes=extras.notes,
-        searched_plans=extras.searched_plans,
+        extras=extras,
     )
 
 

@@ -7,12 +7,12 @@ SVG serves both colour schemes. Each chart is drawn wide and narrow, and the sty
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.contract.plan import FleetPlan, PurchaseOption, Spread
+from optimizer.contract.plan import FleetPlan, PurchaseOption
 from optimizer.contract.units import short
 from optimizer.report.answer import AnswerPlan, ReportAnswer
 from optimizer.report.facts import FAR
@@ -63,10 +63,13 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
     plan, limits = answer.plan, answer.plan.job
     rows = [_row(candidate, candidate.plan == plan) for candidate in answer.candidates]
     took = [{"hours": run.hours, "usd": run.usd}] if run and run.hours and run.usd else []
-    hours, usd = _domains(answer, took)
-    # Round in seconds or minutes where the labels are.
-    unit = 1 / 3600 if hours[1] < 1 / 15 else 1 / 60 if hours[1] < 2 else 1.0
-    x = _axis("hours", hours, "expected time", _HOURS_LABEL, sizes[0] // 48, unit)
+    hours, usd = (
+        _domain(
+            [row[name + part] for row in rows for part in ("", "_p50", "_p95")] + [run[name] for run in took], limit
+        )
+        for name, limit in (("hours", limits.deadline_hours), ("usd", limits.budget_usd))
+    )
+    x = _axis("hours", hours, "expected time", _HOURS_LABEL, sizes[0] // 48)
     y = _axis("usd", usd, "expected USD", _USD_LABEL, sizes[1] // 45)
     colour: dict[str, Any] = {"field": "option", "type": "nominal", "legend": None}
     colour["scale"] = {"domain": list(COLOURS), "range": list(COLOURS.values())}
@@ -118,7 +121,8 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
             },
         }
     )
-    name = {"type": "text", "dy": 20, "fontSize": 13, "fontWeight": 600, "aria": False} | _aside(rows, hours)
+    name = {"type": "text", "dy": 20, "fontSize": 13, "fontWeight": 600, "aria": False}
+    name["align"] = _side(plan.hours.expected, hours)
     halo = {"fill": "none", "stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round", "opacity": 0.85}
     layers += [
         {
@@ -136,50 +140,20 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
     return _chart(rows, layers, sizes)
 
 
-def _domains(
-    answer: ReportAnswer, took: Sequence[Mapping[str, float]]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ends of the axes of hours and dollars; ``took`` has those of a run."""
-    plans, limits = [candidate.plan for candidate in answer.candidates], answer.plan.job
-    hours = [getattr(plan.hours, name) for plan in plans for name in Spread.model_fields]
-    usd = [getattr(plan.cost_usd, name) for plan in plans for name in Spread.model_fields]
-    return (
-        _domain([*hours, *(run["hours"] for run in took)], limits.deadline_hours),
-        _domain([*usd, *(run["usd"] for run in took)], limits.budget_usd),
-    )
-
-
 def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
     """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
     whole_h, steps = plan.hours.expected, plan.job.steps
     hours = min(whole_h, max(point["hours"] for point in run.points))  # as far as the run is
     planned: list[dict[str, float]] = [{"hours": 0, "step": 0}, {"hours": hours, "step": steps * hours / whole_h}]
-    return _beside_plan(run.points, planned, _plain("step", "steps done", 5), sizes)
-
-
-def speed_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Specify the chart of the speed, checkpoints included, beside the plan's."""
-    y = _plain("speed", "samples/s" if plan.job.seq_len == 1 else "tokens/s", 5) | {"scale": {"domainMin": 0}}
-    planned = [{"hours": hours, "speed": plan.tokens_per_second} for hours in (0, run.speeds[-1]["hours"])]
-    return _beside_plan(run.speeds, planned, y, sizes)
-
-
-def _beside_plan(
-    rows: Sequence[Mapping[str, float]],
-    planned: Sequence[Mapping[str, float]],
-    y: dict[str, Any],
-    sizes: tuple[int, int],
-) -> dict[str, Any]:
-    """Specify a chart of a run's rows by the hours since its first start, a line a process, beside a dashed line."""
-    x = _plain("hours", "since the first start", sizes[0] // 90)
+    x, y = _plain("hours", "since the first start", sizes[0] // 90), _plain("step", "steps done", 5)
     x["axis"]["labelExpr"] = _HOURS_LABEL
     dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
     line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2, "strokeJoin": "round"}
     layers: list[dict[str, Any]] = [
-        {"data": {"values": list(planned)}, "mark": dashed, "encoding": {"x": x, "y": y}},
+        {"data": {"values": planned}, "mark": dashed, "encoding": {"x": x, "y": y}},
         {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
     ]
-    return _chart(list(rows), layers, sizes)
+    return _chart(list(run.points), layers, sizes)
 
 
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -237,29 +211,19 @@ def _domain(values: Sequence[float], limit: float | None) -> tuple[float, float]
     return low / margin, high * margin
 
 
-def _axis(
-    field: str, domain: tuple[float, float], title: str, label: str, ticks: int, unit: float = 1.0
-) -> dict[str, Any]:
-    values = [tick * unit for tick in _ticks(domain[0] / unit, domain[1] / unit, ticks)]
+def _axis(field: str, domain: tuple[float, float], title: str, label: str, ticks: int) -> dict[str, Any]:
     return {
         "field": field,
         "type": "quantitative",
         "title": title,
         "scale": {"type": "log", "domain": list(domain), "nice": False},
-        "axis": {"values": values, "labelExpr": label, "grid": True},
+        "axis": {"tickCount": ticks, "labelExpr": label, "labelOverlap": "greedy", "labelSeparation": 8, "grid": True},
     }
 
 
-def _ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers of a logarithmic axis: the finest of three series that has no more than ``most``."""
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
-    for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
-        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= max(2, most):
-            break
-    return ticks
+def _side(value: float, axis: tuple[float, float]) -> str:
+    """Alignment of a name at a value of a logarithmic axis, towards its middle."""
+    return "right" if value**2 > axis[0] * axis[1] else "left"
 
 
 def _limit_layers(
@@ -272,35 +236,21 @@ def _limit_layers(
     ends = {"x": {"datum": hours[0]}, "x2": {"datum": hours[1]}, "y": {"datum": usd[0]}, "y2": {"datum": usd[1]}}
     lines = []
     if deadline_hours is not None and deadline_hours < hours[1]:
-        side = "right" if _place(deadline_hours, hours) > 0.5 else "left"
-        lines.append(("x", f"deadline {deadline_hours:,g} h", deadline_hours, side))
+        # At the bottom, where it does not meet the budget's name.
+        lines.append(("x", f"deadline {deadline_hours:,g} h", deadline_hours, _side(deadline_hours, hours), "bottom"))
     if budget_usd is not None and budget_usd < usd[1]:
-        lines.append(("y", f"budget ${budget_usd:,g}", budget_usd, "left"))
-    # Below the budget's line where that is near the top, so that the two names do not meet.
-    top = min(usd[1], budget_usd) if budget_usd is not None and _place(budget_usd, usd) > 0.85 else usd[1]
+        lines.append(("y", f"budget ${budget_usd:,g}", budget_usd, "left", "top"))
     areas, names = [], []
-    for axis, words, limit, side in lines:
+    for axis, words, limit, side, base in lines:
         at: dict[str, Any] = {axis: {"datum": limit}}
-        corner = {"y": {"datum": top}} if axis == "x" else {"x": {"datum": hours[0]}}
+        corner = {"y": {"datum": usd[0]}} if axis == "x" else {"x": {"datum": hours[0]}}
         area = {"type": "rect", "fill": "var(--excluded)", "opacity": 0.5}
         rule = {"type": "rule", "stroke": "var(--limit)", "strokeWidth": 1.5, "strokeDash": [6, 4]}
         text = {"type": "text", "text": words, "fontSize": 12, "fill": "var(--limit)", "align": side}
-        text |= {"baseline": "top", "dy": 7, "dx": 6 if side == "left" else -6}
+        text |= {"baseline": base, "dy": 7 if base == "top" else -7, "dx": 6 if side == "left" else -6}
         areas.append((area, ends | at))
         names += [(rule, at), (text, at | corner)]
     return [
         {"data": {"values": [{}]}, "mark": mark | {"aria": False}, "encoding": encoding}
         for mark, encoding in areas + names
     ]
-
-
-def _place(value: float, axis: tuple[float, float]) -> float:
-    """Return the place of a value on a logarithmic axis, 0 to 1 within its ends."""
-    return math.log(value / axis[0]) / math.log(axis[1] / axis[0])
-
-
-def _aside(rows: Sequence[dict[str, Any]], hours: tuple[float, float]) -> dict[str, Any]:
-    """Align the chosen plan's name so that it stays inside the chart."""
-    (chosen,) = [row for row in rows if row["chosen"]][:1]
-    place = _place(chosen["hours"], hours)
-    return {"align": "left" if place < 0.25 else "right" if place > 0.75 else "center"}

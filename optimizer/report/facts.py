@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 
 from optimizer.contract.plan import FleetPlan, Spread
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.report.answer import AnswerPlan, ReportAnswer
+from optimizer.report.answer import ReportAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,45 +111,13 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     }
 
 
-def fitted_on(plan: FleetPlan) -> date | None:
-    """Date of the fit that the speed comes from, which its source names."""
-    found = re.search(r"\bfitted (\d{4}-\d\d-\d\d)\b", plan.calibration.source)
-    return date.fromisoformat(found[1]) if found else None
-
-
-def cheaper_at_old_prices(answer: ReportAnswer) -> list[AnswerPlan]:
-    """List the candidates that an old spot price makes cheaper than a chosen plan at a current one."""
-    if answer.plan.spot_range:
-        return []
-    usd = answer.plan.cost_usd.expected
-    return [
-        candidate
-        for candidate in answer.candidates
-        if candidate.plan.spot_range and candidate.plan.cost_usd.expected < usd
-    ]
-
-
 def plan_commands(answer: ReportAnswer, origin: str) -> list[tuple[str, str]]:
     """Return the commands to go on with from a plan, each with its purpose; ``origin`` is the plan's file, or -."""
     file = shlex.quote("plans.json" if origin == "-" else origin)
     words = file if answer.number == 1 else f"{file} --plan {answer.number}"
     return [
         ("See every resource and its cost an hour; nothing is created", f"gpufleet preview {words}"),
-        (
-            "All that follows in one command, with a question before it costs anything",
-            f"gpufleet up {words} --stack demo",
-        ),
-        ("Or step by step: write the plan into a Pulumi stack", f"gpufleet stack set {words} --stack demo"),
-        (
-            "Pack the packages that the nodes' image lacks, where stack set asks for it",
-            "gpufleet stack wheels --stack demo",
-        ),
-        (
-            "Check quotas, zones, capacity, image and budget with your account",
-            f"gpufleet preflight {words} --stack demo",
-        ),
-        ("Create it; the controller starts the nodes a minute later", "pulumi up --stack demo"),
-        ("Watch it: nodes, progress, dollars, predicted against actual", "gpufleet status --stack demo"),
+        ("Check, create and watch it, with a question before it costs anything", f"gpufleet up {words} --stack demo"),
     ]
 
 
@@ -161,10 +127,6 @@ def stack_commands(stack: str) -> list[tuple[str, str]]:
     return [
         ("See it now: nodes, progress, dollars, forecast", f"gpufleet status --stack {name}"),
         ("Compare with the bill, by tag", f"gpufleet costs --stack {name}"),
-        (
-            "Teach the speed model what this run measured",
-            f"gpufleet catalog calibrate --from-stack --stack {name} --out mine.json",
-        ),
         ("Save a checkpoint and end all nodes", f"gpufleet stop --stack {name}"),
         ("End every hourly cost; checkpoints and their key stay", f"pulumi destroy --exclude-protected --stack {name}"),
     ]

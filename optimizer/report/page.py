@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
-from optimizer.contract.plan import FleetPlan
 from optimizer.report import charts, facts
 from optimizer.report.answer import ReportAnswer
 from optimizer.report.run import Run
@@ -33,8 +32,6 @@ def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str,
     }
     if run is not None and len(run.points) > 1:
         drawings["steps"] = lambda size: charts.steps_against_time(plan, run, size)
-    if run is not None and run.speeds:
-        drawings["speed"] = lambda size: charts.speed_against_time(plan, run, size)
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
@@ -84,9 +81,7 @@ def _environment(today: date) -> Environment:
         "hours": hours,
         "number": number,
         "amount": amount,
-        "least": least,
         "count": count,
-        "place": place,
     }
     environment.filters["counted"] = counted
     environment.filters["age"] = lambda as_of: age(as_of, today)
@@ -123,23 +118,12 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else number(value)
 
 
-def least(value: float, decimals: int) -> str:
-    """A number with so many decimals; one above 0 never reads as 0."""
-    return f"<{10.0**-decimals:g}" if 0 < value < 10.0**-decimals / 2 else f"{value:,.{decimals}f}"
-
-
 def count(value: float) -> str:
     """A large count in short: 2B, 8.03B, 512."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= size:
             return f"{value / size:.3g}{suffix}"
     return f"{value:,.0f}"
-
-
-def place(plan: FleetPlan) -> str:
-    """Zone of the nodes, else their region."""
-    zone = plan.purchase.zone_id
-    return f"{plan.region} ({zone})" if zone else plan.region
 
 
 def age(as_of: date, today: date) -> str:

@@ -14,13 +14,9 @@ from optimizer.contract.plan import FleetPlan
 
 # Marks of one line of a chart.
 MOST_POINTS = 400
-# Stretches of a run that have a speed each.
-_SPEED_WINDOWS = 80
 
 # Rows of predicted against actual that a report reads itself: hours, and dollars of the controller's meter.
 _HOURS, _METER = "hours", "cost so far"
-# Dollars of the nodes in a ledger while the training goes on.
-_COST_SO_FAR = "cost of the nodes so far"
 
 # Categories of the ledger, in a reader's words.
 CATEGORY_WORDS = {
@@ -61,7 +57,6 @@ class Run:
         summary: seconds and dollars of the ledger; None without one.
         points: steps done by hour and process, for a chart; a fall is training that was repeated.
         breaks: interruptions and failures, in order.
-        speeds: tokens or samples a second by hour and process, checkpoints included, for a chart.
         losses: loss by step; empty where the training gave none.
     """
 
@@ -70,7 +65,6 @@ class Run:
     summary: Summary | None = None
     points: tuple[Mapping[str, float], ...] = ()
     breaks: tuple[Break, ...] = ()
-    speeds: tuple[Mapping[str, float], ...] = ()
     losses: tuple[Mapping[str, float], ...] = ()
 
     @property
@@ -94,21 +88,6 @@ class Run:
         """USD so far, by the controller's meter or by the ledger."""
         told = self._find_actual(_METER)
         return told if told is not None or not (self.summary and self.summary.usd) else sum(self.summary.usd.values())
-
-    @property
-    def compared(self) -> list[dict[str, Any]]:
-        """Rows of predicted against actual, with the difference in percent.
-
-        What grows until the run's end has a difference only then; a count has none.
-        """
-        rows = []
-        for row in self.measures:
-            predicted, actual = row["predicted"], row["actual"]
-            grows = row["unit"] in ("", "steps") or (row["measure"] in (_HOURS, _METER) and not self.finished)
-            known = predicted and actual is not None and not grows and row["measure"] != _COST_SO_FAR
-            name = "time" if row["measure"] == _HOURS else row["measure"]
-            rows.append({**row, "measure": name, "percent": 100 * (actual / predicted - 1) if known else None})
-        return rows
 
     def _find_actual(self, measure: str) -> float | None:
         return next((row["actual"] for row in self.measures if row["measure"] == measure), None)
@@ -143,14 +122,12 @@ def read_run(
     if not events and not skipped:
         return Run(words=tuple(words), measures=tuple(measures))
     summary = summarize(events, skipped_lines=skipped)
-    points = _points(in_order(events))
     return Run(
         words=tuple(words) or (_words(plan, summary),),
-        measures=tuple(measures) or tuple(_measures(plan, summary)),
+        measures=tuple(measures),
         summary=summary,
-        points=points,
+        points=_points(in_order(events)),
         breaks=_breaks(in_order(events)),
-        speeds=_speeds(points, samples=plan.job.global_batch * plan.job.seq_len),
         losses=_thinned(dict(filter(None, map(read_loss, in_order(events))))),
     )
 
@@ -162,29 +139,6 @@ def _words(plan: FleetPlan, summary: Summary) -> str:
         f"{counted(summary.starts, 'start')}; "
         f"{counted(summary.lost_steps, 'step')} repeated."
     )
-
-
-def _measures(plan: FleetPlan, summary: Summary) -> list[dict[str, Any]]:
-    """Predicted against actual, as far as a ledger knows."""
-    job, useful_s = plan.job, summary.seconds["useful"]
-    cost = "cost of the nodes" if summary.finished else _COST_SO_FAR
-    step_s = useful_s / summary.steps if summary.steps else None
-    per_step = job.global_batch * job.seq_len
-    spent_usd = sum(summary.usd.values()) if summary.usd else None
-    rows: list[tuple[str, str, float | None, float | None]] = [
-        ("steps", "steps", job.steps, summary.steps),
-        ("step time", "s", plan.step_time_s, step_s),
-        (
-            "speed",
-            "samples/s" if job.seq_len == 1 else "tokens/s",
-            plan.tokens_per_second,
-            step_s and per_step / step_s,
-        ),
-        (_HOURS, "h", plan.hours.expected, summary.wall_seconds / 3600),
-        (cost, "USD", plan.cost_usd.breakdown.compute, spent_usd),
-        ("starts after the first", "", plan.interruption.expected_count, summary.starts - 1),
-    ]
-    return [dict(zip(("measure", "unit", "predicted", "actual", "note"), (*row, ""), strict=True)) for row in rows]
 
 
 def _points(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], ...]:
@@ -225,22 +179,6 @@ def _breaks(events: Sequence[Mapping[str, Any]]) -> tuple[Break, ...]:
             )
         )
     return tuple(breaks)
-
-
-def _speeds(points: Sequence[Mapping[str, float]], *, samples: int) -> tuple[dict[str, float], ...]:
-    """Speeds of windows of one process; ``samples`` are the tokens or samples of a step."""
-    window_h = max((point["hours"] for point in points), default=0.0) / _SPEED_WINDOWS
-    speeds = []
-    first: Mapping[str, float] | None = None
-    for point in points:
-        if first is None or point["process"] != first["process"]:
-            first = point
-        hours = point["hours"] - first["hours"]
-        if hours >= window_h and hours > 0:
-            speed = (point["step"] - first["step"]) * samples / hours / 3600
-            speeds.append({"hours": point["hours"], "speed": speed, "process": point["process"]})
-            first = point
-    return tuple(speeds)
 
 
 def _thinned(by_step: Mapping[int, float | None]) -> tuple[dict[str, float], ...]:

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from bootstrap.contract.ledger import LEDGER_FILE
-from optimizer.report import facts
 from optimizer.report.answer import answer_of
 from optimizer.report.page import render
 from optimizer.report.run import read_run
-from tests.pages.browser import open_page, start_browser
 from tests.pages.demo_run import demo_plan
 from tests.warm import Warm
 
@@ -42,15 +40,7 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
     assert any(one.repeated for one in run.breaks[1:])
     assert "spot/instance-action" in run.breaks[0].cause and run.breaks[2].cause.startswith("killed")
     assert run.losses[-1]["step"] == 60 and run.losses[-1]["loss"] < run.losses[0]["loss"]
-    assert run.speeds
-    report = tmp_path / "run.html"
-    now = datetime.now(UTC)
-    report.write_text(render(answer_of(plan), now=now, commands=facts.plan_commands(answer_of(plan), "-"), run=run))
-    with start_browser() as browser, open_page(browser, report, width=400) as opened:
-        assert opened.errors == [] and opened.requests == [report.as_uri()]
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert " trained examples/tiny_gpt.py " in opened.page.locator("h1").inner_text()
-        assert "spot/instance-action" in opened.page.get_by_label("Interruptions and failures").inner_text()
+    assert " trained examples/tiny_gpt.py " in render(answer_of(plan), now=datetime.now(UTC), commands=[], run=run)
 
 
 @pytest.mark.timeout(400)

@@ -154,18 +154,15 @@ def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every
 
 @dataclass
 class Sparkline:
-    """Bars between the least and the largest value; five numbers in a terminal that knows ASCII only."""
+    """Bars between the least and the largest value, which alone a terminal that knows ASCII only gets."""
 
     values: Sequence[float]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         values = self.values[-options.max_width :]
         low, high = min(values), max(values)
-        if options.ascii_only:
-            yield Text(" ".join(map(format_number, values[:: -(-len(values) // 5)])))
-        else:
-            bars = "".join(_BARS[int(7 * (value - low) / (high - low or 1))] for value in values)
-            yield Text(f"{bars} {format_number(low)} to {format_number(high)}")
+        bars = "".join(_BARS[int(7 * (value - low) / (high - low or 1))] for value in values)
+        yield Text(f"{'' if options.ascii_only else bars} {format_number(low)} to {format_number(high)}".strip())
 
 
 def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:

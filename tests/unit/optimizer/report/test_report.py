@@ -14,7 +14,7 @@ from optimizer.cli import cli
 from optimizer.contract.plan import PlanError
 from optimizer.report import facts
 from optimizer.report.answer import ReportAnswer, answer_of, read_answer
-from optimizer.report.page import age, amount, hours, least, number, price, render, usd
+from optimizer.report.page import age, amount, hours, number, price, render, usd
 from optimizer.report.run import read_run
 from optimizer.search.rejections import Rejection
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
@@ -55,7 +55,7 @@ def test_an_answer_numbers_plans_and_marks_the_front() -> None:
         ("plan-2", 2, False),
         ("front-1", None, True),
     ]
-    assert answer.rejected == tuple(REJECTED)
+    assert answer.extras.rejected == tuple(REJECTED)
     assert read_answer(PLAN.to_json()).candidates[0].plan == PLAN
 
 
@@ -83,8 +83,6 @@ def test_the_page_has_every_reason_price_source_and_age() -> None:
         assert each.item in page and f">{price(each.usd)}<" in page and each.source in page
     assert "2026-01-21</td><td>306 days" in page
     assert "a catalog" in page and PLAN.calibration.source in page
-    fitted = sample_plan(calibration={"source": "9 measured runs on A100 (error 7%), fitted 2026-11-20 to 9 runs"})
-    assert "Age of the fit: 3 days." in render(answer_of(fitted), now=NOW, commands=[])
     # Each candidate has a mark in both sizes and a row.
     for key in ("plan-1", "plan-2", "front-1"):
         assert page.count(f'href="#{key}"') == 2 and page.count(f'id="{key}"') == 1
@@ -165,7 +163,6 @@ def test_numbers_as_people_read_them() -> None:
     assert (hours(0.25), hours(4.13), hours(48.0), hours(123.7)) == ("15 min", "4.1 h", "48 h", "124 h")
     assert (hours(62.2 / 3600), hours(0.1 / 3600), hours(0.05)) == ("62 s", "0.1 s", "3 min")
     assert (amount(3.0), amount(1234.0), amount(0.002)) == ("3", "1,234", "0.00200")
-    assert (least(0.001, 2), least(0.0, 2), least(12.04, 1)) == ("<0.01", "0.00", "12.0")
     assert (number(34), number(0.0123), number(4123.4)) == ("34.0", "0.0123", "4,123")
     assert age(date(2026, 11, 22), NOW.date()) == "1 day"
     assert age(date(2020, 12, 1), NOW.date()) == "6.0 years"
@@ -198,24 +195,16 @@ def test_a_run_is_read_from_its_ledger() -> None:
         *((1, 0), (1, 30), (1, 60)),
         *((2, 50), (2, 110), (2, 150)),
     ]
-    tokens = PLAN.job.global_batch * PLAN.job.seq_len
-    assert [point["speed"] for point in run.speeds] == pytest.approx([tokens / 60] * 3 + [tokens * 40 / 2400])
     (lost,) = run.breaks
     assert (lost.hours, lost.step, lost.repeated, lost.gap_hours) == (1.1, 60, 10, 0.1) and "killed" in lost.cause
     assert run.losses == ({"step": 29, "loss": 2.5}, {"step": 110, "loss": 1.5})
-    actual = {row["measure"]: row["actual"] for row in run.measures}
-    assert actual["starts after the first"] == 1 and actual["cost of the nodes"] == pytest.approx(36.0 * 10320 / 3600)
-    assert run.finished
-    percent = {row["measure"]: row["percent"] for row in run.compared}
-    assert percent["time"] == pytest.approx(100 * (10320 / 3600 / PLAN.hours.expected - 1))
-    assert percent["steps"] is None and percent["starts after the first"] is None
+    assert run.finished and run.usd == pytest.approx(36.0 * 10320 / 3600)
     going_on = read_run(PLAN, lines[:4])
     assert not going_on.finished
-    assert {row["measure"] for row in going_on.compared if row["percent"] is not None} == {"step time", "speed"}
     page = unescape(render(answer_of(PLAN), now=NOW, commands=facts.stack_commands("dev"), run=run))
     for words in (
         *("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"),
-        *("Speed against the time", "killed: its last event has no reason"),
+        "killed: its last event has no reason",
         # A script of the user's own may end before the plan's last step.
         *(" has done <b>110 of", "in <b>2.9 h</b> for <b>103 USD</b>.", "this run: 2.87 h, 103.20 USD"),
     ):
