@@ -83,11 +83,13 @@ style: $(VENV)/.dev
 	$(BIN)/python -m tools.cli_reference --check
 	$(BIN)/python -m tools.request_reference --check
 	$(BIN)/python -m tools.pulumi_keys --check
+	$(BIN)/python -m tools.figures --check
 
 docs: $(VENV)/.core ## Write docs/cli.md from the commands' help, docs/request.md from its models, Pulumi.yaml's keys from infra/settings.py
 	$(BIN)/python -m tools.cli_reference
 	$(BIN)/python -m tools.request_reference
 	$(BIN)/python -m tools.pulumi_keys
+	$(BIN)/python -m tools.figures
 
 # Strict: a link, an anchor or a page of the navigation that is not there fails the build.
 site: $(VENV)/.dev ## Build the pages of docs/ as a site into out/site, with every link checked
