@@ -44,7 +44,7 @@ SECTIONS = {
     "Look inside": {
         "preview": "Show what a plan would create, and what it costs.",
         "preflight": "Check whether this AWS account can carry out a plan now.",
-        "stack": "Hand a plan to a Pulumi stack; its wheels and permissions.",
+        "stack": "Hand a plan to a Pulumi stack; drill an interruption.",
         "simulate": "Replay spot policies over traces of spot capacity.",
         "launch-config": "Write a plan for another engine, or for Kubernetes.",
     },
@@ -57,7 +57,11 @@ SECTIONS = {
     },
 }
 # Names that work on, with the words that they stand for.
-ALIASES = {"calibrate": ["catalog", "calibrate"], "manifest": ["launch-config", "--engine", "kubernetes"]}
+ALIASES = {
+    "calibrate": ["catalog", "calibrate"],
+    "drill": ["stack", "drill"],
+    "manifest": ["launch-config", "--engine", "kubernetes"],
+}
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # Commands and options of earlier versions, and what does their work now.

@@ -77,6 +77,7 @@ ecr: Callable[[str], Any] = partial(_client, "ecr")
 ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
 # For a call that spends and takes no client token: botocore must not send it twice.
 ec2_once: Callable[[str], EC2Client] = partial(_client, "ec2", attempts=1)
+fis: Callable[[str], Any] = partial(_client, "fis")
 kms: Callable[[str], KMSClient] = partial(_client, "kms")
 logs: Callable[[str], Any] = partial(_client, "logs")
 s3: Callable[[str], S3Client] = partial(_client, "s3")

@@ -18,6 +18,7 @@ from optimizer.aws import errors, images
 from optimizer.aws.images import find_image
 from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
+from optimizer.commands.drill import command as drill
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
 from optimizer.commands.output import say
 from optimizer.commands.policy import command as policy
@@ -41,11 +42,12 @@ from optimizer.training_code import describe_demands
 
 @click.group(cls=WholeSentences)
 def command() -> None:
-    """Hand a plan to a Pulumi stack, pack its nodes' wheels, print the permissions it takes."""
+    """Hand a plan to a Pulumi stack, pack its wheels, print the permissions it takes, drill an interruption."""
 
 
 command.add_command(wheels, "wheels")
 command.add_command(policy, "policy")
+command.add_command(drill, "drill")
 
 
 @command.command(
