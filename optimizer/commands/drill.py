@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bootstrap.contract.ledger import Summary, read_lines, summarize
+from bootstrap.contract.ledger import CATEGORIES, Summary, read_lines, summarize
 from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.words import counted
 from infra.naming import Names
@@ -24,8 +24,7 @@ from optimizer.contract.errors import DataMissingError, GpufleetError
 LOOK_S, FIS_LOOK_S = 30, 5
 # Role that EC2's console and AWS's own tool make in an account: https://github.com/aws/amazon-ec2-spot-interrupter
 FIS_ROLE = "aws-fis-itn"
-# Categories of a ledger but useful.
-LOSSES = ("lost", "checkpoint", "restart", "idle")
+LOSSES = [category for category in CATEGORIES if category != "useful"]
 
 
 @click.command(
