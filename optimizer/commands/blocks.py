@@ -36,43 +36,22 @@ FIELDS = (
     *("offering_id", "instance_type", "region", "zone", "nodes", "start", "end", "hours", "upfront_usd"),
     *("usd_per_node_hour", "surplus_nodes", "surplus_usd", "usable_hours", "fits_p95"),
 )
-TABLE = {
-    "offering_id": "offering",
-    "zone": "zone",
-    "nodes": "nodes",
-    "start": "start, UTC",
-    "end": "end, UTC",
-    "hours": "hours",
-    "upfront_usd": "upfront $",
-    "usd_per_node_hour": "$/node-hour",
-    "surplus_usd": "$ for surplus",
-    "fits_p95": "fits p95",
-    "usable_hours": "usable h",
-    "surplus_nodes": "surplus nodes",
-    "instance_type": "type",
-    "region": "region",
-}
 SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "surplus_usd", "end", "zone")
 
 
 def search_options(function: F) -> F:
     """Add PLAN, ``--plan`` and the flags of a search without a plan."""
     day = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
-    decorators: tuple[Callable[[F], F], ...] = (
+    for decorate in (
         click.option("--until", type=day, metavar="DATE", help="Latest end, UTC: 2026-12-24."),
         click.option("--from", "start", type=day, metavar="DATE", help="Earliest start, UTC.  [default: now]"),
-        click.option(
-            "--region",
-            metavar="REGION",
-            help="Region.  [default: PLAN's, or the AWS profile's]",
-        ),
+        click.option("--region", metavar="REGION", help="Region.  [default: PLAN's, or the AWS profile's]"),
         click.option("--hours", type=Hours(), help="Length: 48, 3d. AWS sells whole days, above 14 days weeks."),
         click.option("--nodes", type=click.IntRange(1), help="Nodes; at most 64."),
         click.option("--instance-type", metavar="TYPE", help="Type."),
         plan_number_option,
         click.argument("plan", required=False),
-    )
-    for decorate in decorators:
+    ):
         function = decorate(function)
     return function
 
@@ -108,16 +87,7 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
     """
     chosen = read_plan_argument(plan, plan_number) if plan else None
     search = _search(chosen, **flags)
-    offered = _offered(search)
-    fitting = _write_offered(offered, search, chosen, output_format)
-    if not fitting:
-        raise NothingFeasibleError(
-            f"AWS offers no Capacity Block of {search} in {search.region}"
-            + (f" that {chosen.hours.p95:.1f} h fit into; {len(offered)} are too short" if chosen and offered else ""),
-            next_step="another --region, --from or --until; fewer nodes; offers change within hours",
-        )
-    words = ["gpufleet", "blocks", "buy", fitting[0].id, *_again(plan, plan_number, search)]
-    say(f"next: {shlex.join(words)}", err=True)
+    _answer([(offering, search) for offering in _offered(search)], search, chosen, plan, plan_number, output_format)
 
 
 @command.command()
@@ -146,33 +116,37 @@ def calendar(plan: str, plan_number: int, region: str | None, output_format: str
         until = now + (CALENDAR if is_last else timedelta(days=day + 7)) + timedelta(hours=whole.hours)
         search = replace(whole, start=now + timedelta(days=day) if day else None, until=until)
         found = {offering.id: (offering, search) for offering in _offered(search)} | found
-    offered = sorted((offering for offering, _ in found.values()), key=lambda offering: offering.times.start)
-    fitting = _write_offered(offered, whole, chosen, output_format)
-    if not fitting:
-        raise NothingFeasibleError(
-            f"AWS offers no Capacity Block of {whole} in {whole.region} within {CALENDAR.days} days that the run fits",
-            next_step="another --region; fewer nodes; gpufleet recommend --purchase on-demand",
-        )
-    cheapest, search = found[min(fitting, key=lambda offering: offering.usd).id]
-    words = ["gpufleet", "blocks", "buy", cheapest.id, *_again(plan, plan_number, search)]
-    say(f"next, the cheapest that fits: {shlex.join(words)}", err=True)
+    offered = sorted(found.values(), key=lambda pair: pair[0].times.start)
+    _answer(offered, whole, chosen, plan, plan_number, output_format)
 
 
-def _write_offered(
-    offered: Sequence[Offering], search: Search, plan: FleetPlan | None, output_format: str
-) -> list[Offering]:
-    """Print offerings, and return those that the plan fits into, in the same order."""
+def _answer(
+    offered: Sequence[tuple[Offering, Search]],
+    whole: Search,
+    plan: FleetPlan | None,
+    path: str | None,
+    plan_number: int,
+    output_format: str,
+) -> None:
+    """Print offerings with the searches that found them, and how to buy the cheapest that the plan fits into."""
     now = datetime.now(UTC)
-    fitting = [offering for offering in offered if plan is None or blocks.fits(plan, offering.times, now)]
-    if offered or output_format != "table":
-        rows = [
-            _row(offering, search, now) | {"fits_p95": offering in fitting if plan else None} for offering in offered
-        ]
-        columns = {name: name for name in FIELDS}
-        if output_format == "table":
-            columns, rows = TABLE, [_readable(row, offering) for row, offering in zip(rows, offered, strict=True)]
+    fitting = [pair for pair in offered if plan is None or blocks.fits(plan, pair[0].times, now)]
+    rows = [_row(*pair, now) | {"fits_p95": pair in fitting if plan else None} for pair in offered]
+    columns = {name: name for name in FIELDS}
+    if output_format == "table":
+        # The price stays exact, for it is to be typed.
+        rows = [row | {"upfront_usd": pair[0].price} for row, pair in zip(rows, offered, strict=True)]
+        columns = {name: name.replace("_", " ") for name in FIELDS}
+    if rows or output_format != "table":
         write_rows(rows, columns, output_format, spare=SPARE)
-    return fitting
+    if not fitting:
+        short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if plan and offered else ""
+        raise NothingFeasibleError(
+            f"AWS offers no Capacity Block of {whole} in {whole.region}{short}",
+            next_step="another --region, --from or --until; fewer nodes; offers change within hours",
+        )
+    cheapest, search = min(fitting, key=lambda pair: pair[0].usd)
+    say(f"next: {shlex.join(['gpufleet', 'blocks', 'buy', cheapest.id, *_again(path, plan_number, search)])}", err=True)
 
 
 def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
@@ -191,13 +165,6 @@ def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
         "surplus_usd": round(one.surplus_usd(search.nodes), 2),
         "usable_hours": round(one.times.usable_hours(now), 2),
     }
-
-
-def _readable(row: dict[str, Any], one: Offering) -> dict[str, Any]:
-    """Return a row as a table shows it; its price stays exact, for it is to be typed."""
-    fits = {True: "yes", False: "no", None: None}[row["fits_p95"]]
-    times = {name: row[name].replace("T", " ").removesuffix(":00Z") for name in ("start", "end")}
-    return {**row, **times, "upfront_usd": one.price, "fits_p95": fits}
 
 
 @command.command(
@@ -244,7 +211,8 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
         say(f"nothing was bought; to buy it: {again} --buy")
         return
     if typed is None:
-        typed = _ask_price(again)
+        require_terminal(why="a block is paid at once and cannot be given back", next_step=f"{again} --buy --price USD")
+        typed = _parse_price(click.prompt("It cannot be given back. Type its exact price in USD to buy it", err=True))
         # The block may have been sold, or have another price, while a person read.
         offering = _current(search, offering_id)
         _check_buyable(offering, search, chosen)
@@ -294,7 +262,7 @@ def _search(
         raise InvalidInputError(
             f"{hours:,.1f} h are wanted",
             limit=f"{blocks.LONGEST_H:,} h, the longest Capacity Block",
-            why="a run cannot go on in another block without a new plan",
+            why="AWS sells none that is longer",
             next_step="gpufleet recommend with a shorter deadline, or --purchase on-demand",
         )
     begin, end = (day and day.replace(tzinfo=UTC) for day in (start, until))
@@ -373,8 +341,7 @@ def _check_buyable(offering: Offering, search: Search, plan: FleetPlan | None) -
 def _describe(offering: Offering, search: Search) -> str:
     surplus = offering.nodes - search.nodes
     lines = [
-        f"offering: {offering.id}",
-        f"nodes: {offering.nodes} x {offering.instance_type} in {offering.zone} ({search.region})",
+        f"{offering.id}: {offering.nodes} x {offering.instance_type} in {offering.zone} ({search.region})",
         f"from {time_text(offering.times.start)} to {time_text(offering.times.end)}, {offering.hours:.1f} h; "
         "AWS ends the instances 30 minutes before",
         f"price: {offering.price} USD upfront, {offering.usd_per_node_hour:,.2f} USD a node and hour",
@@ -387,17 +354,11 @@ def _describe(offering: Offering, search: Search) -> str:
 
 def _parse_price(text: str) -> Decimal:
     try:
-        return Decimal(text)
+        return Decimal(text.strip())
     except InvalidOperation:
         raise InvalidInputError(
             f"{text!r} is not a price", limit="USD without separators, like 10352.26", why="nothing was bought"
         ) from None
-
-
-def _ask_price(again: str) -> Decimal:
-    require_terminal(why="a block is paid at once and cannot be given back", next_step=f"{again} --buy --price USD")
-    text = click.prompt("It cannot be given back. Type its exact price in USD to buy it", err=True)
-    return _parse_price(text.strip())
 
 
 def _purchase(offering: Offering, search: Search) -> Any:

@@ -106,7 +106,7 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
     assert (asked["CapacityDurationHours"], f"{asked['EndDateRange']:%Y-%m-%d %z}") == (24, "2026-12-24 +0000")
 
     code, out, _ = gpufleet("blocks", "find", *FLAGS)
-    assert code == 0 and "566.40" in out and "2026-11-22 12:00" in out
+    assert code == 0 and "566.40" in out and "2026-11-22T12:00:00Z" in out
     code, out, _ = gpufleet("blocks", "find", *FLAGS, "--format", "csv")
     assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 3
 
