@@ -19,7 +19,6 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${TIME_SYNC_TIMEOUT_S:=60}"              # wait for chrony's first synchronisation, s
 : "${CLOCK_LIMIT_S:=60}"                    # greatest difference from S3's clock, s
 : "${SMOKE_TIMEOUT_S:=600}"                 # limit of the smoke test, s
-: "${SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S:=}"   # least all-reduce bandwidth, GB/s; empty for none
 : "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}" # files between the node's processes; gone after a reboot
 : "${WHEELS_KEY:=bootstrap/wheels.tar}"     # object of the stack's bucket with the wheels of requirements-node.txt
 

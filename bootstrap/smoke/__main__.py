@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported here: torch takes seconds, and --help does not wait.
     import torch
 
-    from bootstrap.smoke import bandwidth, gang, ranks
+    from bootstrap.smoke import gang, ranks
 
     if not is_rank:
         gpus = torch.cuda.device_count()
@@ -69,8 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time_limit_s=limit_s,
             out=asked.out,
             is_gang=is_gang,
-            sizes_mib=tuple(sorted(asked.sizes_mib or bandwidth.default_sizes_mib(device))),
-            min_bus_bandwidth_gb_per_s=asked.min_bus_bandwidth_gb_per_s,
         )
     )
 
@@ -110,21 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"plan whose expected rates are the limits (default: {VARIABLE} of the environment)",
     )
     parser.add_argument(
-        "--sizes-mib",
-        type=_sizes,
-        metavar="N[,N...]",
-        help="a node's all-reduce buffer sizes, MiB (default: 1,8,64,256,1024 on GPU; 1,4,16 on CPU)",
-    )
-    parser.add_argument(
-        "--min-bus-bandwidth-gb-per-s",
-        type=_positive,
-        metavar="GB_PER_S",
-        help="fail below this bus bandwidth of a node's all-reduce at the largest size, GB/s (10^9 bytes)",
-    )
-    parser.add_argument(
-        "--timeout-s",
         "--time-limit-s",
-        dest="time_limit_s",
         type=_positive,
         metavar="SECONDS",
         help=f"end and fail after this long (default: {NODE_LIMIT_S:g}; gang: {GANG_LIMIT_S:g})",
@@ -145,10 +129,6 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
-
-
-def _sizes(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
 
 
 def _writable(text: str) -> Path:

@@ -1,23 +1,23 @@
-"""Collectives: their results, element by element, and algorithm and bus bandwidth with the factors of
+"""Collectives: their results, element by element, and bus bandwidth with the factors of
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (read 2026-11-23).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Band
-from bootstrap.smoke.ranks import Ranks, seconds_each, slowest_rank
-from bootstrap.smoke.report import CheckResult, band_limits, find_low, progress
+from bootstrap.smoke.ranks import Ranks, seconds_each
+from bootstrap.smoke.report import CheckResult, band_limits, progress
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive"]
 
-SIZES_MIB = {"cuda": (1, 8, 64, 256, 1024), "cpu": (1, 4, 16)}
+SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
 # Buffers per size: two buffers, indices, expected values, two temporaries, and reserve.
 GPU_MEMORY_PER_SIZE = 8
 ITERATIONS = 20
@@ -28,32 +28,20 @@ PERIOD = 8191
 LARGE_MIB = 256
 
 
-def default_sizes_mib(device_type: str) -> tuple[int, ...]:
-    """Buffer sizes of this kind of device that its memory allows, MiB."""
-    if device_type != "cuda":
-        return SIZES_MIB[device_type]
-    memory_mib = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())) / 2**20
-    return tuple(size for size in SIZES_MIB[device_type] if size * GPU_MEMORY_PER_SIZE <= memory_mib)
+def check(ranks: Ranks, collective: Collective, *, budget_s: float, expected: Band | None) -> list[CheckResult]:
+    """Run a collective of float32 buffers: exact results, and the largest size's bandwidth against ``expected``.
 
-
-def check(
-    ranks: Ranks,
-    sizes_mib: Sequence[int],
-    *,
-    budget_s: float,
-    min_bus_bandwidth_gb_per_s: float | None = None,
-    expected: Band | None = None,
-    collective: Collective = "all_reduce",
-) -> list[CheckResult]:
-    """Run a collective of float32 buffers: exact results, and the largest size's bandwidth against the limit.
-
-    The limit is ``min_bus_bandwidth_gb_per_s``, else the ``expected`` band's where buffers are large enough. Within
-    ``budget_s`` there are fewer iterations, and no size that a smaller one shows to be too large.
+    A band counts where buffers are large enough. Within ``budget_s`` there are fewer iterations, and no size that a
+    smaller one shows to be too large.
     """
     rows: list[dict[str, Any]] = []
+    sizes_mib = SIZES_MIB[ranks.device.type]
+    if ranks.device.type == "cuda":
+        memory_mib = torch.cuda.get_device_properties(ranks.device).total_memory / 2**20
+        sizes_mib = tuple(size for size in sizes_mib if size * GPU_MEMORY_PER_SIZE <= memory_mib)
     for size_mib in sizes_mib:
         row_s = budget_s / len(sizes_mib)
-        if rows and rows[-1]["time_ms"]["median"] * size_mib / rows[-1]["size_mib"] > row_s * 1e3:
+        if rows and rows[-1]["time_s"] * size_mib / rows[-1]["size_mib"] > row_s:
             break
         rows.append(_measure(ranks, collective, size_mib, row_s))
     largest = rows[-1]
@@ -76,46 +64,15 @@ def check(
         ),
         CheckResult(
             name=f"{collective}_bus_bandwidth",
-            value=None if alone else largest["bus_bandwidth_gb_per_s"]["median"],
+            value=None if alone else largest["bus_bandwidth_gb_per_s"],
             unit="GB/s",
-            limit=min_bus_bandwidth_gb_per_s or (band.fail_below if band else None),
-            warn=band.warn_below if band else None,
             must_be="at_least",
             note="one rank has nobody to exchange with"
             if alone
             else f"at {largest['size_mib']} MiB" + (f", the plan expects {band.value:.4g}" if band else ""),
             details={"sizes": rows},
+            **band_limits(band),
         ),
-    ]
-
-
-def check_inside(ranks: Ranks, names: Sequence[str], expected: Band | None) -> list[CheckResult]:
-    """All-reduce inside each node, all nodes at once: the slowest node against the plan's rate."""
-    per_node = ranks.local_world_size
-    nodes = [list(range(first, first + per_node)) for first in range(0, ranks.world_size, per_node)]
-    # Every rank makes all groups (https://docs.pytorch.org/docs/stable/distributed.html#groups).
-    own = [dist.new_group(members) for members in nodes][ranks.rank // per_node]
-    size_mib = LARGE_MIB if ranks.device.type == "cuda" else SIZES_MIB["cpu"][1]
-    buffer = torch.zeros(size_mib * 2**18, device=ranks.device)
-    ranks.barrier("inside")
-    times = seconds_each(lambda: dist.all_reduce(buffer, group=own), device=ranks.device, warm_up=2, iterations=5)
-    answers = ranks.gather("inside", statistics.median(times))
-    scale = size_mib * 2**20 * bus_factor("all_reduce", per_node) / 1e9
-    rates = [scale / max(answers[members[0] : members[-1] + 1]) for members in nodes]
-    lowest = rates.index(min(rates))
-    low = find_low(rates, warn=expected.warn_below, fail=expected.fail_below or 0.0) if expected else []
-    return [
-        CheckResult(
-            name="inside_node_bus_bandwidth",
-            value=rates[lowest],
-            unit="GB/s",
-            must_be="at_least",
-            note=f"{names[lowest]} at {size_mib} MiB"
-            + (f", the plan expects {expected.value:.4g}" if expected else ""),
-            hosts=tuple(names[node] for node in low),
-            details={"gb_per_s": dict(zip(names, rates, strict=True))},
-            **band_limits(expected),
-        )
     ]
 
 
@@ -133,24 +90,21 @@ def _measure(ranks: Ranks, collective: Collective, size_mib: int, budget_s: floa
     probe_s = seconds_each(run, device=ranks.device, warm_up=0, iterations=1)[0]
     slowest_s = max(ranks.gather(f"{collective} probe", probe_s))
     iterations = max(1, min(ITERATIONS, int(budget_s / slowest_s)))
-    warm_up = iterations // 4
-    times = seconds_each(run, device=ranks.device, warm_up=warm_up, iterations=iterations)
+    times = seconds_each(run, device=ranks.device, warm_up=iterations // 4, iterations=iterations)
     wrong += wrong_elements()
     answers = ranks.gather(collective, {"times": times, "wrong": wrong})
-    seconds = slowest_rank([answer["times"] for answer in answers])
+    # A collective ends with its last rank.
+    seconds = map(max, zip(*(answer["times"] for answer in answers), strict=True))
     factor = bus_factor(collective, ranks.world_size)
-    median, low, high = statistics.median(seconds), min(seconds), max(seconds)
-    # The longest time is the lowest bandwidth.
-    gb_per_s = {"median": size_bytes / median / 1e9, "min": size_bytes / high / 1e9, "max": size_bytes / low / 1e9}
+    time_s = statistics.median(seconds)
+    gb_per_s = size_bytes / time_s / 1e9 * factor
     if ranks.rank == 0:
-        progress(f"{collective} {size_mib} MiB: {gb_per_s['median'] * factor:.2f} GB/s bus bandwidth")
+        progress(f"{collective} {size_mib} MiB: {gb_per_s:.2f} GB/s bus bandwidth")
     return {
         "size_mib": size_mib,
-        "warm_up": warm_up,
         "iterations": iterations,
-        "time_ms": {"median": median * 1e3, "min": low * 1e3, "max": high * 1e3},
-        "algorithm_bandwidth_gb_per_s": gb_per_s,
-        "bus_bandwidth_gb_per_s": {name: value * factor for name, value in gb_per_s.items()},
+        "time_s": time_s,
+        "bus_bandwidth_gb_per_s": gb_per_s,
         "wrong_elements": sum(answer["wrong"] for answer in answers),
         "wrong_ranks": [rank for rank, answer in enumerate(answers) if answer["wrong"]],
     }

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Expected
@@ -23,8 +22,7 @@ JOIN_S = 45.0
 # The same on a node whose first program of CUDA's this is: its libraries take up to a minute from a cold EBS volume.
 COLD_JOIN_S = 120.0
 # Steps that load libraries too; and DDP a second part of torch.
-FIRST_STEPS = ("connect", "gradients", "gradients of 64 bits")
-SIZES_MIB = {"cuda": (8, 64, 256, 1024), "cpu": (1, 4)}
+FIRST_STEPS = ("connect", "gradients")
 # Seconds that measurements may take in all, however late the test is ended.
 MEASURING_S = 90.0
 
@@ -33,10 +31,7 @@ MEASURING_S = 90.0
 class SmokeOptions:
     """Options of the test; ``name`` is this host's, ``out`` None prints the report of rank 0 only.
 
-    Attributes:
-        is_gang: test all nodes of a run together, with pairs of hosts, every collective and products.
-        sizes_mib: buffers of one node's all-reduce, ascending.
-        min_bus_bandwidth_gb_per_s: limit of one node's all-reduce, in place of the plan's.
+    ``is_gang``: test all nodes of a run together, with pairs of hosts, every collective and products.
     """
 
     device: Literal["cpu", "cuda"]
@@ -45,14 +40,6 @@ class SmokeOptions:
     time_limit_s: float
     out: Path | None
     is_gang: bool = True
-    sizes_mib: tuple[int, ...] = ()
-    min_bus_bandwidth_gb_per_s: float | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The report's ``arguments``."""
-        own = {"sizes_mib": self.sizes_mib, "min_bus_bandwidth_gb_per_s": self.min_bus_bandwidth_gb_per_s}
-        return {"device": self.device, "time_limit_s": self.time_limit_s} | ({} if self.is_gang else own)
 
 
 class _Gang:
@@ -94,7 +81,7 @@ class _Gang:
         text = report.build(
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
-            arguments=self.options.arguments,
+            arguments={"device": self.options.device, "time_limit_s": self.options.time_limit_s},
             facts=self.facts,
             results=self.results,
             error=error,
@@ -125,8 +112,6 @@ def run(options: SmokeOptions) -> int:
     place = ranks.meet(options.device, timeout_s=join_s)
     gang = _Gang(options, place)
     guard = watch.Watch(place, limit_s=options.time_limit_s, report=gang.lose)
-    if not options.is_gang:  # in a gang the other nodes find who fell silent
-        guard.report_sigterm()
     try:
         guard.step("meet", join_s)
         gang.meet()
@@ -159,47 +144,25 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
         ranks.connect(place, timeout=timedelta(seconds=10 * options.time_limit_s if on_gpu else watch.STEP_S))
         return []
 
-    def collective(name: bandwidth.Collective) -> Callable[[], list[report.CheckResult]]:
-        return lambda: bandwidth.check(
-            place,
-            SIZES_MIB[place.device.type],
-            # The plan states the rate of rings that use all of a node's cards.
-            expected=band if name in ("all_reduce", "all_gather", "reduce_scatter") else None,
-            collective=name,
-            budget_s=COLLECTIVES / len(get_args(bandwidth.Collective)) * budget_s,
-        )
+    def collective(name: bandwidth.Collective) -> tuple[str, Callable[[], list[report.CheckResult]]]:
+        # The plan states the rate of rings that use all of a node's cards.
+        rate = band if name in ("all_reduce", "all_gather", "reduce_scatter") else None
+        share_s = COLLECTIVES / len(names) * budget_s
+        return name, lambda: bandwidth.check(place, name, expected=rate, budget_s=share_s)
 
-    if not options.is_gang:
-        return [
-            ("connect", connect),
-            ("gradients of 64 bits", lambda: gradients.check(place, torch.float64)),
-            ("gradients", lambda: gradients.check(place, torch.float32)),
-            (
-                "all_reduce",
-                lambda: bandwidth.check(
-                    place,
-                    options.sizes_mib,
-                    min_bus_bandwidth_gb_per_s=options.min_bus_bandwidth_gb_per_s,
-                    expected=band,
-                    budget_s=COLLECTIVES * budget_s,
-                ),
-            ),
-        ]
+    # A plugin may pass some collectives and hang in another (bootstrap/known-bad.csv).
+    names: tuple[bandwidth.Collective, ...] = get_args(bandwidth.Collective) if options.is_gang else ("all_reduce",)
     steps: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
         ("connect", connect),
-        ("gradients", lambda: gradients.check(place, torch.float32)),
-        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)),
-        # A plugin may pass some of them and hang in another (bootstrap/known-bad.csv).
-        *((name, collective(name)) for name in get_args(bandwidth.Collective)),
+        ("gradients", lambda: gradients.check(place)),
+        *map(collective, names),
     ]
-    if place.local_world_size > 1:
-        steps.append(("inside nodes", lambda: bandwidth.check_inside(place, gang.names, expected.link_gb_per_s)))
-    steps.append(
-        (
-            "products",
-            lambda: straggler.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s),
+    if options.is_gang:
+        matmul = expected.matmul_tflop_per_s
+        steps.insert(2, ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)))
+        steps.append(
+            ("products", lambda: straggler.check(place, gang.hosts, matmul, budget_s=PRODUCTS * budget_s)),
         )
-    )
     return steps
 
 

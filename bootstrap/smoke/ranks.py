@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -172,20 +170,9 @@ def facts(ranks: Ranks, hostname: str) -> dict[str, Any]:
             "torch": torch.__version__,
             "cuda": torch.version.cuda if on_gpu else None,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,  # type: ignore[no-untyped-call]
-            "driver": _driver_version() if on_gpu else None,
-            "kernel": platform.release(),
         },
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_REPORTED_PREFIXES)},
     }
-
-
-def _driver_version() -> str | None:
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines else None
 
 
 def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: int, iterations: int) -> list[float]:
@@ -207,8 +194,3 @@ def seconds_each(work: Callable[[], object], *, device: torch.device, warm_up: i
         event.record()
     torch.cuda.synchronize(device)
     return [events[i].elapsed_time(events[i + 1]) / 1000 for i in range(iterations)]
-
-
-def slowest_rank(times_by_rank: list[list[float]]) -> list[float]:
-    """Slowest rank's time of each iteration: a collective ends with its last rank."""
-    return [max(times) for times in zip(*times_by_rank, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from bootstrap.contract.node_plan import Band
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Verdict = Literal["pass", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -95,11 +95,6 @@ def build(
     }
 
 
-def to_json(report: dict[str, Any]) -> str:
-    """JSON text; numbers that JSON cannot hold become text ("nan", "inf")."""
-    return json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
@@ -109,8 +104,8 @@ def _finite(value: Any) -> Any:
 
 
 def write(report: dict[str, Any], out: Path | None) -> None:
-    """Write to ``out`` by a rename (no reader sees half a report), or to stdout."""
-    text = to_json(report)
+    """Write JSON to ``out`` by a rename (no reader sees half a report), or to stdout; not a number becomes text."""
+    text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,17 +48,6 @@ class Watch:
         for work in (self._beat, self._look_at_clock):
             threading.Thread(target=work, daemon=True).start()
 
-    def report_sigterm(self) -> None:
-        """Report before SIGTERM ends this rank: torchrun ends the ranks of a node where one has died.
-
-        A thread waits for it: Python runs no handler while the main thread waits in a collective.
-        """
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing)
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        threading.Thread(target=self._wait_for_signal, args=(reading,), daemon=True).start()
-
     def step(self, name: str, limit_s: float | None = None) -> None:
         """Say that the test goes on, with this step of at most ``limit_s``, STEP_S by default."""
         limit_s = limit_s or STEP_S
@@ -104,11 +92,6 @@ class Watch:
                 self.fail(f"the time limit of {self._limit_s:g} s is over, in {self._step!r}", own=False)
             if now > self._step_ends:
                 self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False, hung=self._step)
-
-    def _wait_for_signal(self, reading: int) -> None:
-        os.read(reading, 1)
-        if not self._done.is_set():
-            self.fail("this rank was ended from outside", own=False)
 
     def _roll_call(self, fault: str | None, hung: str) -> Loss:
         found: list[Loss] = []

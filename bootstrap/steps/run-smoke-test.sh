@@ -16,10 +16,7 @@ export GPUFLEET_PYTHON=$ROOT${GPUFLEET_PYTHON:-}
 [[ -n ${GPUFLEET_IMAGE:-} || (-f $GPUFLEET_PYTHON && -x $GPUFLEET_PYTHON) ]] ||
   die "no Python with torch; install-python-env.sh comes first"
 
-arguments=(--device cuda --nproc "$(gpu_count)" --timeout-s "$SMOKE_TIMEOUT_S")
-if [[ -n $SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S ]]; then
-  arguments+=(--min-bus-bandwidth-gb-per-s "$SMOKE_MIN_BUS_BANDWIDTH_GB_PER_S")
-fi
+arguments=(--device cuda --nproc "$(gpu_count)" --time-limit-s "$SMOKE_TIMEOUT_S")
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
 agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed: see the lines above, and $report where rank 0 lived to write it"
 touch "$STATE_DIR/smoke-passed"

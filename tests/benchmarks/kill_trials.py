@@ -1,10 +1,10 @@
 """Random SIGKILLs of workers, torchrun and whole nodes; every run must end bit-equal to its undisturbed reference.
 
-    python -m tests.benchmarks.kill_trials --kills 1000 --jobs 24 --out kills.jsonl
+    python -m tests.benchmarks.kill_trials --shardings fsdp2 --user-processes --kills 1000 --seed 1 --out kills.jsonl
 
 Runs of examples.tiny_gpt (DDP and FSDP2, two CPU workers and gloo each, started by bootstrap/agent) side by side,
-each killed again and again until enough kills are counted. One JSON line a kill and a run; exits 0 only if all runs
-ended equal and none hung.
+each killed again and again until enough kills are counted or the time is over. One JSON line a kill and a run, each
+with its seed; exits 0 only if all runs ended equal and none hung. Needs torch and numpy alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KilledRun:
     """One run, killed until ``trials`` has enough."""
 
     def __init__(self, trials: Trials, node: Node, name: str, sharding: str, seed: int) -> None:
-        self.trials, self.node, self.name, self.sharding = trials, node, name, sharding
+        self.trials, self.node, self.name, self.sharding, self.seed = trials, node, name, sharding, seed
         self.dice = random.Random(seed)  # noqa: S311 - not for secrets
         self.kills = 0
         self.launch = self._launch()
@@ -156,8 +156,8 @@ class KilledRun:
 
     def _unfinished(self) -> set[str]:
         with suppress(FileNotFoundError):
-            saves = [one for one in os.scandir(self.node.store) if one.name.startswith("step-")]
-            return {one.name for one in saves if not (Path(one.path) / "manifest.json").exists()}
+            saves = [entry for entry in os.scandir(self.node.store) if entry.name.startswith("step-")]
+            return {entry.name for entry in saves if not (Path(entry.path) / "manifest.json").exists()}
         return set()
 
     def _processes(self) -> dict[str, list[int]]:
@@ -202,8 +202,8 @@ class KilledRun:
         self.kills += 1
         self.trials.counts.update([f"victim {victim}", f"phase {phase}", f"sharding {self.sharding}"])
         self.row = {
-            "run": self.name, "sharding": self.sharding, "kill": self.kills, "victim": victim, "phase": phase,
-            "waited_for": moment, "at_s": round(self.killed_at - self.began, 2), "steps_done": done,
+            "run": self.name, "seed": self.seed, "sharding": self.sharding, "kill": self.kills, "victim": victim,
+            "phase": phase, "waited_for": moment, "at_s": round(self.killed_at - self.began, 2), "steps_done": done,
             "next_step_s": None,
         }  # fmt: skip
         for path in self.node.out.glob("rank-*.pid"):
@@ -247,7 +247,7 @@ def main() -> int:
     """Run the trials; 0 if every run ended equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kills in all")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; one wants 1.3 processors")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time; default: one a processor")
     parser.add_argument("--shardings", nargs="+", choices=SHARDINGS, default=SHARDINGS)
     parser.add_argument("--steps", type=int, default=200, help="steps of a run")
     parser.add_argument("--step-delay-s", type=float, default=0.01)
@@ -276,7 +276,8 @@ def run_trials(trials: Trials, folder: Path, imds: LocalImds) -> int:
     references = {}
     with ThreadPoolExecutor(options.jobs) as threads:
         nodes = {
-            one: make_node(folder / f"reference-{one}", imds, one, options, delay_s=0) for one in options.shardings
+            sharding: make_node(folder / f"reference-{sharding}", imds, sharding, options, delay_s=0)
+            for sharding in options.shardings
         }
         for sharding, outcome in zip(nodes, threads.map(_run_undisturbed, nodes.values()), strict=True):
             references[sharding] = outcome
@@ -295,7 +296,7 @@ def run_trials(trials: Trials, folder: Path, imds: LocalImds) -> int:
                 result = "equal" if is_equal else "DIFFERENT"
             results.update([result.split(":")[0]])
             log = node.log.read_text(errors="replace")
-            row = {"run": run.name, "sharding": sharding, "kills": run.kills, "result": result}
+            row = {"run": run.name, "seed": run.seed, "sharding": sharding, "kills": run.kills, "result": result}
             row["places_taken"] = log.count(TAKES)
             if result != "equal":
                 row["log"] = log[-20_000:]
@@ -306,6 +307,7 @@ def run_trials(trials: Trials, folder: Path, imds: LocalImds) -> int:
     restarts = sorted(trials.restarts)
     summary = {
         "kills": options.kills - trials.left,
+        "seed": options.seed,
         "runs": dict(results),
         **{key: trials.counts[key] for key in sorted(trials.counts)},
         "median_next_step_s": round(restarts[len(restarts) // 2], 2) if restarts else None,

@@ -117,7 +117,7 @@ def run_rank(scenarios: list[str]) -> int:
         os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
         gang.JOIN_S = watch.STEP_S = LONG_S
         bandwidth.LARGE_MIB = 1
-        gang.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
+        bandwidth.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
         options = gang.SmokeOptions(
             device="cpu",
             name=f"host-{os.environ['RANK']}",

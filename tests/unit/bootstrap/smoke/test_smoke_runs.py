@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.training
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-QUICK = ("--device", "cpu", "--sizes-mib", "1")
+QUICK = ("--device", "cpu")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -40,9 +41,8 @@ def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
     faults = "perturbed_gradient,nan_gradient,wrong_sum,raises"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(
-        *launcher, str(HERE / "sabotaged.py"), faults, str(folder), *QUICK, "--min-bus-bandwidth-gb-per-s", "1e5"
-    )
+    plan = '{"expected": {"link_gb_per_s": {"value": 1e5, "warn_below": 1e5, "fail_below": 1e5}}}'
+    done = run(*launcher, str(HERE / "sabotaged.py"), faults, str(folder), *QUICK, "--plan", plan)
     assert done.returncode == 1, done.stderr
     return folder
 
@@ -86,10 +86,8 @@ def test_two_healthy_ranks_pass_every_test(healthy: dict[str, Any]) -> None:
     assert (healthy["passed"], healthy["verdict"]) == (True, "pass")
     assert healthy["error"] is None
     assert [test["name"] for test in healthy["tests"]] == [
-        "gradients_equal_on_all_ranks_float64",
-        "gradients_equal_one_process_float64",
-        "gradients_equal_on_all_ranks_float32",
-        "gradients_equal_one_process_float32",
+        "gradients_equal_on_all_ranks",
+        "gradients_equal_one_process",
         "all_reduce_sum",
         "all_reduce_bus_bandwidth",
     ]
@@ -100,23 +98,15 @@ def test_the_report_keeps_its_fields(healthy: dict[str, Any]) -> None:
     """To change a field: raise SCHEMA_VERSION in report.py, bootstrap/smoke/README.md and this list together."""
     golden = (HERE / "report_fields.txt").read_text().split()
     assert sorted(key_paths(healthy)) == golden
-    assert healthy["schema_version"] == 3
+    assert healthy["schema_version"] == 4
 
 
 def test_the_figures_agree_with_each_other(healthy: dict[str, Any]) -> None:
     sizes = result(healthy, "all_reduce_bus_bandwidth")["details"]["sizes"]
-    assert [row["size_mib"] for row in sizes] == [1, 4, 16]
-    for row in sizes:
-        algorithm, bus, time_ms = (
-            row["algorithm_bandwidth_gb_per_s"],
-            row["bus_bandwidth_gb_per_s"],
-            row["time_ms"],
-        )
-        assert algorithm["median"] == pytest.approx(row["size_mib"] * 2**20 / (time_ms["median"] / 1e3) / 1e9)
-        assert bus["median"] == pytest.approx(algorithm["median"])  # two ranks: 2(n-1)/n is 1
-        assert bus["min"] <= bus["median"] <= bus["max"]
-        assert time_ms["min"] <= time_ms["median"] <= time_ms["max"]
-    assert result(healthy, "all_reduce_bus_bandwidth")["value"] == sizes[-1]["bus_bandwidth_gb_per_s"]["median"]
+    assert [row["size_mib"] for row in sizes] == [1, 4]
+    for row in sizes:  # two ranks: 2(n-1)/n is 1
+        assert row["bus_bandwidth_gb_per_s"] == pytest.approx(row["size_mib"] * 2**20 / row["time_s"] / 1e9)
+    assert result(healthy, "all_reduce_bus_bandwidth")["value"] == sizes[-1]["bus_bandwidth_gb_per_s"]
 
 
 def test_one_rank_has_nobody_to_compare_with() -> None:
@@ -126,32 +116,24 @@ def test_one_rank_has_nobody_to_compare_with() -> None:
     bandwidth = result(report, "all_reduce_bus_bandwidth")
     assert (bandwidth["value"], bandwidth["passed"]) == (None, True)
     assert "nobody" in bandwidth["note"]
-    assert result(report, "gradients_equal_one_process_float64")["value"] == 0
-
-
-def test_a_floor_that_is_not_reached_fails(wrong_results: Path) -> None:
-    missed = result(report_of(wrong_results, "nan_gradient"), "all_reduce_bus_bandwidth")
-    assert (missed["limit"], missed["verdict"]) == (100000, "fail")
-    assert 0 < missed["value"] < missed["limit"]
+    assert result(report, "gradients_equal_one_process")["value"] == 0
 
 
 def test_a_perturbed_gradient_is_found_and_named(wrong_results: Path) -> None:
     report = report_of(wrong_results, "perturbed_gradient")
-    for precision in ("float64", "float32"):
-        unequal = result(report, f"gradients_equal_on_all_ranks_{precision}")
-        assert unequal["value"] == 1
-        assert not unequal["passed"]
-        assert "rank 1 has other bits than the other ranks in layers.layers.0.linear1.weight" in unequal["note"]
-        differs = result(report, f"gradients_equal_one_process_{precision}")
-        assert not differs["passed"]
-        assert differs["note"] == "rank 1 differs from a single process in layers.layers.0.linear1.weight"
+    unequal = result(report, "gradients_equal_on_all_ranks")
+    assert (unequal["value"], unequal["passed"]) == (1, False)
+    assert "rank 1 has other bits than the other ranks in layers.layers.0.linear1.weight" in unequal["note"]
+    differs = result(report, "gradients_equal_one_process")
+    assert not differs["passed"]
+    assert differs["note"] == "rank 1 differs from a single process in layers.layers.0.linear1.weight"
     assert result(report, "all_reduce_sum")["passed"]
 
 
 def test_nan_gradients_that_agree_are_wrong_all_the_same(wrong_results: Path) -> None:
     report = report_of(wrong_results, "nan_gradient")
-    assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
-    differs = result(report, "gradients_equal_one_process_float64")
+    assert result(report, "gradients_equal_on_all_ranks")["passed"]
+    differs = result(report, "gradients_equal_one_process")
     assert not differs["passed"]
     assert differs["value"] == "nan"
     assert "rank 0 differs" in differs["note"]
@@ -160,7 +142,7 @@ def test_nan_gradients_that_agree_are_wrong_all_the_same(wrong_results: Path) ->
 def test_a_wrong_sum_is_found_and_its_rank_named(wrong_results: Path) -> None:
     report = report_of(wrong_results, "wrong_sum")
     wrong = result(report, "all_reduce_sum")
-    assert wrong["value"] == 2  # before and after the timed runs
+    assert wrong["value"] == 4  # before and after the timed runs, at each size
     assert "rank 1 has" in wrong["note"]
 
 
@@ -169,37 +151,17 @@ def test_a_rank_that_fails_ends_the_run_and_is_named(wrong_results: Path) -> Non
     assert not report["passed"]
     assert "rank 1: ValueError: a reason of rank 1's own" in report["error"]
     # Earlier results are not lost.
-    assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
+    assert result(report, "gradients_equal_on_all_ranks")["passed"]
 
 
-@pytest.mark.parametrize("is_all", [False, True])
-def test_a_run_whose_rank_is_killed_or_that_is_ended_from_outside_leaves_no_rank(is_all: bool) -> None:
-    sizes = ",".join(["1"] * 500)
-    arguments = [
-        "-m",
-        "bootstrap.smoke",
-        "--device",
-        "cpu",
-        "--sizes-mib",
-        sizes,
-        "--min-bus-bandwidth-gb-per-s",
-        "1e5",
-    ]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stderr is not None
-        next(line for line in process.stderr if "all_reduce" in line)
-        ranks = descendants(process.pid)
-        if is_all:
-            process.terminate()
-        else:
-            os.kill(ranks[-1], signal.SIGKILL)
-        output, errors = process.communicate(timeout=120)
-    report = json.loads(output)
-    assert (process.returncode, report["passed"]) == (1, False)
-    assert "does not answer" in report["error"] or "from outside" in report["error"]
-    assert is_all or "ended with -9" in errors
-    assert result(report, "gradients_equal_on_all_ranks_float64")["passed"]
+def test_a_run_whose_rank_is_killed_leaves_no_rank() -> None:
+    command = [sys.executable, "-m", "bootstrap.smoke", *QUICK]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while len(ranks := descendants(process.pid)) < 2:
+            time.sleep(0.01)
+        os.kill(ranks[-1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "ended with -9" in errors
     assert not any(map(is_running, ranks))
 
 
@@ -209,5 +171,5 @@ def test_a_rank_that_hangs_before_it_watches_the_time_is_killed() -> None:
         "ranks.meet = lambda *_, **__: time.sleep(1e6); sys.exit(cli.main(sys.argv[1:]))"
     )
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    command = [sys.executable, "-c", program, "--device", "cpu", "--timeout-s", "0.1"]
+    command = [sys.executable, "-c", program, "--device", "cpu", "--time-limit-s", "0.1"]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, **rank}, timeout=280).returncode == -signal.SIGALRM
