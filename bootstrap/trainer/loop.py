@@ -6,7 +6,6 @@ The loss is the mean over all labels of the global batch, whatever the layout an
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,6 @@ from bootstrap.trainer.parallelize import HALF, autocasts
 from bootstrap.trainer.tensor_parallel import first_token, partial_parameters, sum_gradients
 
 Batch = dict[str, torch.Tensor]
-# Full collections stop the host for as long as many small steps take; the young generations stay small between them.
-COLLECT_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,6 @@ class Stepper:
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
         self._first_label = first_token(mesh["tp"], config.architecture.get("vocab_size", 0))
-        self._steps = 0
         self.grad_accum = config.grad_accum
         """Micro-batches of this rank in a step."""
         self.pass_clock: StepClock | None = None
@@ -119,7 +115,6 @@ class Stepper:
         rate = self._optimizer.param_groups[0]["lr"]
         self._scheduler.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._collect_garbage()
         return StepResult(loss=sums[0] / sums[1], gradient_norm=norm, learning_rate=rate)
 
     def rehearse(self, batch: Batch) -> None:
@@ -198,13 +193,3 @@ class Stepper:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(sums)
             sums /= self._tensor_ranks
-
-    def _collect_garbage(self) -> None:
-        # Ranks that collect at different moments wait for each other in every one.
-        if self._steps == 0:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-        elif self._steps % COLLECT_EVERY == 0:
-            gc.collect(1)
-        self._steps += 1

@@ -1,4 +1,4 @@
-"""Report of a run on rank 0: a console line every few steps, JSON lines of the same, TensorBoard where it imports."""
+"""Report of a run on rank 0: a console line every few steps, and JSON lines of the same."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from typing import Any, Self, TextIO
 
 import torch
 
-from bootstrap.trainer.board import Board
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.optimize import DivergedError
-from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
-BOARD_FOLDER = "tensorboard"
 # A larger share of the step time makes the console line say that the run waits for its data.
 INPUT_BOUND_SHARE = 0.05
 
@@ -42,9 +39,7 @@ class Report:
     """Reports ``every`` steps; a line appears as soon as the device has its numbers, and no step waits for it.
 
     Args:
-        out: folder of ``metrics.jsonl`` and ``tensorboard/``; what an earlier start wrote of the first step and later
-            is dropped there.
-        store: where TensorBoard's files are copied to, below ``tensorboard/``.
+        out: folder of ``metrics.jsonl``, which loses what an earlier start wrote of the first step and later.
         clock: ticks at each step's end, before ``step`` is called.
         tokens_per_sample: None where samples are counted (a CNN).
         on_loss: called with step and loss of each line.
@@ -61,7 +56,6 @@ class Report:
         total_steps: int,
         global_batch: int,
         tokens_per_sample: int | None,
-        store: Store | None = None,
         on_loss: Callable[[int, float], object] | None = None,
         refuses_infinity: bool = False,
     ) -> None:
@@ -79,11 +73,9 @@ class Report:
         self._path = out / METRICS_NAME
         self._file: TextIO | None = None
         self._has_begun = False
-        self._board: Board | None = None
         if self._is_writer:
             out.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
-            self._board = Board.in_folder(out / BOARD_FOLDER, store)
 
     def __enter__(self) -> Self:
         return self
@@ -133,9 +125,6 @@ class Report:
             self._write_ready()
             self._file.close()
             self._file = None
-        if self._board is not None:
-            self._board.close()
-            self._board = None
 
     def _begin(self, step: int) -> None:
         """Drop the lines from ``step`` on, and a torn one: an earlier start did these steps after its checkpoint."""
@@ -206,8 +195,6 @@ class Report:
         logger.info("%s", self._line(facts))
         if self._on_loss is not None and "loss" in facts:
             self._on_loss(facts["step"], facts["loss"])
-        if self._board is not None:
-            self._board.add(facts["step"], {name: value for name, value in facts.items() if name != "step"})
 
     def _line(self, facts: dict[str, Any]) -> str:
         start = f"step {facts['step']:,}/{self._total_steps:,}"

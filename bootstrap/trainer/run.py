@@ -187,7 +187,6 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             tokens_per_sample=tokens,
             on_loss=lambda step, loss: run.report_loss(step, loss),
             refuses_infinity=not parts.scale.enabled,
-            store=store,
         ) as report,
         SpotTolerantRun(
             parts.model,

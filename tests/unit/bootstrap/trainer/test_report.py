@@ -14,7 +14,6 @@ import torch
 import transformers
 
 from bootstrap.contract.measured import parse
-from bootstrap.trainer.board import COPY_EVERY_S, Board
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, RunMeasurement
@@ -62,7 +61,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
+def test_report_writes_every_few_steps_to_console_and_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, wait: Callable[[float], None]
 ) -> None:
     caplog.set_level(logging.INFO, "bootstrap.trainer.report")
@@ -105,12 +104,9 @@ def test_report_writes_every_few_steps_to_console_file_and_tensorboard(
     assert written[2]["step_time_s"] == written[3]["step_time_s"] == 0.016, "an evaluation counts as a step"
     assert "step 5/12  loss 1.2500  gradient norm 3.000  lr 1.00e-03  0.016 s/step  20,000 tokens/s" in caplog.text
     assert "(bound by its input: docs/data.md)" in caplog.text and "step 7/12  evaluation loss 2.5000" in caplog.text
-    assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
 def test_steps_that_a_resume_does_again_are_reported_once(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-
     for first, end, loss in ((1, 7, 1.0), (4, 9, 2.0)):  # killed after step 7, with a checkpoint of step 3
         clock = StepClock(CPU)
         with Report(tmp_path, clock=clock, every=2, total_steps=20, global_batch=1, tokens_per_sample=1) as report:
@@ -121,8 +117,6 @@ def test_steps_that_a_resume_does_again_are_reported_once(tmp_path: Path) -> Non
     *lines, _ = (tmp_path / "metrics.jsonl").read_text().splitlines()
     expected = [(2, 1.0), (4, 2.0), (6, 2.0), (8, 2.0)]
     assert [(line["step"], line["loss"]) for line in map(json.loads, lines)] == expected
-    events: Any = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == expected
 
 
 def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: Path) -> None:
@@ -142,40 +136,6 @@ def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: P
         run(tmp_path / "bf16", [*finite, nan, nan, nan], refuses_infinity=True)
     lines = run(tmp_path / "fp16", [*finite, *[infinite] * 8])
     assert [(line["step"], line["gradient_norm"]) for line in lines] == [(10, None)]
-
-
-def test_event_files_reach_the_store_every_few_minutes_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store, clock = LocalStore(tmp_path / "store"), [0.0]
-    folder = tmp_path / "tensorboard"
-    monkeypatch.setattr("bootstrap.trainer.board.time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    def copied(board: Board) -> list[str]:
-        assert board._copying is not None
-        board._copying.join()
-        return [name.removeprefix("tensorboard/") for name in store.names("tensorboard/")]
-
-    def files() -> list[str]:
-        return sorted(path.name for path in folder.iterdir())
-
-    board = Board.in_folder(folder, store)
-    assert board is not None
-    board.add(1, {"loss": 2.5})
-    assert len(files()) == 1 and not store.names("tensorboard/"), "it is still written"
-    clock[0] = COPY_EVERY_S
-    board.add(2, {"loss": 2.4})
-    assert copied(board) == files() and len(files()) == 1
-    assert store.read(f"tensorboard/{files()[0]}") == (folder / files()[0]).read_bytes()
-    board.add(3, {"loss": 2.3})
-    board.close()
-    assert copied(board) == files() and len(files()) == 2
-    # The next start on this disk copies what a killed one left, and nothing twice.
-    (folder / "events.of.a.killed.start").write_bytes(b"its")
-    again = Board.in_folder(folder, store)
-    assert again is not None
-    again.close()
-    assert copied(again) == files() and not caplog.records
 
 
 def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
