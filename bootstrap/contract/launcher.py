@@ -38,8 +38,11 @@ SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 # These may be an option's value: --separator '|'.
 SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-# Programs that a shell's script starts, and python's modules.
-STARTED = re.compile(r"(?:^|[;&|(\n]|\w=\S*\s)\s*(?:exec\s+)?([\w./-]+)(?![\w./=-])|\s-\w*?m\s*(\w[\w.]*)")
+# Programs, and words of a shell, that start the command behind their own options.
+WRAPPERS = frozenset(
+    {"env", "exec", "command", "time", "nice", "ionice", "nohup", "setsid", "timeout", "stdbuf", "numactl", "taskset"}
+    | {"chrt", "sudo", "unbuffer", "then", "do"}
+)
 
 
 def split_command(text: str) -> list[str] | None:
@@ -63,18 +66,16 @@ def start_of(words: Sequence[str]) -> Start:
 
 def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
-    head, within = list(words[: _script(words)]), set[str]()
-    head += [module[1] for word in head if (module := re.fullmatch(r"-\w*?m(\w+\.[\w.]+)", word))]  # python -mMODULE
-    if len(head) > 1 and PurePath(head[0]).name in SHELLS and re.fullmatch(r"-\w*c", head[1]):
-        within = names_of([name for pair in STARTED.findall(" ".join(words[2:3])) for name in pair])
+    head = list(words[: _script(words)])
+    started = started_by(words)
     shell = list(words[:1]) if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
     shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"[\w./-]+;", word)]
     shell += [word for last, word in itertools.pairwise(words) if SHELL_SIGN.match(word) and not last.startswith("-")]
     if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
-    names = names_of(head) | within
-    if found := CLUSTERS & names_of(words[:1]):
+    names = names_of(head) | started
+    if found := CLUSTERS & started:
         yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
     launchers = names & ONE_NODE | {MODULES[name] for name in names & MODULES.keys()}
@@ -97,6 +98,25 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
         )
 
 
+def started_by(words: Sequence[str]) -> set[str]:
+    """Names of the programs and of Python's modules that a command starts, behind wrappers and in a shell's script."""
+    program = 0
+    while program < len(words) - 1 and (
+        PurePath(words[program]).name in WRAPPERS
+        or re.match(r"-|\w+=|[\d.]+[smhd]?$", words[program])
+        or (program and words[program - 1].startswith("-") and "=" not in words[program - 1])  # an option's value
+    ):
+        program += 1
+    names, rest = names_of(words[: program + 1]), list(words[program:])
+    for at, word in enumerate(rest[: _script(rest)]):
+        if module := re.fullmatch(r"-[a-zA-Z]*?m(\w+\.[\w.]+)?", word):  # python -m MODULE, python -mMODULE
+            names |= names_of([module[1] or " ".join(rest[at + 1 : at + 2])])
+    if len(rest) > 2 and PurePath(rest[0]).name in SHELLS and re.fullmatch(r"-\w*c", rest[1]):
+        for command in re.split(r"[;&|()\n]+", rest[2]):
+            names |= started_by(split_command(command) or command.split())
+    return names
+
+
 def _script(words: Sequence[str]) -> int:
     """Position of the first script: options behind it are its own."""
     return next((at for at, word in enumerate(words) if word.endswith((".py", ".pyc", ".pyz", ".sh"))), len(words))
@@ -107,7 +127,7 @@ def loses_sigterm(words: Sequence[str]) -> bool:
 
     https://github.com/conda/conda/blob/26.7.1/conda/gateways/subprocess.py
     """
-    return bool(words) and PurePath(words[0]).name == "conda" and "run" in words
+    return "conda" in started_by(words) and "run" in words
 
 
 def names_of(words: Sequence[str]) -> set[str]:
