@@ -69,9 +69,11 @@ def train(config: TrainerConfig) -> None:
     data = open_samples(config)
     held_out = open_samples(config, "val") if config.evaluate_every else None
     init_process_group(device)
-    run = assemble(config, device)
-    with oom.halving_micro_batch(run.config):
-        _train(run, data, held_out)
+    uri = os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
+    limit = oom.MicroBatchLimit(config, open_store(uri))
+    run = assemble(config, device, limit.value)
+    with limit.halving(run.config):
+        _train(run, data, held_out, uri)
     dist.destroy_process_group()
 
 
@@ -98,11 +100,11 @@ def init_process_group(device: torch.device) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
 
-def assemble(config: TrainerConfig, device: torch.device) -> Assembled:
+def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int | None = None) -> Assembled:
     """Build model, layout, optimizer and step on this rank; collective, after ``init_process_group``."""
     mesh = build_mesh(config, world_size=dist.get_world_size(), device_type=device.type)
     ranks, rank = data_size(mesh), data_rank(mesh)
-    config = with_batches(config, ranks, micro_batch_limit=oom.micro_batch_limit())
+    config = with_batches(config, ranks, micro_batch_limit=micro_batch_limit)
     # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
@@ -164,9 +166,8 @@ def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: i
     )
 
 
-def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
+def _train(parts: Assembled, data: Dataset, held_out: Dataset | None, uri: str) -> None:
     config, stepper, device = parts.config, parts.stepper, parts.device
-    uri = os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
     store = open_store(uri)
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)

@@ -6,6 +6,7 @@ buffer made or grown by a forward pass, a backbone unfrozen), and a resume chang
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,12 +17,19 @@ from torch.nn.parameter import is_lazy
 
 # Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one.
 AS_BEFORE = "build the same model as before, or use a new store"
-# Line of the log; its argument is ``ModuleForms.problem``.
-UNTAKEABLE = (
-    "no new start of this script can take this checkpoint or a later one: %s. Make the change before the run is entered"
-)
 Form = tuple[str, tuple[int, ...], str]
 Forms = Mapping[str, Form | None]
+logger = logging.getLogger(__name__)
+
+
+def warn_of_untakeable(problem: str, before: str, rank: int) -> str:
+    """Say once, with the first checkpoint of a form that no new start can take, why; returns ``problem``."""
+    if problem and problem != before and rank == 0:
+        logger.error(
+            "no new start of this script can take this checkpoint or a later one: %s. Make the change before the run "
+            "is entered", problem,
+        )  # fmt: skip
+    return problem
 
 
 def plain_name(name: str) -> str:

@@ -40,7 +40,6 @@ from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
-MTBF_VARIABLE = "GPUFLEET_MTBF_S"
 HANG_VARIABLE = "GPUFLEET_HANG_TIMEOUT_S"
 DEFAULT_HANG_TIMEOUT_S = 600.0
 # For compilation, autotuning and cold data caches.
@@ -68,7 +67,7 @@ class SpotTolerantRun:
             the same on every rank.
         tokens_per_sample: for the published tokens per second; default: the plan's.
         seed: of the sample order, and of the random generators after the number of ranks changed.
-        checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600; ``GPUFLEET_MTBF_S`` refines it.
+        checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
         checkpoint_every: steps between checkpoints instead of seconds.
         agree_every: steps between two agreements, for which a notice waits; default: about one a second.
         rehearsal: one forward and backward pass on any batch, called once on entering. DDP on more than two ranks needs
@@ -156,7 +155,6 @@ class SpotTolerantRun:
             beat=self._beat,
             writer_id=writer_id,
             interval_s=checkpoint_interval(checkpoint_interval_s),
-            mtbf_s=positive_number(MTBF_VARIABLE),
             every_steps=checkpoint_every,
             keep=keep,
         )

@@ -35,15 +35,6 @@ CHECKSUM_THREADS = 4
 FINAL_ATTEMPTS = 3
 
 
-def young_daly_interval_s(*, stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
-    """Seconds between checkpoints that lose the least time, √(2·stall·MTBF), and at least ``write_s``.
-
-    J. W. Young, CACM 17(9), 1974, https://doi.org/10.1145/361147.361115; J. T. Daly, FGCS 22(3), 2006,
-    https://doi.org/10.1016/j.future.2004.11.016.
-    """
-    return max(math.sqrt(2 * stall_s * mtbf_s), write_s)
-
-
 @dataclass(kw_only=True)
 class _Save:
     """One save of this rank: first its file is written, then, by rank 0, the manifest."""
@@ -53,7 +44,6 @@ class _Save:
     checksums: list[str] = field(default_factory=list)
     values: Extent | None = None
     problem: str | None = None
-    copy_s: float = 0.0
     write_s: float = 0.0
     is_collected: bool = False
     has_manifest: bool = False  # or may have: the answer was lost
@@ -78,11 +68,9 @@ class Saver:
     beat: Callable[[str], None]
     writer_id: str
     interval_s: float
-    mtbf_s: float | None
     every_steps: int | None
     keep: int
     saved_step: int | None = None
-    last_stall_s: float | None = None
     _pending: _Save | None = None
     _pruner: threading.Thread | None = None
     _saves: int = 0
@@ -147,7 +135,6 @@ class Saver:
     def _begin(self, step: int) -> None:
         self.beat(f"copying the state of step {step}")
         self.ledger.progress(step, force=True)
-        started = time.monotonic()
         self._saves += 1
         save = _Save(step=step, prefix=self.checkpoints.prefix_name(step, self.writer_id, self._saves))
         values = self.share.begin_copy()
@@ -155,14 +142,13 @@ class Saver:
         save.thread.start()
         self._pending = save
         self._last_save = time.monotonic()
-        self.last_stall_s = self._last_save - started
         self.watcher.save_done()
         self.ledger.stall(step)
 
     def _write(self, save: _Save, values: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
-            save.copy_s = self.share.stager.finish()
+            self.share.stager.finish()
             rank, memory, tail = self.ranks.rank, self.share.memory, to_bytes(values)
             with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checkpoint-checksum") as threads:
                 sums = threads.map(checksum, self.share.pieces())
@@ -219,16 +205,9 @@ class Saver:
             return
         self.ledger.progress(step, force=True)
         self.saved_step = save.step
-        self.last_stall_s = (self.last_stall_s or 0.0) + save.copy_s
-        self._set_interval(save)
         if self.ranks.rank == 0:
             self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
             self._clean_up(save.prefix)
-
-    def _set_interval(self, save: _Save) -> None:
-        # Rank 0's clock counts, so its own measurements do.
-        if self.mtbf_s is not None and self.last_stall_s is not None:
-            self.interval_s = young_daly_interval_s(stall_s=self.last_stall_s, mtbf_s=self.mtbf_s, write_s=save.write_s)
 
     def _write_manifest(self, save: _Save, checksums: list[list[str]], values: list[Extent]) -> None:
         try:

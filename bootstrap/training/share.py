@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bootstrap.training.data_ranks import DataRanks
-from bootstrap.training.forms import UNTAKEABLE
+from bootstrap.training.forms import warn_of_untakeable
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
@@ -54,10 +54,7 @@ class Share:
             self._replan(geometries)
         self._copy(snapshot, tensors)
         changes = self._state.changes()
-        if (problem := self._state.problem(changes)) != self._problem:
-            self._problem = problem
-            if problem and self._ranks.rank == 0:
-                logger.error(UNTAKEABLE, problem)
+        self._problem = warn_of_untakeable(self._state.problem(changes), self._problem, self._ranks.rank)
         return {
             "parts": snapshot.values,
             "changes": changes,

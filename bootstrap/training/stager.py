@@ -11,7 +11,6 @@ in the queue at a time, and issues them in one call that does without Python's l
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,19 +62,17 @@ class Stager:
         self._guarded = [(tensor, tensor._version) for tensor in guarded]
         self._waits = self._stream is not None and bool(self._handles)
 
-    def finish(self) -> float:
-        """Copy ``later`` and wait in the calling thread until all copies are over; the seconds that they took."""
+    def finish(self) -> None:
+        """Copy ``later`` and wait in the calling thread until all copies are over."""
         if self._stream is None:
-            return 0.0
+            return
         try:
             # A new thread is on GPU 0: leaving the stream alone would make this process a context there, of 0.3 s and
             # half a GiB for each of the other ranks.
             with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                started = time.monotonic()
                 if self._later[0]:  # blocking, and without Python's lock
                     torch._foreach_copy_(*self._later)
                 self._stream.synchronize()  # also for those that began in stream order
-            return time.monotonic() - started
         finally:
             self._later = [], []
             self._is_copied.set()

@@ -233,16 +233,19 @@ def _prune(data: Mapping[str, Any], kind: str) -> Values:
         elif nested.get(name) and isinstance(value, dict):
             kept[name] = _prune(value, nested[name])
         elif name in known or name == "rope_scaling":
-            kept[name] = _without_nulls(value)
+            kept[name] = _with_named_nulls(value)
     if set(kept.get("layer_types") or ()) == {"full_attention"} and "sliding_window_pattern" not in kept:
         del kept["layer_types"]
     return kept | ({NULLS: sorted(nulls)} if nulls else {})
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return value
+def _with_named_nulls(value: Any) -> Any:
+    """Name the nulls of objects within, too: a field that is left out may have another default."""
+    if not isinstance(value, dict):
+        return value
+    nulls = sorted(name for name, inner in value.items() if inner is None)
+    kept = {name: _with_named_nulls(inner) for name, inner in value.items() if inner is not None}
+    return kept | ({NULLS: nulls} if nulls else {})
 
 
 # --- what transformers makes of it ------------------------------------------------------------------------------------

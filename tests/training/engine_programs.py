@@ -81,8 +81,11 @@ def with_transformers(
     from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
 
     class Stop(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             end_this_process(state.global_step + 1, stop_after)
+            late = model.layers[0].weight
+            if late.requires_grad and all(late is not held for held in optimizer.param_groups[0]["params"]):
+                optimizer.param_groups[0]["params"].append(late)
 
     spot = SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=2)
     arguments = TrainingArguments(

@@ -339,13 +339,12 @@ def test_what_an_engine_casts_and_shards_is_no_change_of_the_run(
         assert model[0].weight.shape == (8, 4)
         assert isinstance(model[2].weight, torch.nn.parameter.UninitializedParameter) == (step == 0)
         model[0].weight.data = torch.zeros(0, dtype=torch.bfloat16)
-        run.note_groups([])
         run.start(step, global_batch=8, order={})
         model[2](torch.zeros(1, 8))  # the run itself makes these parameters
         run.end_step(step + 1, is_last=False)
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        run.tell_changes(folder, [], takes_groups=True)
+        run.tell_changes(folder, [])
         told = torch.load(folder / CHANGES_FILE, weights_only=True)
         assert set(told["born"]) == {"model.2.weight", "model.2.bias"}
         run.saved(step + 1, folder)

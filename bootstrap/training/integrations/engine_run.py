@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.forms import UNTAKEABLE, ModuleForms
+from bootstrap.training.forms import ModuleForms, warn_of_untakeable
 from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, Fetched
 from bootstrap.training.leaving import leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
+from bootstrap.training.state import unwrap_optimizer
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
 
@@ -37,6 +39,7 @@ SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 CHANGES_FILE = "gpufleet-changes.pt"
 # Ranks meet at a save: the slowest may still write its files.
 RANKS_TIMEOUT_S = 1800.0
+_load_state_dict = torch.optim.Optimizer.load_state_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,7 @@ class EngineRun:
         self._stopping = False
         self._forms: ModuleForms | None = None
         self._told: dict[str, Any] = {}
+        self._groups: list[list[list[str]]] = []  # of each optimizer at this start
         self._problem = ""
 
     @functools.cached_property
@@ -112,18 +116,25 @@ class EngineRun:
             self._told = torch.load(file, map_location="cpu", weights_only=True)
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._forms.take(self._told["now"], self._told["born"], device, part="model")
+            self._take_groups_on_load(self._told.get("groups") or [])
 
-    def note_groups(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Note the optimizers' groups as they are at a start."""
-        self._groups = self._group_names(optimizers)
+    def _take_groups_on_load(self, groups: list[list[list[str]]]) -> None:
+        """Give each new optimizer the groups of the checkpoint's, when its engine loads its states."""
+        waiting = list(groups)
 
-    def regroup(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Give new optimizers the groups of the checkpoint's, before the engine loads their states."""
-        parameters = dict(self._model.named_parameters())
-        for optimizer, groups in zip(optimizers, self._told.get("groups") or [], strict=False):
-            if not parameters.keys() >= {name for names in groups for name in names}:
-                continue  # the engine gives the error
-            held = optimizer.param_groups
+        def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
+            sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+            # Accelerate loads a new optimizer's own states, whose groups are the start's.
+            if waiting and sizes == list(map(len, waiting[0])):
+                self._groups += self._group_names([optimizer])
+                self._regroup(optimizer, waiting.pop(0))
+            _load_state_dict(optimizer, state_dict)
+
+        torch.optim.Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+    def _regroup(self, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
+        parameters, held = dict(self._model.named_parameters()), optimizer.param_groups
+        if parameters.keys() >= {name for names in groups for name in names}:  # else the engine gives the error
             settings = {name: value for name, value in held[0].items() if name != "params"}
             held.extend({**settings} for _ in groups[len(held) :])
             del held[len(groups) :]
@@ -137,23 +148,23 @@ class EngineRun:
             for optimizer in optimizers
         ]
 
-    def tell_changes(self, folder: Path, optimizers: Sequence[torch.optim.Optimizer], *, takes_groups: bool) -> None:
+    def tell_changes(self, folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Write what the run changed into the engine's checkpoint, and warn where no resume can take it."""
         if self._forms is None:
             return
-        changes, now = self._forms.changes(), self._forms.now()
-        groups = self._group_names(optimizers)
+        changes, now, groups = self._forms.changes(), self._forms.now(), self._group_names(optimizers)
         problem = self._forms.problem(None, changes["born"])
-        if groups != self._groups and not takes_groups:
+        if groups != self._groups and not all(map(_takes_groups, optimizers)):
             problem = problem or "the optimizer has other parameter groups than at the start"
-        if problem and problem != self._problem and self._ranks.rank == 0:
-            logger.error(UNTAKEABLE, problem)
-        self._problem = problem
+        self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
         if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
             told = {**changes, "now": {key: now.get(key) for key in changes["born"]}, "groups": groups}
             torch.save(told, folder / CHANGES_FILE)
 
-    def start(self, step: int, *, global_batch: int, order: Mapping[str, Any]) -> None:
+    def start(
+        self, step: int, *, global_batch: int, order: Mapping[str, Any],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:  # fmt: skip
         """Begin after ``step`` steps, once the engine has its ranks; raises Interrupted where a node already ends.
 
         ``order``: as EngineManifest's.
@@ -163,6 +174,8 @@ class EngineRun:
             CheckpointError: the nodes have different checkpoints; starting again fetches them anew.
         """
         self.step = step
+        torch.optim.Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+        self._groups = self._groups or self._group_names(optimizers)
         self._global_batch, self._order = global_batch, dict(order)
         self.files.facts = {**order, "engine": self.engine, "samples_a_step": global_batch}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
@@ -301,6 +314,13 @@ class EngineRun:
         self._heartbeat.close()
         self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
         self._watcher.close()
+
+
+def _takes_groups(optimizer: torch.optim.Optimizer) -> bool:
+    """True where ``_take_groups_on_load`` sees the engine's call; FSDP's optimizers load by DCP."""
+    inner: Any = unwrap_optimizer(optimizer)
+    is_torchs = type(inner).load_state_dict is _load_state_dict
+    return is_torchs and not any(isinstance(p, DTensor) for group in inner.param_groups for p in group["params"])
 
 
 def allow_numpys_values() -> None:

@@ -74,11 +74,6 @@ class LightningSpotCallback(Callback):
         if stage == "fit":
             self._run.prepare(pl_module)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Group the optimizers' parameters as the checkpoint's run did, before their states are loaded."""
-        self._run.note_groups(trainer.optimizers)
-        self._run.regroup(trainer.optimizers)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
@@ -86,6 +81,7 @@ class LightningSpotCallback(Callback):
             trainer.global_step,
             global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches),
             order={name: getattr(self._order, name) for name in _ORDER},
+            optimizers=trainer.optimizers,
         )
         own = self._folder / _random_name(trainer.global_rank) if self._folder else None
         if own is not None and own.exists():
@@ -160,7 +156,7 @@ class LightningSpotCallback(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         trainer.save_checkpoint(folder / _LIGHTNING_FILE)
         torch.save(random_state(pl_module.device), folder / _random_name(trainer.global_rank))
-        self._run.tell_changes(folder, trainer.optimizers, takes_groups=True)
+        self._run.tell_changes(folder, trainer.optimizers)
         self._run.saved(step, folder)
         if trainer.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)  # the store has it

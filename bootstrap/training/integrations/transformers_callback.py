@@ -70,10 +70,10 @@ class TransformersSpotCallback(TrainerCallback):
         if isinstance(config := getattr(model, "config", None), PretrainedConfig):
             order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
         self._optimizers = [] if optimizer is None else [optimizer]
-        self._run.note_groups(self._optimizers)
         self._run.start(
-            state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order
-        )
+            state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order,
+            optimizers=self._optimizers,
+        )  # fmt: skip
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -113,7 +113,7 @@ class TransformersSpotCallback(TrainerCallback):
         """Make Trainer's checkpoint durable."""
         assert args.output_dir is not None  # TrainingArguments sets a default
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self._run.tell_changes(folder, self._optimizers, takes_groups=False)
+        self._run.tell_changes(folder, self._optimizers)
         self._run.saved(state.global_step, folder)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

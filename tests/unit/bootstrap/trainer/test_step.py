@@ -43,6 +43,7 @@ from bootstrap.trainer.run import assemble, open_samples, run_facts, train
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice
+from bootstrap.training.stores import LocalStore
 from optimizer.performance.frameworks import frameworks
 from tests.unit.bootstrap.trainer.test_config import parse
 
@@ -395,23 +396,16 @@ def test_an_output_that_is_kept_and_changed_in_place_is_an_error() -> None:
         output.sum().backward()
 
 
-def test_a_micro_batch_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(oom.LIMIT_VARIABLE, "half")
-    with pytest.raises(ConfigurationError, match=r"GPUFLEET_MICRO_BATCH_LIMIT is 'half'; expected samples above 0"):
-        oom.micro_batch_limit()
-
-
-@pytest.mark.parametrize(("micro_batch", "limit"), [(1, None), (2, "2")])
-def test_running_out_again_ends_with_what_to_change(
-    micro_batch: int, limit: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if limit is None:
-        monkeypatch.delenv(oom.LIMIT_VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(oom.LIMIT_VARIABLE, limit)
-    config = dataclasses.replace(parse(), micro_batch=micro_batch)
+@pytest.mark.parametrize(("micro_batch", "limit"), [(1, None), (2, b"2")])
+def test_running_out_again_ends_with_what_to_change(micro_batch: int, limit: bytes | None, tmp_path: Path) -> None:
+    config, store = dataclasses.replace(parse(), micro_batch=micro_batch), LocalStore(tmp_path)
+    held = oom.MicroBatchLimit(config, store)
+    if limit is not None:
+        store.write(held._name, [limit])
+        held = oom.MicroBatchLimit(config, store)
+        assert oom.MicroBatchLimit(dataclasses.replace(config, sharding="zero1"), store).value is None
     with (
         pytest.raises(oom.OutOfMemoryError, match=r"Change one of: --activation-checkpointing full; --sharding zero3"),
-        oom.halving_micro_batch(config),
+        held.halving(config),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -398,15 +398,6 @@ def test_interval_in_seconds(tmp_path: Path) -> None:
     assert 3 <= len(list(tmp_path.glob("step-*"))) <= took / 0.2 + 1
 
 
-def test_interval_follows_stall_and_mtbf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_MTBF_S", "7200")
-    training = Training(str(tmp_path))
-    training.train(12)
-    stall_s = training.run._saver.last_stall_s
-    assert stall_s is not None
-    assert training.run._saver.interval_s == pytest.approx((2 * stall_s * 7200) ** 0.5, rel=0.9)
-
-
 class SlowStore(LocalStore):
     """Takes its time for each shard, as a network store does."""
 
@@ -971,7 +962,7 @@ def test_unusable_arguments(arguments: dict[str, int], tmp_path: Path) -> None:
         Training(str(tmp_path), **arguments)
 
 
-@pytest.mark.parametrize("variable", ["GPUFLEET_CHECKPOINT_INTERVAL_S", "GPUFLEET_MTBF_S", "GPUFLEET_HANG_TIMEOUT_S"])
+@pytest.mark.parametrize("variable", ["GPUFLEET_CHECKPOINT_INTERVAL_S", "GPUFLEET_HANG_TIMEOUT_S"])
 def test_unusable_environment(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(ConfigurationError, match=variable):

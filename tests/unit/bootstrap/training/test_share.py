@@ -17,7 +17,6 @@ from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.host_buffer import refuse_too_large
 from bootstrap.training.planning import PIECE_BYTES, Planner, pieces_of
 from bootstrap.training.rank_group import Agreement, RankGroup
-from bootstrap.training.saver import young_daly_interval_s
 from bootstrap.training.state import TrainingState
 from bootstrap.training.tensors import Geometry, put_together, take_apart
 
@@ -139,15 +138,3 @@ def test_ranks_agree_about_once_a_second_and_four_times_while_a_checkpoint_is_pe
             acted = step
     assert exchanges[0] <= ranks.exchanges <= exchanges[1]
     assert acted is not None and acted - noticed <= seen + 1
-
-
-@pytest.mark.parametrize(("stall_s", "mtbf_s"), [(1.5, 3600.0), (8.0, 6 * 3600.0), (0.1, 1800.0)])
-def test_the_interval_is_near_the_minimum_of_the_time_lost_and_no_shorter_than_a_write(
-    stall_s: float, mtbf_s: float
-) -> None:
-    def lost_share(interval_s: float) -> float:
-        return stall_s / interval_s + interval_s / 2 / mtbf_s
-
-    best = min((tenths / 10 for tenths in range(1, 100_000)), key=lost_share)
-    assert young_daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s) == pytest.approx(best, rel=0.01)
-    assert young_daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s, write_s=9000) == 9000
