@@ -88,7 +88,7 @@ def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
         open_dataset("", family="decoder", seq_len=config.seq_len, vocab_size=256, split=split, seed=config.seed)
         for split in ("train", "val")
     ]
-    run._train(parts, samples[0], samples[1] if config.evaluate_every else None)
+    run._train(parts, samples[0], samples[1] if config.evaluate_every else None, os.environ[run.CHECKPOINTS_VARIABLE])
     module.cross_entropy = whole
 
 

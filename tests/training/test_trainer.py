@@ -114,6 +114,7 @@ def torchrun(warm: Warm, folder: Path, ranks: int, *arguments: str) -> str:
     variables = {
         "AWS_EC2_METADATA_DISABLED": "true", "HF_HUB_OFFLINE": "1",
         "GPUFLEET_CHECKPOINT_URI": str(folder / "checkpoints"), "GPUFLEET_DRAIN_FILE": str(folder / "drain"),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # as the agent: a restart would find the first start's addresses
     }  # fmt: skip
     return warm.torchrun(folder, ranks, *arguments, modules=TRAINER, **variables)
 

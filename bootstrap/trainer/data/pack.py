@@ -127,15 +127,15 @@ def _end_token_id(tokenizer: Tokenizer, name: str | None) -> int:
 
 
 def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
-    """Place and text of each document. A file's first line, and not its name, says whether it is JSON lines."""
+    """Place and text of each document. A file's first lines, and not its name, say whether they are JSON."""
     for path in inputs:
         if not path.is_file():
             raise ConfigurationError(f"{path} does not exist; expected text, JSON lines or JSON")
         try:
             with path.open("rb") as file:
-                first = next((line for line in file if line.strip()), b"").removeprefix(BOM_UTF8)
+                first = list(islice((line.removeprefix(BOM_UTF8) for line in file if line.strip()), 2))
                 file.seek(0)
-                if path.suffix in (".jsonl", ".ndjson") or _is_document(first, field):
+                if path.suffix in (".jsonl", ".ndjson") or _are_objects(first, field):
                     for number, line in enumerate(file, 1):
                         if line.strip():
                             place = f"{path}:{number}"
@@ -148,11 +148,13 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
-def _is_document(line: bytes, field: str) -> bool:
+def _are_objects(first: list[bytes], field: str) -> bool:
+    """True for two lines of objects, or one with a document: prose may begin with another."""
     try:
-        return line.lstrip().startswith(b"{") and field in json.loads(line)
+        objects = [json.loads(line) for line in first if line.lstrip().startswith(b"{")]
     except (ValueError, RecursionError):
         return False
+    return len(objects) == len(first) and (len(objects) == 2 or any(field in item for item in objects))
 
 
 def _decoded(place: str, data: bytes) -> str:

@@ -130,7 +130,7 @@ class EngineRun:
                 self._regroup(optimizer, waiting.pop(0))
             _load_state_dict(optimizer, state_dict)
 
-        torch.optim.Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
+        torch.optim.Optimizer.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]
 
     def _regroup(self, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
         parameters, held = dict(self._model.named_parameters()), optimizer.param_groups

@@ -336,6 +336,8 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == packed
     assert pack_main([str(tmp_path / "y.txt"), *common[:-1], str(out.with_suffix(""))]) == 1
     assert "expected NAME.bin" in capsys.readouterr().err
+    (tmp_path / "z.txt").write_bytes(b'{"body": "a"}\n{"body": "b"}\n')
+    assert pack_main([str(tmp_path / "z.txt"), *common]) == 1 and "z.txt:1 has no 'text'" in capsys.readouterr().err
     (tmp_path / "tokenizer.json").write_text("{")
     assert pack_main([str(tmp_path / "y.txt"), *common]) == 1
     assert "tokenizer.json cannot be read" in capsys.readouterr().err

@@ -254,6 +254,8 @@ def test_a_window_that_is_off_stays_off() -> None:
     config = CONFIGS["llama-2-7b"][0] | {"model_type": "mistral", "sliding_window": None}
     kept = resolve_model(config).build_config
     assert kept is not None and kept["null_fields"] == ["sliding_window"] and "sliding_window" not in kept
+    within = resolve_model(config | {"rope_scaling": {"rope_type": "default", "factor": None}}).build_config
+    assert within is not None and within["rope_scaling"] == {"rope_type": "default", "null_fields": ["factor"]}
 
 
 def test_fields_of_llamas_kind_can_be_built() -> None:
