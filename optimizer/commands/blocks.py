@@ -18,7 +18,7 @@ from optimizer.aws.blocks import Offering, Search
 from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.long_help import LongCommand
-from optimizer.commands.options import Hours, WholeSentences, plan_arguments, plan_number_option, read_plan_argument
+from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
@@ -29,6 +29,7 @@ from optimizer.preflight.model import Unknown, ask
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
 CALENDAR, MOST_AHEAD = timedelta(days=60), timedelta(weeks=8)
 F = TypeVar("F", bound=Callable[..., Any])
+region_option = click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
 T = TypeVar("T")
 
 # Published: programs read these names, in this order; further ones go to the end.
@@ -40,20 +41,11 @@ SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "surplus_us
 
 
 def search_options(function: F) -> F:
-    """Add PLAN, ``--plan`` and the flags of a search without a plan."""
+    """Add PLAN, ``--plan`` and where and when to search."""
     day = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
-    for decorate in (
-        click.option("--until", type=day, metavar="DATE", help="Latest end, UTC: 2026-12-24."),
-        click.option("--from", "start", type=day, metavar="DATE", help="Earliest start, UTC.  [default: now]"),
-        click.option("--region", metavar="REGION", help="Region.  [default: PLAN's, or the AWS profile's]"),
-        click.option("--hours", type=Hours(), help="Length: 48, 3d. AWS sells whole days, above 14 days weeks."),
-        click.option("--nodes", type=click.IntRange(1), help="Nodes; at most 64."),
-        click.option("--instance-type", metavar="TYPE", help="Type."),
-        plan_number_option,
-        click.argument("plan", required=False),
-    ):
-        function = decorate(function)
-    return function
+    until = click.option("--until", type=day, metavar="DATE", help="Latest end, UTC: 2026-12-24.")
+    start = click.option("--from", "start", type=day, metavar="DATE", help="Earliest start, UTC.  [default: now]")
+    return plan_arguments(region_option(start(until(function))))
 
 
 @click.group(cls=WholeSentences)
@@ -70,8 +62,8 @@ def command() -> None:
 @command.command()
 @search_options
 @format_option
-def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -> None:
-    """List the Capacity Blocks that AWS offers for PLAN's nodes and hours, or for a type, nodes and hours.
+def find(plan: str, plan_number: int, output_format: str, **flags: Any) -> None:
+    """List the Capacity Blocks that AWS offers for PLAN's nodes and hours.
 
     AWS offers up to six blocks, of about the length asked for, all ending at 11:30 UTC. fits_p95 says whether PLAN's
     hours at the 95th percentile and its last checkpoint end before AWS ends the instances, 30 minutes before the
@@ -83,16 +75,16 @@ def find(plan: str | None, plan_number: int, output_format: str, **flags: Any) -
     \b
     Example:
       gpufleet blocks find plans.json --from 2026-12-01
-      gpufleet blocks find --instance-type p5.48xlarge --nodes 4 --hours 3d --region us-east-2 --format csv
+      gpufleet blocks find plans.json --region us-east-2 --format csv
     """
-    chosen = read_plan_argument(plan, plan_number) if plan else None
+    chosen = read_plan_argument(plan, plan_number)
     search = _search(chosen, **flags)
     _answer([(offering, search) for offering in _offered(search)], search, chosen, plan, plan_number, output_format)
 
 
 @command.command()
 @plan_arguments
-@click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
+@region_option
 @format_option
 def calendar(plan: str, plan_number: int, region: str | None, output_format: str) -> None:
     """List the Capacity Blocks of the next 60 days for PLAN's nodes and hours, the earliest first.
@@ -108,8 +100,8 @@ def calendar(plan: str, plan_number: int, region: str | None, output_format: str
       gpufleet blocks calendar plans.json --region us-east-2 --format json
     """
     chosen = read_plan_argument(plan, plan_number)
-    nothing: dict[str, Any] = dict.fromkeys(("instance_type", "nodes", "hours", "start", "until"))
-    whole, now = _search(chosen, region=region, **nothing), datetime.now(UTC).replace(microsecond=0)
+    whole = _search(chosen, region=region, start=None, until=None)
+    now = datetime.now(UTC).replace(microsecond=0)
     found: dict[str, tuple[Offering, Search]] = {}
     for day in range(0, MOST_AHEAD.days, 7):
         is_last = day + 7 >= MOST_AHEAD.days
@@ -123,15 +115,15 @@ def calendar(plan: str, plan_number: int, region: str | None, output_format: str
 def _answer(
     offered: Sequence[tuple[Offering, Search]],
     whole: Search,
-    plan: FleetPlan | None,
-    path: str | None,
+    plan: FleetPlan,
+    path: str,
     plan_number: int,
     output_format: str,
 ) -> None:
     """Print offerings with the searches that found them, and how to buy the cheapest that the plan fits into."""
     now = datetime.now(UTC)
-    fitting = [pair for pair in offered if plan is None or blocks.fits(plan, pair[0].times, now)]
-    rows = [_row(*pair, now) | {"fits_p95": pair in fitting if plan else None} for pair in offered]
+    fitting = [pair for pair in offered if blocks.fits(plan, pair[0].times, now)]
+    rows = [_row(*pair, now) | {"fits_p95": pair in fitting} for pair in offered]
     columns = {name: name for name in FIELDS}
     if output_format == "table":
         # The price stays exact, for it is to be typed.
@@ -140,7 +132,7 @@ def _answer(
     if rows or output_format != "table":
         write_rows(rows, columns, output_format, spare=SPARE)
     if not fitting:
-        short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if plan and offered else ""
+        short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if offered else ""
         raise NothingFeasibleError(
             f"AWS offers no Capacity Block of {whole} in {whole.region}{short}",
             next_step="another --region, --from or --until; fewer nodes; offers change within hours",
@@ -181,10 +173,10 @@ Example:
 @dry_run_option
 @click.option("--buy", "buys", is_flag=True, help="Buy it: asks for the exact price first.")
 @click.option("--price", metavar="USD", help="The exact price, in place of typing it (scripts); needs --buy.")
-def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price: str | None, **flags: Any) -> None:
+def buy(offering_id: str, plan: str, plan_number: int, buys: bool, price: str | None, **flags: Any) -> None:
     """Buy the Capacity Block OFFERING_ID of blocks find; without --buy, show only what it would buy.
 
-    Give the PLAN, or the flags, that found it: AWS tells an offering's price only as an answer to a search. A block is
+    Give the PLAN and the flags that found it: AWS tells an offering's price only as an answer to a search. A block is
     paid at once, for all of its hours, and cannot be cancelled or given back. --buy asks for the exact price to be
     typed; no flag but --price, the same price, stands in for it, and a price that is not the offering's current one
     buys nothing. Nor is a block bought a second time (same type, zone, nodes and times), or one that PLAN does not fit
@@ -201,7 +193,7 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     if price is not None and not buys:
         raise click.UsageError("--price buys nothing without --buy")
     typed = None if price is None else _parse_price(price)
-    chosen = read_plan_argument(plan, plan_number) if plan else None
+    chosen = read_plan_argument(plan, plan_number)
     search = _search(chosen, **flags)
     offering = _current(search, offering_id)
     _check_buyable(offering, search, chosen)
@@ -227,32 +219,12 @@ def buy(offering_id: str, plan: str | None, plan_number: int, buys: bool, price:
     say(_afterwards(offering, search, reservation))
 
 
-def _search(
-    plan: FleetPlan | None,
-    *,
-    instance_type: str | None,
-    nodes: int | None,
-    hours: float | None,
-    region: str | None,
-    start: datetime | None,
-    until: datetime | None,
-) -> Search:
-    """Return the search that PLAN, or the flags, ask for."""
-    given = {"--instance-type": instance_type, "--nodes": nodes, "--hours": hours}
-    if plan:
-        if over := [name for name, value in given.items() if value is not None]:
-            raise click.UsageError(f"{', '.join(over)}: PLAN has its own")
-        instance_type, nodes, region = plan.instance_type, plan.node_count, region or plan.region
-        hours = plan.hours.p95 + blocks.early_hours(plan)
-    elif missing := [name for name, value in given.items() if value is None]:
-        raise click.UsageError(f"give PLAN, or {', '.join(missing)}")
-    region = region or clients.configured_region()
-    if region is None:
-        raise click.UsageError("give --region: neither the environment nor the AWS profile has one")
-    assert instance_type is not None and nodes is not None and hours is not None
+def _search(plan: FleetPlan, *, region: str | None, start: datetime | None, until: datetime | None) -> Search:
+    """Return the search that PLAN and the flags ask for."""
+    nodes, hours = plan.node_count, plan.hours.p95 + blocks.early_hours(plan)
     if nodes > blocks.MOST_NODES:
         raise InvalidInputError(
-            f"{counted(nodes, 'node is', 'nodes are')} wanted",
+            f"{nodes} nodes are wanted",
             limit=f"{blocks.MOST_NODES}, the largest Capacity Block",
             why="a fleet runs in one reservation",
             next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
@@ -270,22 +242,22 @@ def _search(
         begin = None
     if end and end <= (begin or datetime.now(UTC)):
         raise click.UsageError(f"--until {time_text(end)} is not after the earliest start")
-    return blocks.Search(instance_type=instance_type, region=region, nodes=nodes, hours=length, start=begin, until=end)
+    return Search(
+        instance_type=plan.instance_type,
+        region=region or plan.region,
+        nodes=nodes,
+        hours=length,
+        start=begin,
+        until=end,
+    )
 
 
-def _again(plan: str | None, plan_number: int, search: Search) -> list[str]:
+def _again(plan: str, plan_number: int, search: Search) -> list[str]:
     """Return the words that make the same search."""
     dates = {"--from": search.start, "--until": search.until}
-    if plan:
-        words = [plan, *(["--plan", str(plan_number)] if plan_number > 1 else [])]
-    else:
-        words = ["--instance-type", search.instance_type, "--nodes", str(search.nodes), "--hours", str(search.hours)]
-    return [
-        *words,
-        "--region",
-        search.region,
-        *(word for name, day in dates.items() if day for word in (name, time_text(day))),
-    ]
+    number = ["--plan", str(plan_number)] if plan_number > 1 else []
+    given = (word for name, day in dates.items() if day for word in (name, time_text(day)))
+    return [plan, *number, "--region", search.region, *given]
 
 
 def _ask_aws(call: Callable[[], T]) -> T:
@@ -321,8 +293,8 @@ def _current(search: Search, offering_id: str) -> Offering:
     )
 
 
-def _check_buyable(offering: Offering, search: Search, plan: FleetPlan | None) -> None:
-    if plan and not blocks.fits(plan, offering.times, datetime.now(UTC)):
+def _check_buyable(offering: Offering, search: Search, plan: FleetPlan) -> None:
+    if not blocks.fits(plan, offering.times, datetime.now(UTC)):
         raise NothingFeasibleError(
             f"{offering.id} lasts {offering.hours:.1f} h, and the run takes {plan.hours.p95:.1f} h at the 95th "
             f"percentile besides {blocks.early_hours(plan):.1f} h to save and end",
