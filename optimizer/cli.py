@@ -112,6 +112,7 @@ GONE = {
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
     "preview --against": "pulumi preview --diff compares with the deployed stack",
+    "move --to": "the new stack is NAME-REGION, or the run's stack that REGION has",
     "move --request": "give a plan for the region with --plans",
     "launch-config --stack": "give PLAN, which recommend wrote, and --checkpoints",
     "launch-config --outputs": "give PLAN, which recommend wrote, and --checkpoints",

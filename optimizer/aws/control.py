@@ -76,15 +76,6 @@ def end_spend(client: S3Client, bucket: str, prefix: str, *, stack: str, now: da
     _change_request(client, bucket, prefix, ended)
 
 
-def add_spends(client: S3Client, bucket: str, prefix: str, spends: Mapping[str, StackSpend]) -> None:
-    """Tell the controller what other stacks of its job cost, without asking it to run anew."""
-
-    def added(before: PersonRequest | None) -> PersonRequest | None:
-        return before and replace(before, elsewhere=merge_spends(before.elsewhere, spends))
-
-    _change_request(client, bucket, prefix, added)
-
-
 def _change_request(
     client: S3Client, bucket: str, prefix: str, change: Callable[[PersonRequest | None], PersonRequest | None]
 ) -> None:

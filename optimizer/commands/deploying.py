@@ -20,9 +20,9 @@ from optimizer.commands.preflight import check, write_findings
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
-from optimizer.commands.stack_file import change_stack_file, read_stack, resolve_names
+from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, read_stack, resolve_names
 from optimizer.commands.status.live import follow
-from optimizer.commands.wheels import WHEELS_KEY, pack_wheels
+from optimizer.commands.wheels import pack_wheels
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import read_request_file, request_from_dict
@@ -69,10 +69,10 @@ def deploy(
 
 def follow_run(
     stack: str, directory: Path, *, leaves: Callable[[ControllerState], bool] = lambda state: False, again: str = ""
-) -> None:
+) -> bool:
     """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
 
-    Returns also when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
+    Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
     """
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
@@ -85,9 +85,10 @@ def follow_run(
             f"gpufleet stop --stack {stack} saves and ends its nodes, gpufleet down --stack {stack} ends all of it",
             err=True,
         )
-        return
+        return False
     if phase not in ENDED:
-        return
+        return True
     say(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
     if phase not in ("done", "stopped"):
         sys.exit(GpufleetError.exit_code)
+    return False

@@ -12,7 +12,7 @@ from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.commands.asking import confirm, consent_options, require_terminal
-from optimizer.commands.handover import others_of_job, read_asked_if_up
+from optimizer.commands.move import others_of_job, read_asked
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -117,7 +117,7 @@ def _follow_moves(file: StackFile, directory: Path) -> Names | None:
     found, seen = None, {file.stack}
     while True:
         try:
-            request = read_asked_if_up(resolve_names(file)[0])
+            request = read_asked(resolve_names(file)[0])
         except GpufleetError as error:
             if not (error.__cause__ and errors.is_key_unusable(error.__cause__)):
                 raise

@@ -117,8 +117,9 @@ def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
             words.append(str(value))
         elif isinstance(value, bool):
             words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-        elif isinstance(value, tuple):
-            words += [word for item in value for word in (parameter.opts[0], str(item))]
+        elif isinstance(value, tuple | dict):
+            items = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
+            words += [word for item in items for word in (parameter.opts[0], str(item))]
         else:  # a list was written with commas
             words += [parameter.opts[0], ",".join(value) if isinstance(value, list) else str(value)]
     return shlex.join([*words, *(word for given in flags.values() for word in given)])

@@ -12,19 +12,21 @@ import click
 
 from optimizer.aws import clients, errors
 from optimizer.aws.control import read_request
+from optimizer.catalog import load
 from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
+from optimizer.commands.move.regions import Walk
 from optimizer.commands.options import (
     config_option,
     directory_option,
     list_stacks,
     plan_number_option,
     read_plan_argument,
+    repeat_command,
 )
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import require_pulumi
-from optimizer.commands.regions import Regions, ask, choose_plans, show
 from optimizer.commands.resume import command as resume
 from optimizer.commands.stack_file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
 from optimizer.contract.errors import InvalidInputError
@@ -87,24 +89,36 @@ def command(
     the command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
     YAML, a PLAN is JSON; - reads a PLAN from standard input.
 
-    With --regions a REQUEST is planned for each region, and each gets a stack NAME-REGION without nodes but the
-    cheapest, where the run begins. Once AWS has refused all nodes for --wait-minutes, the run goes on in the next, as
-    with gpufleet move: its newest checkpoint, one meter and one ceiling for all. It moves only while this command
-    follows it; the same command takes it up again. gpufleet down --everywhere ends all of them.
+    With --regions a REQUEST is planned for all of them, and the run begins in the best as stack NAME-REGION. Once AWS
+    has refused all nodes for --wait-minutes, the run goes on in the next region, as with gpufleet move: its newest
+    checkpoint, one meter and one ceiling for all. It moves only while this command follows it; the same command takes
+    it up again. gpufleet down --everywhere ends all of them.
 
     Exit status of a run that was followed to its end: 0 for a run that is done or stopped, else 1.
     """
     require_pulumi()
     if regions is not None:
-        run = _run_in_regions(
-            source, regions, stack or FIRST_STACK, directory, config_given, plan_number, yes=yes, refresh=refresh,
-            accept_stale_prices=accept_stale_prices,
+        if _is_plan(source) or plan_number > 1:
+            raise InvalidInputError(
+                f"{source} is a plan" if _is_plan(source) else f"--plan is {plan_number}",
+                limit="a REQUEST with --regions, and the best plan of each region",
+                why="a plan is for one region",
+                next_step="gpufleet up REQUEST --regions R,R, or gpufleet up PLAN",
+            )
+        given = list(dict.fromkeys(region.strip() for region in regions.split(",")))
+        base, again = stack or FIRST_STACK, repeat_command({})
+        for region in given:
+            load().check_region(region)
+            check_name(f"{base}-{region}")
+        walk = Walk(
+            base=base, request=source, regions=given, directory=directory, config=config_given, again=again,
+            refresh=refresh, accept_stale_prices=accept_stale_prices,
         )  # fmt: skip
-        current = run.stand_up()
+        file = walk.begin(lambda plan, name: None if yes else _ask(plan, name, again))
         if follow:
-            run.follow(current, timedelta(minutes=wait_minutes))
+            walk.follow(file, timedelta(minutes=wait_minutes))
         else:
-            say(f"the run is stack {current.stack}'s; {run.again} follows it, and moves it where it must")
+            say(f"the run is stack {file.stack}'s; {again} follows it, and moves it where it must")
         return
     name = stack or _only_stack(directory)
     check_name(name)
@@ -122,37 +136,6 @@ def command(
         follow_run(name, directory)
     else:
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
-
-
-def _run_in_regions(
-    source: str,
-    regions: str,
-    base: str,
-    directory: Path,
-    config: dict[str, str],
-    plan_number: int,
-    *,
-    yes: bool,
-    refresh: bool | None,
-    accept_stale_prices: bool,
-) -> Regions:
-    if _is_plan(source) or plan_number > 1:
-        raise InvalidInputError(
-            f"{source} is a plan" if _is_plan(source) else f"--plan is {plan_number}",
-            limit="a REQUEST with --regions, and the best plan of each region",
-            why="a plan is for one region",
-            next_step="gpufleet up REQUEST --regions R,R, or gpufleet up PLAN",
-        )
-    words = ["gpufleet", "up", source, "--regions", regions, "--stack", base]
-    again = shlex.join([*words, *(["--directory", str(directory)] if directory != Path() else [])])
-    given = list(dict.fromkeys(region.strip() for region in regions.split(",")))
-    sides = choose_plans(source, given, base, directory, config, refresh)
-    show(sides)
-    if not yes:
-        ask(sides, again)
-    return Regions(
-        sides=sides, directory=directory, config=config, again=again, accept_stale_prices=accept_stale_prices
-    )
 
 
 def _only_stack(directory: Path) -> str:

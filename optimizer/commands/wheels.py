@@ -13,10 +13,8 @@ from infra.settings import ConfigError
 from infra.wheels import Wanted, pack, wheels_needed
 from optimizer.commands.options import stack_options
 from optimizer.commands.output import say
-from optimizer.commands.stack_file import change_stack_file, read_stack
+from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, read_stack
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-
-WHEELS_KEY = "gpufleet:wheels"
 
 
 @click.command(

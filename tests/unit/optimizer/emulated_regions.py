@@ -19,8 +19,8 @@ from optimizer.contract.plan import FleetPlan
 from tests.engine.emulated_aws import amazon_image
 from tests.plans import sample_plan
 from tests.unit.bootstrap.controller.world import settings
-from tests.unit.optimizer.aws.test_copying import manifest
 from tests.unit.optimizer.commands.conftest import Gpufleet
+from tests.unit.optimizer.commands.test_copying import manifest
 from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
 
 EUROPE, OREGON = "eu-west-1", "us-west-2"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.commands import deploying, down, handover, move, stop
-from optimizer.contract.plan import FleetPlan
+from optimizer.commands import deploying, down, move, stop
+from optimizer.commands.stack_file import write_stack_file
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, IDLE, OREGON, Regions, checkpoints, plan_in, save
@@ -29,7 +29,7 @@ def pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(start=datetime.now(UTC))
     monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, handover, down):
+    for module in (stop, move, down):
         monkeypatch.setattr(module, "datetime", clock)
     return clock
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     assert 61 < spent < 80
     code, out, err = regions.move(EUROPE, name)
     assert code == 0, err
-    assert "copy    75.3 GiB" in out and "0.02 USD a GB" in out and "of a ceiling of 3,000.00" in out
+    assert "1.62 of them for the copy" in out and "USD of the ceiling are left" in out
     assert f"gpufleet down --stack {name}" in out
 
     new = regions.stacks[f"{name}-{EUROPE}"]
@@ -88,15 +88,13 @@ def test_a_run_goes_on_in_another_region_with_its_meter_and_ceiling(regions: Reg
     assert alone.phase == "running", "the same ask starts nothing anew"
 
 
-@pytest.mark.parametrize("step", ["carry_out", "end_nodes", "copy", "let_run"])
+@pytest.mark.parametrize("step", ["carry_out", "follow_drain", "copy", "let_run"])
 def test_an_interrupted_move_loses_nothing_and_goes_on(
     regions: Regions, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     ((name, old),) = regions.stacks.items()
     before = checkpoints(old)
-    where = {"copy": "optimizer.aws.copying.copy", "let_run": "optimizer.commands.handover.let_run"}
-    where["carry_out"] = "optimizer.commands.deploying.carry_out"
-    place = where.get(step, f"optimizer.commands.move.{step}")
+    place = f"optimizer.commands.{'deploying' if step == 'carry_out' else 'move'}.{step}"
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -149,20 +147,30 @@ def test_a_drought_is_left_and_the_run_comes_back_with_one_meter(regions: Region
     assert [one.group.nodes for one in (dry, oregon)] == [(), ()]
 
 
+def test_two_runs_of_one_job_do_not_become_one(regions: Regions) -> None:
+    ((name, old),) = regions.stacks.items()
+    second = f"{name}-{EUROPE}"
+    write_stack_file(regions.directory / f"Pulumi.{second}.yaml", plan_in(EUROPE))
+    regions.carry_out(second, regions.directory)
+    regions.run(second)
+    code, _, err = regions.move(EUROPE, name)
+    assert code == 2 and f"gpufleet stop --stack {second}" in err
+    assert len(old.group.nodes) == len(regions.stacks[second].group.nodes) == 2
+
+
 def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions: Regions) -> None:
     ((name, old),) = regions.stacks.items()
     code, _, err = regions.move(EUROPE, name, "--config", "ceilingUsd=70")
-    assert code == 3 and "ceiling 70.00 USD" in err
+    assert code == 3 and "USD of the ceiling are left" in err
     assert len(old.held("InService")) == 2 and len(regions.stacks) == 1
 
 
 @pytest.mark.parametrize(
     ("config", "arguments", "says"),
     [
-        ({}, [REGION], f"is in {REGION} already"),
         ({}, ["moon-base-1"], "moon-base-1"),
         ({"gpufleet:mode": "workers"}, [EUROPE], "gpufleet:mode"),
-        ({"gpufleet:vpcId": "vpc-1"}, [EUROPE, "--plans", "same.json"], "--config vpcId=VALUE"),
+        ({"gpufleet:vpcId": "vpc-1"}, [EUROPE, "--plans", "same.json"], "has gpufleet:vpcId"),
         ({"gpufleet:secret": {"secure": "x"}}, [EUROPE, "--plans", "same.json"], "encrypted for its stack"),
         ({"gpufleet:data": "s3://BUCKET/tokens"}, [EUROPE, "--plans", "same.json"], f"a bucket in {EUROPE}"),
         ({}, [EUROPE, "--yes", "--plans", "other.json"], "samples, steps, tokens differ"),
@@ -203,11 +211,11 @@ def test_the_plan_follows_from_the_request_that_up_kept(
         answer.write_text(plan_in(EUROPE).to_json())
         return str(answer)
 
-    def enough(plan: FleetPlan, *_: Any, **__: Any) -> None:
-        asked.append(plan.region)
+    def enough(place: move.Place, *_: Any, **__: Any) -> None:
+        asked.append(place.plan.region)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optimizer.commands.handover.run_recommend", recommend)
+    monkeypatch.setattr("optimizer.commands.move.run_recommend", recommend)
     monkeypatch.setattr(move, "stand_up", enough)
     code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
     assert code != 0

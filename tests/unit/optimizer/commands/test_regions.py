@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.contract.state import ControllerState
-from infra.control_settings import NAT_USD_PER_HOUR
-from optimizer.commands import deploying, down, handover, regions, stop, up
+from optimizer.commands import deploying, down, move, stop, up
+from optimizer.commands.move import regions
+from optimizer.commands.move.copying import Carried
 from optimizer.commands.stack import put_plan
+from optimizer.commands.stack_file import StackFile
 from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
@@ -78,7 +81,7 @@ class World(Regions):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(start=datetime.now(UTC))
     monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, handover, down, regions, deploying):
+    for module in (stop, move, down, regions, deploying):
         monkeypatch.setattr(module, "datetime", clock)
     return clock
 
@@ -99,14 +102,15 @@ def world(
     monkeypatch.setattr(live, "POLL_S", 60)
 
     def recommend(path: str, answer: Path, refresh: bool | None, *flags: str) -> str:
-        region = flags[flags.index("--region") + 1]
+        given = [word for flag, word in itertools.pairwise(flags) if flag == "--region"]
+        region = min(given, key=lambda name: DEARER[name])
         cost = sample_plan().cost_usd.model_dump()
         cost["breakdown"]["compute"] += DEARER[region]
         cost |= {part: cost[part] + DEARER[region] for part in ("expected", "p50", "p95")}
         answer.write_text(plan_in(region, cost_usd=cost).to_json())
         return str(answer)
 
-    for module in (handover, regions):
+    for module in (move, regions):
         monkeypatch.setattr(module, "run_recommend", recommend)
     return world
 
@@ -116,48 +120,39 @@ def test_a_run_begins_in_the_cheapest_region_and_goes_on_where_capacity_comes(wo
     code, out, err = world.up("--wait-minutes", "4")
     assert code == 0, err
     assert f"{REGION} has refused for 4 minutes: next is {OREGON}" in out
-    first, second, third = (world.stack(region) for region in (REGION, OREGON, EUROPE))
+    first, second = (world.stack(region) for region in (REGION, OREGON))
     assert first.get("control/request.json")["moved_to"] == second.names.stack
     state = world.state(second.names.stack)
     assert state.phase == "stopped" and state.spent_usd < 3000
-    assert set(state.elsewhere) == {first.names.stack, third.names.stack}, "one meter for all three"
-    assert third.group.nodes == () and world.state(third.names.stack).attempts == 0
+    assert set(state.elsewhere) == {first.names.stack}, "one meter for both"
+    assert len(world.stacks) == 2, "no stack waits beside the run, and is paid"
 
     code, out, err = world.gpufleet(
         "down", "--stack", second.names.stack, "--directory", str(world.directory), "--everywhere", "--yes"
     )
     assert code == 0, err
-    for stack in (first, third):
-        assert f"the meter of stack {second.names.stack} counts nothing more of {stack.names.stack}" in out
+    assert f"the meter of stack {second.names.stack} counts nothing more of {first.names.stack}" in out
 
 
-def test_regions_are_ranked_by_what_the_stacks_spot_policy_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oregon is dearer with fallback and cheaper with adaptive; a NAT gateway costs without nodes, too."""
-    answers = {}
-    for region, fallback_usd, adaptive_usd in ((REGION, 100.0, 90.0), (OREGON, 110.0, 50.0)):
-        spread = {"expected": adaptive_usd, "p50": adaptive_usd, "p95": adaptive_usd + 100}
-        outlook = {"policy": "adaptive", "hours": {"expected": 9.0, "p50": 8.0, "p95": 20.0}, "cost_usd": spread}
-        outlook |= {"expected_usd": {"fallback": fallback_usd, "adaptive": adaptive_usd}, "source": "test"}
-        cost = sample_plan().cost_usd.model_dump()
-        cost["breakdown"]["compute"] += fallback_usd - 100
-        cost |= {part: cost[part] + fallback_usd - 100 for part in ("expected", "p50", "p95")}
-        answers[region] = tmp_path / f"{region}.json"
-        answers[region].write_text(plan_in(region, cost_usd=cost, spot_policy=outlook).to_json())
-    monkeypatch.setattr(regions, "run_recommend", lambda *_: str(answers[REGION]))
-    monkeypatch.setattr(regions, "recommend_in", lambda region, *_: str(answers[region]))
-    request = tmp_path / "request.json"
-    request.write_text(json.dumps({"model": "llama-2-7b"}))
+def test_places_are_weighed_by_what_the_stacks_spot_policy_costs(tmp_path: Path) -> None:
+    """Oregon is dearer than Europe with fallback, and cheaper with adaptive."""
+    source = StackFile(stack="dev", path=tmp_path / "Pulumi.dev.yaml", plan=sample_plan(), config={})
 
-    def choose(config: dict[str, str]) -> list[regions.Side]:
-        return regions.choose_plans(str(request), [REGION, OREGON], "dev", tmp_path, config, refresh=False)
+    def choose(config: dict[str, str]) -> str | None:
+        rests = {}
+        for region, fallback_usd, adaptive_usd in ((EUROPE, 100.0, 90.0), (OREGON, 110.0, 50.0)):
+            spread = {"expected": adaptive_usd, "p50": adaptive_usd, "p95": adaptive_usd + 100}
+            outlook = {"policy": "adaptive", "hours": {"expected": 9.0, "p50": 8.0, "p95": 20.0}, "cost_usd": spread}
+            outlook |= {"expected_usd": {"fallback": fallback_usd, "adaptive": adaptive_usd}, "source": "test"}
+            cost = sample_plan().cost_usd.model_dump()
+            cost["breakdown"]["compute"] += fallback_usd - 100
+            cost |= {part: cost[part] + fallback_usd - 100 for part in ("expected", "p50", "p95")}
+            plan = plan_in(region, cost_usd=cost, spot_policy=outlook)
+            place = move.Place(stack=region, plan=plan, config=config)
+            rests[region] = move.weigh(source, place, None, Carried(objects={}, manifest=None, step=0))
+        return move.choose(rests)
 
-    fallback, adaptive = choose({}), choose({"gpufleet:spotPolicy": "adaptive", "gpufleet:nat": "true"})
-    assert [side.plan.region for side in fallback] == [REGION, OREGON]
-    assert [(side.plan.region, side.planned.cost_usd.expected) for side in adaptive] == [(OREGON, 50.0), (REGION, 90.0)]
-    assert fallback[0].idle_usd_per_hour == pytest.approx(3 / 4.5)
-    assert adaptive[1].idle_usd_per_hour - fallback[0].idle_usd_per_hour == pytest.approx(NAT_USD_PER_HOUR)
+    assert (choose({}), choose({"gpufleet:spotPolicy": "adaptive"})) == (EUROPE, OREGON)
 
 
 def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
@@ -176,14 +171,14 @@ def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
 
     world.after_minutes = reclaim
     with monkeypatch.context() as patch:
-        patch.setattr("optimizer.aws.copying.copy", interrupt)
+        patch.setattr("optimizer.commands.move.copy", interrupt)
         code, _, _ = world.up("--wait-minutes", "2", given=(REGION, OREGON))
     assert code != 0 and world.stacks[first].get("control/request.json")["moved_to"] == second
     spent = world.state(first).spent_usd
     world.after_minutes = world.stop
     code, out, err = world.up("--wait-minutes", "2", given=(REGION, OREGON))
     assert code == 0, err
-    assert f"stack {first} keeps its plan" in err and "the checkpoint of step 1,000" in out
+    assert f"stack {second} goes on from step 1,000" in out
     state = world.state(second)
     assert state.phase == "stopped" and state.spent_usd > spent and set(state.elsewhere) == {first}
     assert any("step-00001000" in key for key in checkpoints(world.stacks[second]))
@@ -201,7 +196,7 @@ def test_where_all_regions_refuse_the_run_stays_and_asks_on(world: World) -> Non
     world.clock.meanwhile = give_up
     code, out, err = world.up("--wait-minutes", "3", given=(REGION, OREGON))
     assert code == 0, err
-    assert out.count("has refused for") == 1, "the first region refused less than half an hour ago"
+    assert out.count(": next is") == 1, "the first region refused less than half an hour ago"
     assert world.state(f"{world.base}-{OREGON}").phase == "stopped"
 
 
@@ -237,24 +232,25 @@ def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monke
     assert list(world.stacks) == [f"{world.base}-{OREGON}"]
 
 
-RESTS = st.builds(lambda usd, hours: regions.Rest(usd=usd, hours_p95=hours), st.floats(0, 100), st.floats(0, 100))
-
-
 @given(
-    rests=st.dictionaries(st.sampled_from("abcd"), RESTS),
+    figures=st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(0, 100), st.floats(0, 100))),
     left_usd=st.none() | st.floats(0, 200),
     left_hours=st.none() | st.floats(0, 200),
 )
 def test_the_chosen_region_is_paid_for_and_in_time_where_any_is(
-    rests: dict[str, regions.Rest], left_usd: float | None, left_hours: float | None
+    figures: dict[str, tuple[float, float]], left_usd: float | None, left_hours: float | None
 ) -> None:
-    usd = {region: rest.usd for region, rest in rests.items()}
-    hours = {region: rest.hours_p95 for region, rest in rests.items()}
-    paid = {region for region in rests if left_usd is None or usd[region] <= left_usd}
-    in_time = {region for region in paid if left_hours is None or hours[region] <= left_hours}
-    chosen = regions.choose_region(rests, left_usd=left_usd, left_hours=left_hours)
+    rests = {
+        region: move.Rest(
+            copy_usd=0.0, usd=usd, hours=hours / 2, hours_p95=hours, left_usd=left_usd, left_hours=left_hours
+        )
+        for region, (usd, hours) in figures.items()
+    }
+    paid = {region for region, (usd, _) in figures.items() if left_usd is None or usd <= left_usd}
+    in_time = {region for region in paid if left_hours is None or figures[region][1] <= left_hours}
+    chosen = move.choose(rests)
     assert (chosen is None) == (not paid)
     if in_time:
-        assert chosen in in_time and usd[chosen] == min(usd[region] for region in in_time)
+        assert chosen in in_time and figures[chosen][0] == min(figures[region][0] for region in in_time)
     elif paid:
-        assert chosen and hours[chosen] == min(hours[region] for region in paid)
+        assert chosen and figures[chosen][1] == min(figures[region][1] for region in paid)

@@ -1,0 +1,442 @@
+"""``gpufleet move``: a run goes on in another region; ``gpufleet up --regions`` takes the same steps (``regions.py``).
+
+A run moves in two steps, which a repeated call takes up again. ``stand_up`` makes the new stack, which starts no node.
+``hand_over`` ends the old nodes, copies the newest valid checkpoint, and then lets the new stack run with the dollars
+spent. Until that last write one of the two stacks is asked to stop and names the other, so that one side trains.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bootstrap.contract.request import PersonRequest, merge_spends
+from bootstrap.contract.state import ENDED, ControllerState
+from infra.control_settings import job_id
+from infra.naming import Names
+from infra.s3_uri import read_s3_prefix
+from optimizer.aws import clients, control, errors
+from optimizer.catalog import load
+from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.commands.asking import choose_folder, confirm, consent_options, end_dry_run, require_terminal
+from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.move.copying import Carried, copy, find_carried
+from optimizer.commands.options import (
+    config_option,
+    list_stacks,
+    one_stack_options,
+    plan_number_option,
+    read_plan_argument,
+    repeat_command,
+)
+from optimizer.commands.output import say
+from optimizer.commands.progress import patience, relayed
+from optimizer.commands.pulumi_engine import require_pulumi
+from optimizer.commands.resume import let_run
+from optimizer.commands.stack_file import (
+    OWN_KEYS,
+    StackFile,
+    check_name,
+    find_stack,
+    follow_policy,
+    read_stack,
+    resolve_names,
+)
+from optimizer.commands.stop import ask, follow_drain
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.plan import FleetPlan, PlannedJob
+from optimizer.economics.interruption import RESTART_HOURS
+from optimizer.economics.policy_outlook import forecast_rest
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+
+# Name something of one region.
+BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image")
+DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
+# A controller that lives sees the ended nodes within two ticks.
+SETTLES_WITHIN = timedelta(minutes=4)
+POLL_S = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A stack of another region where a run may go on, with the configuration that it gets beside its plan."""
+
+    stack: str
+    plan: FleetPlan
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """What is left of a run in a place: USD with the copy of its checkpoint, hours; a limit of None is none."""
+
+    copy_usd: float
+    usd: float
+    hours: float
+    hours_p95: float
+    left_usd: float | None
+    left_hours: float | None
+
+
+@click.command(
+    epilog="""\b
+Example:
+  gpufleet move us-west-2
+  gpufleet move eu-west-1 --stack dev --yes --no-follow
+  gpufleet recommend request.yaml --region eu-west-1 --save plans.json && gpufleet move eu-west-1 --plans plans.json
+"""
+)
+@click.argument("region")
+@one_stack_options
+@click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
+@plan_number_option
+@config_option
+@consent_options
+@click.option(
+    "--refresh/--no-refresh", default=None, help="Read today's spot prices.  [default: for a request with spot nodes]"
+)
+@click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended.")
+def command(
+    region: str,
+    stack: str | None,
+    directory: Path,
+    plans: str | None,
+    plan_number: int,
+    config_given: dict[str, str],
+    yes: bool,
+    refresh: bool | None,
+    accept_stale_prices: bool,
+    follow: bool,
+) -> None:
+    """Move a run to another REGION: its newest checkpoint, ledger, and what it has spent of its ceiling.
+
+    Shows what the copy and the rest cost, and asks. Then a stack without nodes is made in REGION, NAME-REGION where
+    none trains the job there, while the old nodes still train. These save and end as with gpufleet stop. The newest
+    valid checkpoint is copied inside S3. The new stack's meter goes on from the old one's dollars, and its controller
+    starts the nodes. The old stack stays without nodes; gpufleet down ends what it costs. Nothing of the old bucket
+    changes. A call that was interrupted goes on when repeated.
+    """
+    require_pulumi()
+    load().check_region(region)
+    source, target = find_run(read_stack(stack, directory), directory)
+    again = repeat_command({"stack": ["--stack", source.stack]})
+    if target is not None and target.plan.region != region:
+        raise InvalidInputError(
+            f"the run of stack {source.stack} is on its way to stack {target.stack}",
+            next_step=f"gpufleet move {target.plan.region} --stack {source.stack}",
+        )
+    if target is None and source.plan.region == region:
+        say(f"the run is in {region} already, as stack {source.stack}")
+        end_dry_run("nothing is left to move")
+        target = source
+    else:
+        if target is None:
+            place = find_place(source, region, directory, config_given, refresh, plans=plans, plan_number=plan_number)
+            _show(source, place)
+            if not yes:
+                require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
+                confirm("Move it?", nothing_was="changed", next_step=again)
+            target = stand_up(place, source, directory, again, accept_stale_prices=accept_stale_prices)
+        end_dry_run(f"stack {target.stack} would take over what an interrupted move left; nothing was changed")
+        hand_over(source, target, again)
+    if follow:
+        follow_run(target.stack, directory)
+    else:
+        say(f"the controller starts the nodes within a minute: gpufleet status --stack {target.stack} --watch 60")
+
+
+def _show(source: StackFile, place: Place) -> None:
+    """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
+    state, carried = read_run(source)
+    if state and state.phase == "done":
+        raise InvalidInputError(f"the run of stack {source.stack} is done", next_step="gpufleet down")
+    rest = weigh(source, place, state, carried)
+    limit = "no ceiling" if rest.left_usd is None else f"{rest.left_usd:,.2f} USD of the ceiling are left"
+    words = (
+        f"the rest is expected to take {rest.hours:,.1f} h and {rest.usd:,.2f} USD, {rest.copy_usd:,.2f} of them for "
+        f"the copy of its checkpoint; {limit}"
+    )
+    if choose({place.stack: rest}) is None:
+        raise NothingFeasibleError(
+            words,
+            why="the controller would end the run before it is done",
+            next_step="--config ceilingUsd=USD for a new stack, or stay",
+        )
+    say(
+        f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {place.stack} in "
+        f"{place.plan.region}, {place.plan.fleet}: {words}"
+    )
+
+
+def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
+    """Return the folder's stacks of other regions that train the job of ``file``."""
+    known = (find_stack(name, directory) for name in list_stacks(directory))
+    return [
+        other
+        for other in known
+        if other and other.plan.region != file.plan.region and job_id(other.plan) == job_id(file.plan)
+    ]
+
+
+def read_asked(names: Names) -> PersonRequest | None:
+    """Read the last person's request of a stack; None also where the stack was never up."""
+    return _read(control.read_request, names)
+
+
+def _read(read: Callable[[S3Client, str, str], T | None], names: Names) -> T | None:
+    try:
+        with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
+            return read(clients.s3(names.region), names.bucket, names.control_prefix)
+    except GpufleetError as error:
+        if isinstance(error.__cause__, Exception) and errors.is_not_found(error.__cause__):
+            return None
+        raise
+
+
+def find_run(file: StackFile, directory: Path) -> tuple[StackFile, StackFile | None]:
+    """Return the stack that has the run, by the moves from ``file``, and the one that an interrupted move goes to."""
+    asked = read_asked(resolve_names(file)[0])
+    while asked and asked.moved_to:
+        other = read_stack(asked.moved_to, directory)
+        theirs = read_asked(resolve_names(other)[0])
+        if theirs and theirs.moved_to == file.stack:
+            # Each names the other until the run has arrived. The one that it leaves was asked last.
+            return (file, other) if asked.at >= theirs.at else (other, file)
+        file, asked = other, theirs
+    return file, None
+
+
+def read_run(file: StackFile) -> tuple[ControllerState | None, Carried]:
+    """Read the controller's state, and find the newest valid checkpoint and the ledger, which go along."""
+    names, _ = resolve_names(file)
+    with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
+        carried = find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
+    return _read(control.read_state, names), carried
+
+
+def find_place(
+    source: StackFile,
+    region: str,
+    directory: Path,
+    given: Mapping[str, str],
+    refresh: bool | None,
+    *,
+    request: Mapping[str, Any] | None = None,
+    plans: str | None = None,
+    plan_number: int = 1,
+) -> Place:
+    """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
+
+    Without ``plans`` the request, by default the one that ``gpufleet up`` keeps, is planned for the region.
+    """
+    if (mode := source.config.get("gpufleet:mode", "training")) != "training":
+        raise InvalidInputError(
+            f"gpufleet:mode of stack {source.stack} is {mode}",
+            limit="training",
+            why="the checkpoint of one training run is moved",
+            next_step="deploy a second stack: gpufleet up PLAN --stack NAME",
+        )
+    known = [other for other in others_of_job(source, directory) if other.plan.region == region]
+    name = known[0].stack if known else f"{source.stack.removesuffix(f'-{source.plan.region}')}-{region}"
+    check_name(name)
+    kept = (known or [source])[0].config
+    config = {**{key: value for key, value in kept.items() if key not in OWN_KEYS}, **given}
+    bound = [
+        key
+        for key, value in config.items()
+        if key not in given and ((isinstance(value, Mapping) and "secure" in value) or (key in BOUND_KEYS and value))
+    ]
+    if bound and not known:
+        raise InvalidInputError(
+            f"stack {source.stack} has {', '.join(bound)}",
+            why=f"it names something of {source.plan.region}, or is a secret that is encrypted for its stack",
+            next_step="--config KEY=VALUE for the new stack; empty for none",
+        )
+    data_region = _locate_data(config, region)
+    if known:
+        _refuse_second_run(known[0])
+        say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
+        return Place(stack=name, plan=known[0].plan, config=config)
+    if plans is None:
+        document = dict(_read_kept_request(source, directory) if request is None else request)
+        work = document.get("workload")
+        if data_region and isinstance(work, dict) and work.get("data_gib"):
+            document["workload"] = {**work, "data_region": data_region if data_region != region else None}
+        plans = _recommend(document, source.plan.job, region, choose_folder(directory) / f"plans.{name}.json", refresh)
+    plan = read_plan_argument(plans, plan_number)
+    if plan.region != region or job_id(plan) != job_id(source.plan):
+        jobs = [each.job.model_dump(exclude={"budget_usd", "deadline_hours"}) for each in (source.plan, plan)]
+        differ = sorted(key for key, value in jobs[0].items() if jobs[1][key] != value)
+        raise InvalidInputError(
+            f"the plan is for {plan.region}" + (f" and another job: {', '.join(differ)} differ" if differ else ""),
+            limit=f"{region}, and the job of stack {source.stack}",
+            why="the checkpoint and the meter are of one job",
+            next_step=f"plan the same request for the region: gpufleet recommend REQUEST --region {region}",
+        )
+    return Place(stack=name, plan=plan, config=config)
+
+
+def _refuse_second_run(file: StackFile) -> None:
+    names, _ = resolve_names(file)
+    asked, state = read_asked(names), _read(control.read_state, names)
+    is_asked = asked is not None and asked.want == "run"
+    if state and state.phase not in ENDED and (is_asked or state.nodes.in_service + state.nodes.pending):
+        raise InvalidInputError(
+            f"stack {file.stack} runs the same job in {names.region} already",
+            why="two runs do not become one",
+            next_step=f"gpufleet stop --stack {file.stack}, and its run ends for the one that moves there",
+        )
+
+
+def _locate_data(config: Mapping[str, Any], region: str) -> str | None:
+    """Return the region of the training data, where it is named; refuse data that the new nodes cannot reach."""
+    reaches_others = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
+    located = {}
+    for key in DATA_KEYS:
+        place = read_s3_prefix(str(config.get(key, "")))
+        if place is None:
+            continue
+        with errors.explained(f"the region of s3://{place[0]} ({key}) is unknown"):
+            # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+            located[key] = clients.s3(region).head_bucket(Bucket=place[0])["BucketRegion"]
+        if located[key] != region and not reaches_others:
+            raise InvalidInputError(
+                f"{key} is {config[key]}, in {located[key]}",
+                limit=f"a bucket in {region}",
+                # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
+                why="the nodes reach S3 through an endpoint of their own region",
+                next_step=f"copy it, then --config {key.removeprefix('gpufleet:')}=s3://BUCKET/PREFIX; or "
+                "--config nat=true, which pays for each node's copy by the GB",
+            )
+    return located.get("gpufleet:data")
+
+
+def _read_kept_request(source: StackFile, directory: Path) -> Mapping[str, Any]:
+    kept = directory / f"plans.{source.stack}.json"
+    try:
+        return dict(json.loads(kept.read_text(encoding="utf-8"))["request"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataMissingError(
+            f"{kept} has no request: {error!r}",
+            why="the plan for another region is made from the request",
+            next_step="gpufleet recommend REQUEST --region REGION --save PLAN, then --plans PLAN",
+        ) from error
+
+
+def _recommend(document: Mapping[str, Any], job: PlannedJob, region: str, answer: Path, refresh: bool | None) -> str:
+    file = answer.with_name(answer.name.replace("plans.", "request.", 1))
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    flags = ["--region", region, "--global-batch", str(job.global_batch)]
+    flags += ["--budget", str(job.budget_usd)] if job.budget_usd else []
+    flags += ["--deadline", f"{job.deadline_hours}h"] if job.deadline_hours else []
+    return run_recommend(str(file), answer, refresh, *flags)
+
+
+def weigh(source: StackFile, place: Place, state: ControllerState | None, carried: Carried) -> Rest:
+    """Forecast the rest of a run in a place, under the spot policy and the ceiling that its stack has there."""
+    plan, left_hours = follow_policy(place.plan, place.config), None
+    if state and plan.job.deadline_hours:
+        start_hours = RESTART_HOURS + (plan.staging.node_hours if plan.staging else 0.0)
+        ran_hours = (datetime.now(UTC) - state.run_started_at) / timedelta(hours=1)
+        left_hours = plan.job.deadline_hours - ran_hours - start_hours
+    # The next checkpoint may be larger than the newest one.
+    gib = max(carried.gib, source.plan.job.checkpoint_gib)
+    copy_usd = transfer_usd(gib, source.plan.region, plan.region)
+    hours, usd = forecast_rest(plan, 1 - min(1.0, carried.step / plan.job.steps), left_hours=left_hours)
+    given = place.config.get("gpufleet:ceilingUsd") or 0
+    try:
+        ceiling = float(given) or plan.job.budget_usd
+    except ValueError as error:
+        raise InvalidInputError(f"gpufleet:ceilingUsd is {given}", limit="a number of USD") from error
+    return Rest(
+        copy_usd=copy_usd,
+        usd=copy_usd + usd.expected,
+        hours=hours.expected,
+        hours_p95=hours.p95,
+        left_usd=ceiling - (state.spent_usd if state else 0.0) if ceiling else None,
+        left_hours=left_hours,
+    )
+
+
+def choose(rests: Mapping[str, Rest]) -> str | None:
+    """Return the cheapest place that keeps the deadline, else the earliest; None where the ceiling pays for none."""
+
+    def order(name: str) -> tuple[bool, float]:
+        rest = rests[name]
+        is_late = rest.left_hours is not None and rest.hours_p95 > rest.left_hours
+        return is_late, rest.hours_p95 if is_late else rest.usd
+
+    paid = [name for name, rest in rests.items() if rest.left_usd is None or rest.usd <= rest.left_usd]
+    return min(paid, key=order, default=None)
+
+
+def stand_up(place: Place, source: StackFile, directory: Path, again: str, *, accept_stale_prices: bool) -> StackFile:
+    """Make or update a place's stack without a node; nobody resumes it before the hand-over.
+
+    ``again`` is the command to go on with.
+    """
+    config = {**place.config, "gpufleet:waits": True}
+    deploy(place.plan, place.stack, directory, again, config=config, accept_stale_prices=accept_stale_prices)
+    target = read_stack(place.stack, directory)
+    _end_nodes(target, moved_to=source.stack)
+    return target
+
+
+def _end_nodes(file: StackFile, moved_to: str) -> tuple[Names, str]:
+    names, caller = resolve_names(file)
+    ask(names, caller, "stop", moved_to=moved_to)
+    follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
+    return names, caller
+
+
+def hand_over(source: StackFile, target: StackFile, again: str) -> None:
+    """End the old nodes, copy the checkpoint, and let the new stack go on from it and from the dollars spent."""
+    names, caller = _end_nodes(source, moved_to=target.stack)
+    last = datetime.now(UTC) + SETTLES_WITHIN
+    with patience("waiting for the controller to see the last node's end"):
+        while (state := _read(control.read_state, names)) is not None:
+            now = datetime.now(UTC)
+            is_settled = all(instance.ended_at for instance in state.instances.values())
+            if is_settled or state.is_silent(now) or now >= last:
+                break
+            time.sleep(POLL_S)
+    _, carried = read_run(source)
+    new, _ = resolve_names(target)
+    with (
+        errors.explained(
+            f"the copy to {new.bucket} did not end",
+            why=f"stack {source.stack} has no node, and its checkpoints are as they were",
+            next_step=again,
+        ),
+        relayed(f"copying {carried.gib:,.2f} GiB inside S3") as show,
+    ):
+        copy(names, new, carried, show)
+    # The controller may not have ticked since the run came here.
+    request = read_asked(names)
+    elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})
+    run: dict[str, Any] = {}
+    if state is not None:
+        own = state.settle(datetime.now(UTC))
+        # Bytes that an interrupted call copied were billed too.
+        copy_usd = transfer_usd(carried.gib, names.region, new.region)
+        elsewhere[source.stack] = replace(own, usd=own.usd + copy_usd)
+        run = {"begun_at": state.run_started_at, "progress": state.progress}
+    elsewhere.pop(target.stack, None)
+    let_run(new, caller, elsewhere=elsewhere, **run)
+    total = sum(spend.usd for spend in elsewhere.values())
+    say(
+        f"stack {target.stack} goes on from step {carried.step:,} with {total:,.2f} USD on its meter, which "
+        f"counts what stack {source.stack} costs until gpufleet down --stack {source.stack}; its checkpoints stay"
+    )
