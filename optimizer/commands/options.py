@@ -110,13 +110,13 @@ def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
     words = ["gpufleet", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name in flags or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        value = context.params.get(name)
+        if name in flags or value is None or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        value = context.params[name]
         if isinstance(parameter, click.Argument):
             words.append(str(value))
         elif isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+            words += parameter.opts[:1] if value else parameter.secondary_opts[:1]
         elif isinstance(value, tuple | dict):
             items = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
             words += [word for item in items for word in (parameter.opts[0], str(item))]

@@ -12,6 +12,7 @@ from botocore.client import BaseClient
 
 from optimizer.catalog.snapshot import user_directory
 from optimizer.commands import move
+from optimizer.commands.stack_file import write_stack_file
 from optimizer.commands.stop import ask
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -69,19 +70,22 @@ def unchanged(deployed: DeployedStack, pulumi: Pulumi, calls: list[str]) -> Iter
 def test_a_run_stays_as_it_is(
     gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
 ) -> None:
-    monkeypatch.setattr(move, "_choose_plan", lambda *_: sample_plan(region=EUROPE))
+    place = move.Place(stack="new", plan=sample_plan(region=EUROPE), config={})
+    monkeypatch.setattr(move, "find_place", lambda *_, **__: place)
     code, out, err = gpufleet(words[0], *words[1:], *deployed.arguments, "--dry-run")
     assert code == 0, err
     assert says in out and "dry run: " in out.splitlines()[-1]
 
 
 def test_a_move_that_was_interrupted_does_not_go_on(
-    gpufleet: Gpufleet, deployed: DeployedStack, pulumi: Pulumi, calls: list[str], monkeypatch: pytest.MonkeyPatch
+    gpufleet: Gpufleet, deployed: DeployedStack, pulumi: Pulumi, calls: list[str]
 ) -> None:
     """It asks no question, for it was answered before."""
     name = f"{deployed.names.stack}-{EUROPE}"
+    new = DeployedStack.without_nodes(stack=name, directory=deployed.directory, region=EUROPE)
+    write_stack_file(deployed.directory / f"Pulumi.{name}.yaml", sample_plan(region=EUROPE))
+    ask(new.names, "ada", "stop", moved_to=deployed.names.stack)
     ask(deployed.names, "ada", "stop", moved_to=name)
-    monkeypatch.setattr(move, "_choose_plan", lambda *_: sample_plan(region=EUROPE))
     calls.clear()
     code, out, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--dry-run")
     assert code == 0 and f"dry run: stack {name} would take over" in out
@@ -103,5 +107,4 @@ def test_no_fleet_is_stood_up(
         "up", str(path), *regions, "--stack", "new", "--directory", str(deployed.directory), "--yes", "--dry-run"
     )
     assert code == 0, err
-    question = "Stand them up?" if regions else "Stand it up?"
-    assert "USD" in out and out.splitlines()[-1] == f"dry run: {question} Not asked; nothing was created"
+    assert "USD" in out and out.splitlines()[-1] == "dry run: Stand it up? Not asked; nothing was created"
