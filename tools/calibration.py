@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def _left_out_group_errors(table: pd.DataFrame, column: str, other: str) -> list
             fitted = fit_rows(rest.row.tolist())
             steps, measured = stack_tables(left.row.tolist()), [row.step_time_s for row in left.row]
             if column == "processor":  # the power limit of an unknown GPU
-                steps.rates = replace(steps.rates, throttling=np.zeros(len(left)))
+                steps.rates.throttling = np.zeros(len(left))
             own = stack([row.setup.coefficients(fitted) for row in left.row])
             errors.append(_rms(np.log(sum(step_seconds(steps, own).values()) / np.array(measured))))
     return errors

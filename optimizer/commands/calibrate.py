@@ -179,9 +179,7 @@ def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:
             "gpu": row.setup.hardware.gpu.key,
             "gpus": row.setup.gpus,
             "measured_tokens_per_second_per_gpu": row.tokens_per_second_per_gpu,
-            "error_before": round(float(report.before[index]), 4),
-            "error_after": round(float(report.after[index]), 4),
-            "error_left_out": round(float(report.left_out[index]), 4),
+            **{f"error_{when}": round(float(error[index]), 4) for when, error in report.errors.items()},
         }
         for index, row in enumerate(report.rows)
     ]
@@ -194,7 +192,7 @@ def _tabulate_groups(report: CalibrationReport) -> list[dict[str, Any]]:
     for name in (*(sorted(set(gpus)) if len(set(gpus)) > 1 else ()), "all"):
         mine = np.array([name in (gpu, "all") for gpu in gpus])
         group: dict[str, Any] = {"group": name, "rows": int(mine.sum())}
-        for when, every in (("before", report.before), ("after", report.after), ("left_out", report.left_out)):
+        for when, every in report.errors.items():
             group[when] = round(100 * float(np.abs(every[mine]).mean()), 1)
             group[f"bias_{when}"] = round(100 * float(every[mine].mean()), 1)
         groups.append(group)
@@ -209,7 +207,7 @@ def _remark(report: CalibrationReport, unread: list[str]) -> None:
         say(f"note: nothing reads the columns {', '.join(unread)}", err=True)
     if len(report.rows) == 1:
         say("note: one run leaves nothing to check the fit with; add runs of another model", err=True)
-    elif np.abs(report.left_out).sum() > np.abs(report.before).sum():
+    elif np.abs(report.errors["left_out"]).sum() > np.abs(report.errors["before"]).sum():
         say("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
     if len(report.rows) < FEW:
         say(

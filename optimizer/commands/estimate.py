@@ -161,11 +161,8 @@ def _read_request(flags: Mapping[str, Any], ranks: Mapping[str, int]) -> FleetRe
     """Read the flags as the request of one step in this layout."""
     given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
     axes = ["data", *(name for name, count in ranks.items() if count > 1)]
-    workload = {"global_batch": 1, **given, "steps": 1}
-    return request_from_dict(
-        {"model": flags["model"], "workload": workload, "constraints": {"parallelism": axes}},
-        origin="the configuration",
-    )
+    asked = {"model": flags["model"], "workload": {"global_batch": 1, **given, "steps": 1}}
+    return request_from_dict(asked | {"constraints": {"parallelism": axes}}, origin="the configuration")
 
 
 def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[str, Any]:
@@ -251,9 +248,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "tokens_per_second_high": speed * band,
         "tokens_per_second_per_gpu": speed / gpus,
         "mfu": float(estimates.mfu),
-        "peak_memory_gib": float(estimates.peak_memory_gib),
-        "p95_memory_gib": float(estimates.p95_memory_gib),
-        "limit_gib": float(estimates.limit_gib),
+        **{name: float(getattr(estimates, name)) for name in ("peak_memory_gib", "p95_memory_gib", "limit_gib")},
         "needed_gib": float(estimates.peak_memory_gib) + sum(reserve.values()),
         "gpu_memory_gib": visible_memory_gib(hardware),
         "fits": bool(estimates.fits),
@@ -334,12 +329,14 @@ def _print(result: dict[str, Any], output_format: str) -> None:
         return {"part": part.replace("_", " "), "value": value, "share": share}
 
     peak, step_s = result["peak_memory_gib"], result["step_time_s"]
-    memory = [row(part, value, f"{value / peak:.0%}") for part, value in result["memory_gib"].items()]
-    memory += [row("peak allocated", peak)]
-    memory += [row("the same at p95", result["p95_memory_gib"])]
-    memory += [row(part, value) for part, value in result["reserve_gib"].items() if value]
-    memory += [row("needed", result["needed_gib"], result["fit"] if result["fit"] == "fits" else result["fit"].upper())]
-    memory += [row("GPU", result["gpu_memory_gib"])]
+    memory = [
+        *(row(part, value, f"{value / peak:.0%}") for part, value in result["memory_gib"].items()),
+        row("peak allocated", peak),
+        row("the same at p95", result["p95_memory_gib"]),
+        *(row(part, value) for part, value in result["reserve_gib"].items() if value),
+        row("needed", result["needed_gib"], result["fit"] if result["fit"] == "fits" else result["fit"].upper()),
+        row("GPU", result["gpu_memory_gib"]),
+    ]
     write_table(memory, {"part": "memory", "value": "GiB", "share": ""})
     click.echo()
     times = [row(part, value, f"{value / step_s:.0%}") for part, value in result["time_s"].items() if value]

@@ -35,7 +35,7 @@ Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Coefficients:
     """Fitted numbers of one GPU and recipe: fields of Calibration."""
 

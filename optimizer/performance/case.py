@@ -6,7 +6,7 @@ What follows from model, recipe and hardware is a number; a layout's columns are
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Self
 
 import numpy as np
@@ -51,32 +51,34 @@ FP8_COPIES_BYTES = 2.0
 USUAL_SUBLAYERS = 2.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Rates of a GPU in the recipe's precision, and of its node: FLOP/s, byte/s, seconds.
+    """Rates of a GPU in the recipe's precision, and of its node: FLOP/s, byte/s, seconds."""
 
-    Attributes:
-        cycles: of all multiprocessors together, 1/s.
-        memory: of a large copy.
-        load_s_per_sample: of one rank's loader.
-    """
-
-    peak: Number
-    attention: Number
-    expert: Number
-    head: Number
-    convolution: Number
-    fp32: Number
-    cycles: Number
-    throttling: Number
-    memory: Number
-    link: Number
-    link_latency_s: Number
-    network: Number
-    network_latency_s: Number
-    gpus_per_node: Number
-    gpu_memory_bytes: Number
-    load_s_per_sample: Number
+    def __init__(self, model: ModelSpec, recipe: Recipe, code: Framework, hardware: Hardware) -> None:
+        gpu, precision = hardware.gpu, recipe.precision
+        self.link, self.link_latency_s = link_rate(hardware)
+        self.network, self.network_latency_s = network_rate(hardware)
+        self.gpus_per_node = float(max(1, hardware.gpus_per_node))
+        self.gpu_memory_bytes = visible_memory_gib(hardware) * GIB
+        self.memory = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY  # of a large copy
+        self.cycles = cycle_per_s(gpu)  # of all multiprocessors together
+        self.throttling: Number = kernels.throttling(gpu.architecture, precision)
+        self.peak = peak_flop_per_s(gpu, precision)
+        self.fp32 = peak_flop_per_s(gpu, "fp32") if gpu.peak_tflop_per_s.get("fp32") else self.peak * LEAST_FP32_SHARE
+        self.convolution = self.peak * (kernels.FP32_CONVOLUTION if precision == "fp32" else 1.0)
+        # Outside the layers' products nothing is in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
+        outside = peak_flop_per_s(gpu, "bf16") if precision == "fp8" else self.peak
+        if ELEMENT_BYTES[precision] > 2.0:
+            self.attention = kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
+        else:
+            self.attention = outside * kernels.attention_share(gpu.architecture, code.flash_kernel)
+        # https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training: no experts
+        self.expert = self.peak if code.fused_kernels else outside
+        # A compiler pads products.
+        padded = not code.written_out or recipe.compiled
+        self.head = outside / (1.0 if padded else kernels.output_projection_slowdown(precision, model.vocab_size))
+        loads = recipe.samples_per_vcpu_s * hardware.loader_workers
+        self.load_s_per_sample = 1.0 / loads if loads else 0.0  # of one rank's loader
 
 
 class Case:
@@ -97,7 +99,7 @@ class Case:
         self._read_recipe()
         self._read_bytes()
         self._read_parameters()
-        self.rates = _rates(model, recipe, self.code, hardware)
+        self.rates = Rates(model, recipe, self.code, hardware)
         columns = {field.name: getattr(grid, field.name) for field in fields(Grid)}
         if grid.sequence_parallel is None:
             columns["sequence_parallel"] = self.code.splits_sequence
@@ -335,41 +337,6 @@ def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
     if model.architecture == "seq2seq":
         return recipe.seq_len, recipe.target_len or span_lengths(recipe.seq_len)[1]
     return model.encoder_tokens, recipe.target_len or model.decoder_tokens
-
-
-def _rates(model: ModelSpec, recipe: Recipe, code: Framework, hardware: Hardware) -> Rates:
-    gpu, precision = hardware.gpu, recipe.precision
-    link, link_latency_s = link_rate(hardware)
-    network, network_latency_s = network_rate(hardware)
-    peak = peak_flop_per_s(gpu, precision)
-    # Outside the layers' products nothing is in 8 bits (https://docs.nvidia.com/deeplearning/transformer-engine).
-    outside = peak_flop_per_s(gpu, "bf16") if precision == "fp8" else peak
-    if ELEMENT_BYTES[precision] > 2.0:
-        attention = kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
-    else:
-        attention = outside * kernels.attention_share(gpu.architecture, code.flash_kernel)
-    # A compiler pads products.
-    padded = not code.written_out or recipe.compiled
-    loads = recipe.samples_per_vcpu_s * hardware.loader_workers
-    return Rates(
-        peak=peak,
-        attention=attention,
-        # https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training: no experts
-        expert=peak if code.fused_kernels else outside,
-        head=outside / (1.0 if padded else kernels.output_projection_slowdown(precision, model.vocab_size)),
-        convolution=peak * (kernels.FP32_CONVOLUTION if precision == "fp32" else 1.0),
-        fp32=peak_flop_per_s(gpu, "fp32") if gpu.peak_tflop_per_s.get("fp32") else peak * LEAST_FP32_SHARE,
-        cycles=cycle_per_s(gpu),
-        throttling=kernels.throttling(gpu.architecture, precision),
-        memory=gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY,
-        link=link,
-        link_latency_s=link_latency_s,
-        network=network,
-        network_latency_s=network_latency_s,
-        gpus_per_node=float(max(1, hardware.gpus_per_node)),
-        gpu_memory_bytes=visible_memory_gib(hardware) * GIB,
-        load_s_per_sample=1.0 / loads if loads else 0.0,
-    )
 
 
 def _check_module(model: ModelSpec, recipe: Recipe, code: Framework, checkpointing: Any) -> None:

@@ -40,7 +40,7 @@ def ring_slowdown(nodes: Number) -> Number:
     return 1.0 + np.maximum(0.0, nodes - 2.0) / NODES_AT_HALF_BANDWIDTH
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Collective:
     """One row of the table: collectives of one group.
 

@@ -481,7 +481,7 @@ LAYERS_PER_CONVOLUTION = 0.155
 LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HostTime:
     """Host time of a micro-batch's layers: beside the GPU's work, and while the GPU waits.
 

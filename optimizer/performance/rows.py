@@ -230,24 +230,21 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
             splits = int(splits_sequence) if row.text("sequence_parallel") else splits
         elif sharding == "ddp":
             sharding = "zero1"
+    # A source's remarks name what no column does.
+    remarks = row.text("uncertain")
+    modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
     recipe = build_recipe(
         model,
         seq_len=None if cnn else row.count("seq_len", default=0) or None,
         framework=framework,
         gpu=gpu,
         precision=row.word("precision", PRECISIONS, default="bf16", other=OTHER_PRECISIONS),  # type: ignore[arg-type]
-        optimizer=row.word("optimizer", tuple(OPTIMIZERS), default="sgd" if cnn else "adamw"),  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
+        optimizer=row.word("optimizer", tuple(OPTIMIZERS), default="sgd" if cnn else "adamw"),
+        attention=attention,
         compiled=row.flag("compiled"),
         tuning=tuning,
         target_len=row.count("target_len", default=0, least=0) or None,
-        experts=row.word("experts_implementation", ("grouped", "loop"), default="", other=OTHER_EXPERTS) or None,  # type: ignore[arg-type]
-    )
-    # A source's remarks name what no column does.
-    remarks = row.text("uncertain")
-    modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
-    recipe = replace(
-        recipe,
+        experts=row.word("experts_implementation", ("grouped", "loop"), default="", other=OTHER_EXPERTS) or None,
         recomputed=tuple(modules[1].split("+")) if modules else (),
         offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
         optimizer_instances=2 if "part of the data ranks" in remarks else 1,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from bootstrap.contract.fine_tuning import FULL_TRAINING, PURE, FineTuning
+from bootstrap.contract.fine_tuning import PURE, FineTuning
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
@@ -19,12 +20,8 @@ from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
 from optimizer.performance.types import (
-    SHARDINGS,
-    Attention,
-    ExpertsKind,
     Grid,
     Hardware,
-    OptimizerName,
     Recipe,
     RecipePrecision,
 )
@@ -82,16 +79,11 @@ def build_recipe(
     framework: str,
     gpu: Gpu | None = None,
     precision: RecipePrecision = "bf16",
-    optimizer: OptimizerName = "adamw",
-    attention: Attention = "flash",
-    compiled: bool = False,
-    experts: ExpertsKind | None = None,
-    tuning: FineTuning = FULL_TRAINING,
-    shardings: tuple[str, ...] = SHARDINGS,
     target_len: int | None = None,
     samples_per_vcpu_s: float | None = None,
+    **settings: Any,
 ) -> Recipe:
-    """Build the recipe of training ``model``, or raise InvalidInputError.
+    """Build the recipe of training ``model`` with these settings of a Recipe, or raise InvalidInputError.
 
     ``seq_len`` None is the usual one, ``samples_per_vcpu_s`` None that of images for a CNN; without ``gpu`` the
     precision is not checked (a search rejects GPU by GPU).
@@ -106,18 +98,11 @@ def build_recipe(
     recipe = Recipe(
         seq_len=_resolve_seq_len(model, seq_len),
         precision=products,
-        optimizer=optimizer,
-        attention=attention,
-        compiled=compiled,
         framework=framework,
-        experts=experts,
         pure=precision == PURE,
-        tuning=tuning,
-        shardings=shardings,
         target_len=target_len or 0,
-        samples_per_vcpu_s=(IMAGES_PER_VCPU_S if model.takes_images else 0.0)
-        if samples_per_vcpu_s is None
-        else samples_per_vcpu_s,
+        samples_per_vcpu_s=IMAGES_PER_VCPU_S * model.takes_images if samples_per_vcpu_s is None else samples_per_vcpu_s,
+        **settings,
     )
     check_fine_tuning(model, recipe)
     return recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ _NO_TIME_S = 1e-12  # of a stage without work
 _OVERLAP_POWER = 2.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Sums:
     """Seconds at full rates of some operations, by the fitted number that scales them (``plain``: by none)."""
 
@@ -207,15 +207,12 @@ def stack(tables: Sequence[Any]) -> Any:
         like = {name: next(table[name] for table in tables if name in table) for name in names}
         empty = {name: Collective(axis=row.axis, kind=row.kind) for name, row in like.items() if name not in PARTS}
         return {name: stack([table.get(name, empty.get(name)) for table in tables]) for name in names}
-    if isinstance(first, StepTable):
-        own = copy(first)
-        vars(own).update({name: stack([vars(table)[name] for table in tables]) for name in vars(first)})
-        return own
-    if is_dataclass(first):
-        kind: Any = type(first)
-        return kind(**{f.name: stack([getattr(table, f.name) for table in tables]) for f in fields(first)})
     if isinstance(first, str):
         return first
+    if hasattr(first, "__dict__"):
+        joined = copy(first)
+        vars(joined).update({name: stack([vars(table)[name] for table in tables]) for name in vars(first)})
+        return joined
     return np.array(tables, dtype=np.float64).reshape(-1)
 
 

@@ -25,17 +25,14 @@ LEAST_MFU = 1e-5
 class CalibrationReport:
     """A calibration to ``rows``, with relative errors of predicted throughput, above 0 where predicted too fast.
 
-    Attributes:
-        before, after: errors of the shipped calibration and of the new one.
-        left_out: errors of a calibration that never saw the row's model, or where all are of one the row itself.
+    ``errors`` has those of the shipped calibration (before), of the new one (after), and of one that never saw the
+    row's model (left_out), or where all are of one the row itself.
     """
 
     calibration: Calibration
     rows: list[MeasuredRun]
     refused: list[Refused]
-    before: Floats
-    after: Floats
-    left_out: Floats
+    errors: dict[str, Floats]
     left_out_by: str
 
 
@@ -60,14 +57,13 @@ def calibrate(
         "as_of": datetime.now(UTC).date(),
     }
     calibration = adapt(usable, base).model_copy(update=update)
+    log_error = {"before": log_errors(usable, base), "after": log_errors(usable, calibration), "left_out": left_out}
     models = {(row.suite, row.setup.model.name) for row in usable}
     return CalibrationReport(
         calibration=calibration,
         rows=usable,
         refused=refused,
-        before=throughput_error(log_errors(usable, base)),
-        after=throughput_error(log_errors(usable, calibration)),
-        left_out=throughput_error(left_out),
+        errors={when: throughput_error(error) for when, error in log_error.items()},
         left_out_by="model" if len(models) > 1 else "run",
     )
 

@@ -333,5 +333,5 @@ def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, in
     nodes = [Hardware.from_instance_type(instance) for instance in types.values()]
     cases = [Case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
     coefficients = stack([problem.calibration.coefficients(node.gpu, problem.recipe) for node in nodes])
-    rates = take_rows(stack([case.rates for case in cases]), machine)
+    rates = stack([cases[i].rates for i in machine])
     return estimate_case(cases[0].moved(rates=rates, **columns), take_rows(coefficients, machine))

@@ -39,9 +39,10 @@ LINK_BYTE_PER_S = 450e9 * NVLINK_EFFICIENCY
 def wires(link: float, link_latency_s: float, network: float, network_latency_s: float) -> Rates:
     """Links and network of an H100 node."""
     rates = case().rates
-    return replace(
-        rates, link=link, link_latency_s=link_latency_s, network=network, network_latency_s=network_latency_s
-    )
+    rates.link, rates.link_latency_s, rates.network, rates.network_latency_s = (
+        link, link_latency_s, network, network_latency_s,
+    )  # fmt: skip
+    return rates
 
 
 def seconds_of(
