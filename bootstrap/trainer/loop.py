@@ -21,13 +21,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from bootstrap.trainer import kernels
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.data.dataset import Batch
 from bootstrap.trainer.loss import IGNORED, cross_entropy
 from bootstrap.trainer.mesh import data_size
 from bootstrap.trainer.optimize import LossScale, gradient_norm, scale_gradients
 from bootstrap.trainer.parallelize import HALF, autocasts
 from bootstrap.trainer.tensor_parallel import first_token, partial_parameters, sum_gradients
-
-Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from bootstrap.trainer import oom
 from bootstrap.trainer.adapters import choose_trained
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
-from bootstrap.trainer.data import Batch, Dataset, Loader, open_dataset
-from bootstrap.trainer.data.open import Split
+from bootstrap.trainer.data.dataset import Batch, Dataset
+from bootstrap.trainer.data.loader import Loader
+from bootstrap.trainer.data.open import Split, open_dataset
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
@@ -69,12 +70,15 @@ def train(config: TrainerConfig) -> None:
     data = open_samples(config)
     held_out = open_samples(config, "val") if config.evaluate_every else None
     init_process_group(device)
-    uri = os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
-    limit = oom.MicroBatchLimit(config, open_store(uri))
+    limit = oom.MicroBatchLimit(config, open_store(_checkpoints(config)))
     run = assemble(config, device, limit.value)
     with limit.halving(run.config):
-        _train(run, data, held_out, uri)
+        _train(run, data, held_out)
     dist.destroy_process_group()
+
+
+def _checkpoints(config: TrainerConfig) -> str:
+    return os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
 
 
 def set_device(config: TrainerConfig) -> torch.device:
@@ -166,8 +170,9 @@ def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: i
     )
 
 
-def _train(parts: Assembled, data: Dataset, held_out: Dataset | None, uri: str) -> None:
+def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
     config, stepper, device = parts.config, parts.stepper, parts.device
+    uri = _checkpoints(config)
     store = open_store(uri)
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)

@@ -95,7 +95,6 @@ class SpotTolerantRun:
         extra: Mapping[str, Stateful] | None = None,
         tokens_per_sample: int | None = None,
         seed: int = 0,
-        shuffle: bool = True,
         checkpoint_interval_s: float | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
@@ -115,7 +114,7 @@ class SpotTolerantRun:
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )
         self._hang_timeout_s = positive_number(HANG_VARIABLE) or DEFAULT_HANG_TIMEOUT_S
-        self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed, shuffle=shuffle)
+        self._order = SampleOrder(dataset_size=dataset_size, global_batch=global_batch, seed=seed)
         self._checkpoints = StoredCheckpoints(
             open_store(store),
             facts_of(self._order, json.loads(json.dumps(dict(facts or {})))),  # as a manifest gives them back

@@ -52,7 +52,6 @@ class SampleOrder:
     dataset_size: int
     global_batch: int
     seed: int
-    shuffle: bool = True
 
     def __post_init__(self) -> None:
         if self.dataset_size < 1 or self.global_batch < 1:
@@ -84,7 +83,5 @@ class SampleOrder:
         first = step * self.global_batch + sum(shares[:rank])
         sample = torch.arange(first, first + shares[rank], dtype=torch.int64)
         position, epoch = sample % self.dataset_size, sample // self.dataset_size
-        if not self.shuffle:
-            return position
         key = _hash32((_hash32(torch.full_like(epoch, self.seed & _LOW_32)) + epoch) & _LOW_32)
         return permute(position, self.dataset_size, key)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.trainer import loop, run
 from bootstrap.trainer.config import parse_config
-from bootstrap.trainer.data import open_dataset
+from bootstrap.trainer.data.open import open_dataset
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
@@ -88,7 +88,7 @@ def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
         open_dataset("", family="decoder", seq_len=config.seq_len, vocab_size=256, split=split, seed=config.seed)
         for split in ("train", "val")
     ]
-    run._train(parts, samples[0], samples[1] if config.evaluate_every else None, os.environ[run.CHECKPOINTS_VARIABLE])
+    run._train(parts, samples[0], samples[1] if config.evaluate_every else None)
     module.cross_entropy = whole
 
 

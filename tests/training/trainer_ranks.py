@@ -34,7 +34,7 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
     parts = assemble(config, device)
     config = parts.config
     data = open_samples(config, image_size=32)
-    order = SampleOrder(dataset_size=len(data), global_batch=config.global_batch, seed=config.seed, shuffle=True)
+    order = SampleOrder(dataset_size=len(data), global_batch=config.global_batch, seed=config.seed)
 
     def batches(step: int) -> Iterator[dict[str, torch.Tensor]]:
         indices = order.indices(step, rank=parts.data_rank, world_size=parts.data_size)

@@ -65,11 +65,6 @@ def test_seeds_differ_and_order_never_changes_between_versions() -> None:
     assert first == [5497, 5061, 1055, 2591, 5700, 8880, 7104, 4234]
 
 
-def test_without_shuffle_it_is_the_data_sets_order() -> None:
-    order = SampleOrder(dataset_size=10, global_batch=4, seed=0, shuffle=False)
-    assert order.indices(2).tolist() == [8, 9, 0, 1]
-
-
 @settings(max_examples=50)
 @given(shares=st.lists(st.integers(1, 9), min_size=1, max_size=6), step=st.integers(0, 10**6))
 def test_unequal_shares_are_parts_of_the_same_global_batch(shares: list[int], step: int) -> None:
