@@ -95,6 +95,7 @@ GONE = {
     "find --hours": "PLAN has the type, nodes and hours",
     "set --file-system": "workload.lustre_gib of the request gives the plan a file system of its own",
     "offers --type": "use --instance-type",
+    "offers --max-price": "--sort price has the cheapest first",
     "offers --max-age": "as_of, reserved_1yr_as_of and spot_as_of have the dates",
     "refresh --cloud": "prices of other clouds come with each version; refresh reads AWS's",
     "refresh --endpoint": "prices of other clouds come with each version; AWS_ENDPOINT_URL sets AWS's address",

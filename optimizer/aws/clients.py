@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import metadata
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
@@ -38,14 +39,11 @@ def _client(service: str, region: str, attempts: int | None = None) -> Any:
         read_timeout=READ_TIMEOUT_S,
         user_agent_extra=f"gpufleet/{metadata.version('gpufleet')}",
     )
-    session = _session()
     try:
-        session.get_credentials()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return _session().create_client(service, region_name=region, config=config)
+    except (AttributeError, KeyError, TypeError, JSONDecodeError) as error:
         what = f"credential_process of the profile prints no credentials as JSON ({error!r})"
         raise CredentialRetrievalError(provider="custom-process", error_msg=what) from error
-    try:
-        return session.create_client(service, region_name=region, config=config)
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
 
@@ -86,6 +84,5 @@ ssm: Callable[[str], Any] = partial(_client, "ssm")
 sts: Callable[[str], STSClient] = partial(_client, "sts")
 # Services with one endpoint: https://docs.aws.amazon.com/general/latest/gr/billing.html. The Price List API has three:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-the-aws-price-list-query-api.html
-budgets: Callable[[], Any] = partial(_client, "budgets", HOME_REGION)
 cost_explorer: Callable[[], Any] = partial(_client, "ce", HOME_REGION)
 pricing: Callable[[], PricingClient] = partial(_client, "pricing", HOME_REGION)

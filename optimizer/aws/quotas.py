@@ -53,25 +53,6 @@ _SPOT = {
         ("g", "G and VT", "L-3819A6DF"),
     )
 }
-# AWS's page has P4d to P5en; the codes of P4de and P6 are from Service Quotas' list, read in public code 2026-11-21.
-# An organisation's second quota cannot be read.
-_CAPACITY_BLOCK = {
-    family: Quota(code, f"Concurrent {name} Capacity Blocks per account")
-    for family, name, code in (
-        ("p4d", "P4d", "L-2C8F52B3"),
-        ("p4de", "P4de", "L-CFF3E941"),
-        ("p5", "P5", "L-DA6814F2"),
-        ("p5e", "P5e", "L-C45F30BC"),
-        ("p5en", "P5en", "L-4F9BB70B"),
-        ("p6-b200", "P6-B200", "L-8B23CEF3"),
-        ("p6-b300", "P6-B300", "L-9C38E5AB"),
-    )
-}
-
-
-def family(instance_type: str) -> str:
-    """Return a type's family: "p6-b200" for p6-b200.48xlarge."""
-    return instance_type.partition(".")[0]
 
 
 def _group(instance_type: str) -> str:
@@ -90,11 +71,6 @@ def spot(instance_type: str) -> Quota | None:
     if group == "p":
         group = "p4" if generation in ("p2", "p3") else generation
     return _SPOT.get(group)
-
-
-def capacity_block(instance_type: str) -> Quota | None:
-    """Return the quota of a type's active Capacity Blocks; None where none is known."""
-    return _CAPACITY_BLOCK.get(family(instance_type))
 
 
 def limit(client: Any, quota: Quota) -> float:
@@ -125,7 +101,7 @@ def unused(reservation: Mapping[str, Any]) -> int:
 
 
 def used_vcpus(client: EC2Client, account_id: str | None, owns: Callable[[Mapping[str, Any]], bool]) -> Counter[Quota]:
-    """Sum the vCPUs in use by quota: of instances, unused reservations and Capacity Blocks; without what ``owns`` has.
+    """Sum the vCPUs in use by quota: of instances and unused reservations; without what ``owns`` has.
 
     Reservations that another account shares are not counted where ``account_id`` is known:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
@@ -141,9 +117,7 @@ def used_vcpus(client: EC2Client, account_id: str | None, owns: Callable[[Mappin
         name = reservation["InstanceType"]
         if account_id is not None and reservation.get("OwnerId", account_id) != account_id:
             continue
-        if is_block(reservation):
-            counts[capacity_block(name), name] += int(reservation["TotalInstanceCount"])
-        elif not owns(reservation):
+        if not is_block(reservation) and not owns(reservation):
             counts[on_demand(name), name] += unused(reservation)
     # An instance with fewer cores than its type counts as its type: too much is safer than too little.
     vcpus = _default_vcpus(client, {name for quota, name in counts if quota})

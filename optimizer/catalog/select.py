@@ -51,8 +51,7 @@ class Filter:
     """Conditions on offers; an empty field keeps all.
 
     ``gpus`` are models ("H100") or keys ("a100-80gb"), ``regions`` and ``types`` names or shell patterns ("p5*");
-    ``memory_gib`` is of one GPU, as EC2 reports it. ``priced_as`` is the kind of price that ``max_price_usd_per_hour``
-    limits, which also leaves out offers without one.
+    ``memory_gib`` is of one GPU, as EC2 reports it.
     """
 
     gpus: Sequence[str] = ()
@@ -60,8 +59,6 @@ class Filter:
     memory_gib: Range = Range()
     regions: Sequence[str] = ()
     types: Sequence[str] = ()
-    max_price_usd_per_hour: float | None = None
-    priced_as: PricedAs = "on-demand"
 
 
 def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
@@ -77,7 +74,6 @@ def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
         and offer.instance.gpu_memory_gib in conditions.memory_gib
         and (regions is None or offer.region in regions)
         and (types is None or offer.instance.name in types)
-        and _affordable(offer, conditions)
     ]
 
 
@@ -106,13 +102,6 @@ def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
         "spot": offer.spot,
     }
     return prices[priced_as]
-
-
-def _affordable(offer: Offer, conditions: Filter) -> bool:
-    if conditions.max_price_usd_per_hour is None:
-        return True
-    price = price_of(offer, conditions.priced_as)
-    return price is not None and price.usd_per_hour <= conditions.max_price_usd_per_hour
 
 
 def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[str] | None:

@@ -13,7 +13,6 @@ import click
 from optimizer.catalog import Catalog, invariants, load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
-from optimizer.catalog.select import PricedAs, price_of
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
 from optimizer.commands.calibrate import command as calibrate
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
@@ -42,10 +41,10 @@ command.add_command(learn)
 @command.command()
 @format_option
 def show(output_format: str) -> None:
-    """Show the catalog's sources with dates and ages, counts, and the types that lack a price.
+    """Show the catalog's sources with dates and ages, and counts.
 
-    JSON has everything; a table or CSV the sources, with counts and gaps on standard error. A table also has the pools
-    whose capacity events were learned from your own stacks.
+    JSON has everything; a table or CSV the sources, with counts on standard error. A table also has the pools whose
+    capacity events were learned from your own stacks.
 
     \b
     Example:
@@ -55,17 +54,9 @@ def show(output_format: str) -> None:
     catalog = load()
     write_notes(catalog.notes)
     sources = [_source_row(source) for source in catalog.describe()["sources"]]
-    gaps = missing_prices(catalog)
     if output_format == "json":
         learned = pool_rows(catalog, catalog.learned)
-        write_json(
-            {
-                **_summary(catalog),
-                "sources": sources,
-                "missing_prices": gaps,
-                "learned": learned,
-            }
-        )
+        write_json({**_summary(catalog), "sources": sources, "learned": learned})
         return
     columns = {
         "name": "facts",
@@ -84,8 +75,6 @@ def show(output_format: str) -> None:
         write_table(pool_rows(catalog, catalog.learned), POOL_COLUMNS, title=title)
     for name, value in _summary(catalog).items():
         say(f"{name}: {value}", err=True)
-    for kind, types in gaps.items():
-        say(f"types without any {kind} price ({len(types)}): {', '.join(types) or 'none'}", err=True)
 
 
 @command.command()
@@ -162,14 +151,6 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     say(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):
         say(f"note: {DIRECTORY_VARIABLE} is set: commands read {os.environ[DIRECTORY_VARIABLE]}", err=True)
-
-
-def missing_prices(catalog: Catalog) -> dict[PricedAs, list[str]]:
-    """Types without a price in any region, by kind of price."""
-    names = [instance.name for instance in catalog.instance_types]
-    kinds: tuple[PricedAs, ...] = ("on-demand", "reserved", "spot")
-    priced = {kind: {offer.instance.name for offer in catalog.offers if price_of(offer, kind)} for kind in kinds}
-    return {kind: [name for name in names if name not in priced[kind]] for kind in kinds}
 
 
 def _summary(catalog: Catalog) -> dict[str, Any]:

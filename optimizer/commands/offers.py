@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, get_args
 
 import click
@@ -13,7 +12,6 @@ from optimizer.catalog import load
 from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
-from optimizer.commands.options import FiniteRange
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
 from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours
@@ -133,7 +131,7 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
     epilog="""\b
 Example:
   gpufleet offers --gpu H100 --count 8 --region 'us-*'
-  gpufleet offers --memory 80.. --price spot --max-price 20 --sort price
+  gpufleet offers --memory 80.. --price spot --sort price
   gpufleet offers --instance-type 'p5*' --format csv
   gpufleet offers --cloud all --gpu A100 --count 8
 """,
@@ -168,18 +166,12 @@ Example:
     help="Instance type or pattern (p5*); repeatable.",
 )
 @click.option(
-    "--max-price",
-    type=FiniteRange(min=0, min_open=True),
-    metavar="USD",
-    help="Highest price of an hour.",
-)
-@click.option(
     "--price",
     "priced_as",
     type=click.Choice(get_args(PricedAs)),
     default="on-demand",
     show_default=True,
-    help="The price that --max-price and --sort look at.",
+    help="The price that --sort looks at.",
 )
 @click.option(
     "--sort",
@@ -197,7 +189,6 @@ def command(
     memory: Range,
     regions: tuple[str, ...],
     types: tuple[str, ...],
-    max_price: float | None,
     priced_as: PricedAs,
     sort_key: SortKey,
     output_format: str,
@@ -222,17 +213,9 @@ def command(
         others = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
         write_notes(price_notes(others))
         catalog = join_catalog(catalog, others, aws=cloud == "all")
-    chosen = Filter(
-        gpus=gpus,
-        count=count,
-        memory_gib=memory,
-        regions=regions,
-        types=types,
-        max_price_usd_per_hour=max_price,
-        priced_as=priced_as,
-    )
+    chosen = Filter(gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
     offers = sort(select(catalog, chosen), sort_key, priced_as)
-    _check_priced(select(catalog, replace(chosen, max_price_usd_per_hour=None)), priced_as, cloud)
+    _check_priced(offers, priced_as, cloud)
     by_place = {(other.offer.instance.name, other.offer.region): other for other in others}
     rows = [row(offer, by_place.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
@@ -249,7 +232,7 @@ def command(
 
 
 def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
-    """Refuse to sort and filter by a kind of price that none of the offers has."""
+    """Refuse to sort by a kind of price that none of the offers has."""
     if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
         return
     raise DataMissingError(

@@ -25,12 +25,15 @@ class Need:
 
 
 def check_instance_quotas(context: Context) -> Iterator[Finding]:
-    """Check vCPUs of running instances by family; on-demand, spot and Capacity Blocks count apart."""
+    """Check vCPUs of running instances by family; on-demand and spot count apart, and AWS checks a block's purchase."""
     plan, target = context.plan, context.target
     if target.spot_nodes and quotas.spot(plan.instance_type) is None:
-        yield _no_quota_known(context, "spot")
-    if plan.purchase.option == "capacity-block" and quotas.capacity_block(plan.instance_type) is None:
-        yield _no_quota_known(context, "Capacity Block")
+        yield unknown(
+            check=f"quota of spot {plan.instance_type}",
+            text=f"AWS's page of quotas names none of spot for {plan.instance_type.partition('.')[0]}",
+            why=f"where there is one, it may be 0, and the plan needs {plan.node_count * plan.node.vcpus} vCPUs",
+            next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",
+        )
     # This stack's own nodes are part of the plan's need.
     account_id = context.account.id if context.account else None
     used = ask(partial(quotas.used_vcpus, context.ec2, account_id, context.owns))
@@ -83,9 +86,6 @@ def _node_needs(context: Context) -> Iterator[Need]:
             purpose = f"falling back to {nodes} x {plan.instance_type} on demand"
             # Spot may come all the same.
             yield Need(quota=on_demand, vcpus=nodes * vcpus, purpose=purpose, short="warning")
-    block = quotas.capacity_block(plan.instance_type)
-    if purchase.option == "capacity-block" and not purchase.capacity_reservation_id and block:
-        yield Need(quota=block, vcpus=nodes * vcpus, purpose=f"{nodes} x {plan.instance_type}")
     if spot_nodes:
         own = quotas.spot(plan.instance_type)
         if own:
@@ -109,13 +109,3 @@ def _alternate_needs(context: Context, needs: Iterable[Need]) -> Iterator[Need]:
             covered[quota] = plan.node_count * vcpus
             purpose = f"alternates, {plan.node_count} x {alternate.instance_type} {alternate.purchase}"
             yield Need(quota=quota, vcpus=covered[quota], purpose=purpose, short="warning")
-
-
-def _no_quota_known(context: Context, market: str) -> Finding:
-    plan = context.plan
-    return unknown(
-        check=f"quota of {market} {plan.instance_type}",
-        text=f"AWS's page of quotas names none of {market} for {quotas.family(plan.instance_type)}",
-        why=f"where there is one, it may be 0, and the plan needs {plan.node_count * plan.node.vcpus} vCPUs",
-        next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",
-    )

@@ -116,7 +116,6 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 
 # Calls of all checks by service. Most take no resource, and the stack's own resources may not exist yet.
 _READS = {
-    "budgets": "ViewBudget",
     "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
     "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
@@ -127,18 +126,14 @@ _READS = {
     "ssm": "GetParameter",
     "sts": "GetCallerIdentity",
 }
-# Calls whose IAM action has another name:
-# https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
-_OTHER_ACTIONS = {
-    "DescribeBudgets": "budgets:ViewBudget",
-    "HeadBucket": "s3:ListBucket",
-}
 
 
 def iam_action(operation: str) -> str:
     """Return the IAM action that a call needs."""
+    if operation == "HeadBucket":  # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        return "s3:ListBucket"
     services = (service for service, operations in _READS.items() if operation in operations.split())
-    return _OTHER_ACTIONS.get(operation) or f"{next(services, 'ec2')}:{operation}"
+    return f"{next(services, 'ec2')}:{operation}"
 
 
 def preflight_policy() -> dict[str, Any]:

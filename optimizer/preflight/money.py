@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.contract.plan import FleetPlan, NodeItem, PlanPrice
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, named, passed, unknown, warning
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, named, warning
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -138,37 +137,3 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
         why="at the ceiling the fleet saves and stops, before the run is done",
         next_step=f"gpufleet recommend --budget {limit:g}, or raise it",
     )
-
-
-def check_aws_budgets(context: Context) -> Iterator[Finding]:
-    """Check cost budgets against the run's 95th percentile; their scope (services, tags) is not evaluated."""
-    if context.account is None:
-        text = "the account's id is not known"
-        yield unknown(text, next_step="aws budgets describe-budgets")
-        return
-    answers = clients.budgets().get_paginator("describe_budgets").paginate(AccountId=context.account.id)
-    budgets: list[Any] = [budget for answer in answers for budget in answer.get("Budgets", ())]
-    p95, exceeded, counted = context.plan.cost_usd.p95, 0, 0
-    for budget in budgets:
-        limit = budget.get("BudgetLimit", {})
-        if budget["BudgetType"] != "COST" or limit.get("Unit") != "USD":
-            continue
-        counted += 1
-        spent = float(budget.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0))
-        left = float(limit["Amount"]) - spent
-        if p95 <= left:
-            continue
-        exceeded += 1
-        yield warning(
-            check=f"AWS budget {budget['BudgetName']}",
-            text=f"{left:,.2f} USD of {float(limit['Amount']):,.2f} are left of it ({budget['TimeUnit']}), and the "
-            f"run costs {p95:,.2f} at the 95th percentile",
-            value=p95,
-            limit=round(left, 2),
-            why="where it covers these nodes its alerts go off, and an action of it may stop instances or deny calls",
-            next_step="aws budgets describe-budget-actions-for-budget --account-id "
-            f"{context.account.id} --budget-name '{budget['BudgetName']}'",
-        )
-    if not exceeded:
-        some = f"none of the account's {counted} cost budgets is too small for the run"
-        yield passed(some if counted else "the account has none", value=counted)

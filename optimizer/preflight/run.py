@@ -26,7 +26,6 @@ CHECKS = (
     Check("addresses", network.check_addresses),
     Check("way to AWS", network.check_reach),
     Check("prices", money.check_prices),
-    Check("AWS budgets", money.check_aws_budgets),
 )
 # EC2 throttles describe calls far above this, by account and region:
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html

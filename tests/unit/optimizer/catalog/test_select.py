@@ -55,11 +55,6 @@ def test_a_gpu_model_has_all_its_memory_sizes_and_a_key_one(catalog: Catalog) ->
     assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100-80gb",)))} == {"a100-80gb"}
 
 
-def test_a_highest_price_leaves_out_what_has_none(catalog: Catalog) -> None:
-    found = select(catalog, Filter(max_price_usd_per_hour=1000, priced_as="reserved"))
-    assert found and all(o.reserved_1yr and o.reserved_1yr.usd_per_hour <= 1000 for o in found)
-
-
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [

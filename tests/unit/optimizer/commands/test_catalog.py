@@ -19,7 +19,7 @@ def run(gpufleet: Gpufleet) -> Gpufleet:
     return lambda *arguments: gpufleet("catalog", *arguments)
 
 
-def test_show_gives_sources_dates_ages_and_gaps(run: Gpufleet) -> None:
+def test_show_gives_sources_dates_and_ages(run: Gpufleet) -> None:
     code, out, _ = run("show", "--format", "json")
     shown = json.loads(out)
     assert code == 0
@@ -30,8 +30,6 @@ def test_show_gives_sources_dates_ages_and_gaps(run: Gpufleet) -> None:
         ("advisor-derived", "2025-07-28", 30, 211),
     ]
     assert {source["stale"] for source in spot} == {"yes"} and spot[1]["age_days"] > 480
-    assert shown["missing_prices"]["on-demand"] == ["p5e.48xlarge"]
-    assert "p5.48xlarge" in shown["missing_prices"]["reserved"]
 
 
 def test_verify_passes_the_shipped_catalog(run: Gpufleet) -> None:

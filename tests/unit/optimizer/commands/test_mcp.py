@@ -30,7 +30,7 @@ REACHED = {
     *("parallelism", "sharding", "budget_usd", "deadline_hours", "regions", "purchase_options", "spot_fallback"),
     *("spot_spread", "instance_types", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
     *("instance_type", "gpu", "network", "nodes", "micro_batch", "grad_accum", "tensor", "pipeline", "context"),
-    *("expert", "virtual_stages", "activation_checkpointing", "batch", "count", "memory", "cloud", "max_price"),
+    *("expert", "virtual_stages", "activation_checkpointing", "batch", "count", "memory", "cloud"),
     *(
         "priced_as",
         "sort_key",

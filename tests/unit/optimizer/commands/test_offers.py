@@ -46,13 +46,14 @@ def test_csv_begins_with_the_designed_columns_and_holds_every_offer(run: Gpuflee
 
 def test_filters_reach_the_selection(run: Gpufleet) -> None:
     filters = ("--gpu", "H100", "--count", "8..", "--memory", "80..", "--region", "us-*", "--instance-type", "p5*")
-    code, out, _ = run(*filters, "--max-price", "60", "--format", "json")
+    code, out, _ = run(*filters, "--format", "json")
     rows = json.loads(out)
     assert code == 0
     assert [(row["instance_type"], row["region"]) for row in rows] == [
         ("p5.48xlarge", "us-east-1"),
         ("p5.48xlarge", "us-east-2"),
         ("p5.48xlarge", "us-west-2"),
+        ("p5.48xlarge", "us-west-1"),
     ]
     assert rows[0]["on_demand_usd_per_hour"] == 55.04 and rows[0]["gpu_count"] == 8
     assert rows[0]["reserved_1yr_usd_per_hour"] is None
@@ -73,15 +74,14 @@ def test_commitments_say_from_which_use_on_they_pay(run: Gpufleet) -> None:
     assert small["reserved_1yr_spot_break_even_hours"] is small["capacity_block_usd_per_hour"] is None
     assert [large["capacity_block_usd_per_hour"], large["capacity_block_as_of"]] == [41.528, "2026-07-22"]
     assert large["reserved_1yr_break_even_hours"] is None
-    code, out, _ = run("--price", "capacity-block", "--sort", "price", "--max-price", "12", "--format", "csv")
-    assert code == 0 and {row.split(",")[0] for row in out.splitlines()[1:]} == {"p4d.24xlarge", "p5.4xlarge"}
+    code, out, _ = run("--price", "capacity-block", "--sort", "price", "--format", "csv")
+    assert code == 0 and out.splitlines()[1].startswith("p5.4xlarge,")
 
 
 @pytest.mark.parametrize(
     ("flags", "says", "next_step"),
     [
         (("--cloud", "azure", "--price", "reserved"), "other clouds' rows have on-demand", "leave out --price"),
-        (("--cloud", "tencent", "--price", "spot", "--max-price", "5"), "other clouds' rows", "leave out --price"),
         (
             ("--instance-type", "p5.48xlarge", "--region", "us-east-1", "--price", "reserved"),
             "no source has one",
@@ -117,10 +117,6 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet, monkeypatch
     [
         (["--instance-type", "p5.47xlarge"], "p5.48xlarge"),
         (["--count", "8-16"], "'8-16' is not a range"),
-        (["--max-price", "0"], "0.0 is not in the range x>0"),
-        (["--max-price", "cheap"], "'cheap' is not a valid float"),
-        (["--max-price", "nan"], "is not a finite number"),
-        (["--max-price", "inf"], "is not a finite number"),
         (["--region", ""], "region '' is not in the catalog"),
         (["--cloud", "gcp"], "'gcp' is not one of"),
         (["--cloud", "azure", "--region", "us-east-1"], "region 'us-east-1' is not in the catalog"),

@@ -87,23 +87,23 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
     """A healthy account but for one failure of each level; a change of the format must be a change of this file."""
     aws.answers["GetServiceQuota"] = quota_answer({"L-7212CCBC": 0.0})
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az2", "Score": 5}]}
-    aws.answers["DescribeBudgets"] = DENIED
+    aws.answers["DescribeKey"] = DENIED
     write_stack(tmp_path, amiName=IMAGE, trainCommand="train.py")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert code == 1 and err.startswith('1 error, 1 warning, 1 unknown, 11 ok\n{"error": {"code": 1, ')
+    assert code == 1 and err.startswith('1 error, 1 warning, 1 unknown, 10 ok\n{"error": {"code": 1, ')
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("now")
 def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev")
-    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 14 ok\n")
+    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 13 ok\n")
     assert "note: Pulumi.dev.yaml is not there" in err
 
 
 def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     aws.answers["GetServiceQuota"] = quota_answer({"L-7212CCBC": 0.0})
-    aws.answers["DescribeBudgets"] = DENIED
+    aws.answers["DescribeKey"] = DENIED
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev")
     lines = out.splitlines()
     assert code == 1
@@ -113,7 +113,7 @@ def test_the_text_has_the_worst_first_with_reason_and_remedy(gpufleet: Gpufleet,
     )
     assert lines[1].strip().startswith("why: AWS refuses to start instances")
     assert lines[2].strip().startswith("next: aws service-quotas request-service-quota-increase")
-    assert lines[3].startswith("unknown  AWS budgets: not permitted: budgets:ViewBudget is missing")
+    assert lines[3].startswith("unknown  KMS key: not permitted: kms:DescribeKey is missing")
     assert [line.split()[0] for line in lines if not line.startswith(" ") and line][-2] == "ok"
 
 
@@ -127,7 +127,7 @@ def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> N
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
-    assert len(rows) == 14 and "0 error" in err
+    assert len(rows) == 13 and "0 error" in err
 
 
 def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -270,9 +270,9 @@ def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation
     assert len(kept) >= len(well) - 6
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS - {"DescribeBudgets"}))
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
 def test_an_empty_answer_never_crashes(aws: FakeAws, operation: str) -> None:
-    """Every field but budgets is optional in AWS's models; one that is missing is unknown, or an error of its own."""
+    """Every field is optional in AWS's models; one that is missing is unknown, or an error of its own."""
     aws.answers[operation] = {}
     rows = running.preflight(target(), at=NOW).findings
     assert {row.level for row in rows} >= {"ok"} and any(row.level in ("unknown", "error") for row in rows)
@@ -283,7 +283,7 @@ def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
     aws.answers["GetCallerIdentity"] = THROTTLED
     report = running.preflight(target(), at=NOW)
     unknown = {row.check for row in report.findings if row.level == "unknown"}
-    assert report.account is None and unknown == {"identity", "AWS budgets"}
+    assert report.account is None and unknown == {"identity"}
 
 
 def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:

@@ -226,7 +226,6 @@ def healthy() -> dict[str, Answer]:
         "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},
         "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="21.9600000000")]},
         "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
-        "DescribeBudgets": {"Budgets": []},
     }
 
 

@@ -58,22 +58,19 @@ def test_alternates_need_their_markets_quota_and_lack_of_it_is_a_warning(aws: Fa
 
 
 @pytest.mark.parametrize(
-    ("name", "on_demand", "spot", "block"),
+    ("name", "on_demand", "spot"),
     [
-        ("p3.2xlarge", ON_DEMAND, SPOT, None),
-        ("p4de.24xlarge", ON_DEMAND, SPOT, "L-CFF3E941"),
-        ("p5en.48xlarge", ON_DEMAND, SPOT_P5, "L-4F9BB70B"),
-        ("p6-b200.48xlarge", ON_DEMAND, None, "L-8B23CEF3"),
-        ("g6e.xlarge", "L-DB2E81BA", "L-3819A6DF", None),
-        ("gr6.4xlarge", "L-DB2E81BA", "L-3819A6DF", None),
-        ("vt1.3xlarge", "L-DB2E81BA", "L-3819A6DF", None),
-        ("m5.large", None, None, None),
-        ("inf2.xlarge", None, None, None),
+        ("p3.2xlarge", ON_DEMAND, SPOT),
+        ("p5en.48xlarge", ON_DEMAND, SPOT_P5),
+        ("p6-b200.48xlarge", ON_DEMAND, None),
+        ("gr6.4xlarge", "L-DB2E81BA", "L-3819A6DF"),
+        ("vt1.3xlarge", "L-DB2E81BA", "L-3819A6DF"),
+        ("inf2.xlarge", None, None),
     ],
 )
-def test_which_quota_counts_a_type(name: str, on_demand: str | None, spot: str | None, block: str | None) -> None:
-    matches = (quotas.on_demand(name), quotas.spot(name), quotas.capacity_block(name))
-    assert tuple(quota and quota.code for quota in matches) == (on_demand, spot, block)
+def test_which_quota_counts_a_type(name: str, on_demand: str | None, spot: str | None) -> None:
+    matches = (quotas.on_demand(name), quotas.spot(name))
+    assert tuple(quota and quota.code for quota in matches) == (on_demand, spot)
 
 
 def test_on_demand_and_spot_are_counted_apart(aws: FakeAws) -> None:
@@ -199,15 +196,6 @@ def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws)
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
     assert (row.level, row.value, row.limit) == ("error", 96, 95)
-
-
-def test_blocks_have_a_quota_of_their_own(aws: FakeAws) -> None:
-    aws.answers["DescribeCapacityReservations"] = {
-        "CapacityReservations": [reservation(ReservationType="capacity-block", AvailableInstanceCount=0), reservation()]
-    }
-    row = only(check_instance_quotas(context(bought("capacity-block"))))
-    assert (row.check, row.level) == ("quota Concurrent P4d Capacity Blocks per account", "ok")
-    assert row.text.endswith("192 free: quota 384 (L-2C8F52B3), 192 in use")
 
 
 def scores(aws: FakeAws, **zones: int) -> None:

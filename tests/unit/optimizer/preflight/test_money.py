@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optimizer.contract.plan import FleetPlan
-from optimizer.preflight.money import check_aws_budgets, check_prices
+from optimizer.preflight.money import check_prices
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.preflight.account import (
@@ -16,8 +16,6 @@ from tests.unit.optimizer.preflight.account import (
     FakeAws,
     aws,
     context,
-    levels,
-    only,
     spot_price,
 )
 
@@ -194,37 +192,3 @@ def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> No
     rows = list(check_prices(context(plan)))
     assert [row.level for row in rows] == ["ok", "warning", "ok"]
     assert "(+95.0%)" in rows[-1].text
-
-
-def budget(name: str, limit: str, spent: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "BudgetName": name,
-        "BudgetType": "COST",
-        "TimeUnit": "MONTHLY",
-        "BudgetLimit": {"Amount": limit, "Unit": "USD"},
-        "CalculatedSpend": {"ActualSpend": {"Amount": spent, "Unit": "USD"}},
-        **changes,
-    }
-
-
-def test_an_aws_budget_that_would_be_exceeded_is_a_warning(aws: FakeAws) -> None:
-    aws.answers["DescribeBudgets"] = [
-        {"Budgets": [budget("all", "1000", "880"), budget("tight", "1000", "880.01")]},
-        {
-            "Budgets": [
-                budget("hours", "1", "0", BudgetType="USAGE"),
-                budget("yen", "1", "0", BudgetLimit={"Amount": "1", "Unit": "JPY"}),
-                budget("new", "50", "0", CalculatedSpend={"ActualSpend": {"Amount": "0", "Unit": "USD"}}),
-            ]
-        },
-    ]
-    rows = list(check_aws_budgets(context()))
-    assert levels(rows) == [("AWS budget tight", "warning"), ("AWS budget new", "warning")]
-    assert "119.99 USD of 1,000.00 are left of it (MONTHLY)" in rows[0].text
-
-
-def test_budgets_with_room_are_counted(aws: FakeAws) -> None:
-    aws.answers["DescribeBudgets"] = {"Budgets": [budget("all", "1000", "0")]}
-    assert only(check_aws_budgets(context())).text == "none of the account's 1 cost budgets is too small for the run"
-    aws.answers["DescribeBudgets"] = {"Budgets": []}
-    assert only(check_aws_budgets(context())).text == "the account has none"
