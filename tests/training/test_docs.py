@@ -49,7 +49,7 @@ def test_settings_table_names_every_variable_and_no_other() -> None:
     cells = re.findall(r"^\| (`[A-Z0-9_]+`[^|]*) \|", DOCS.read_text(), re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     internal = {
-        "GPUFLEET_DRAIN_FILE", "GPUFLEET_REGION",
+        "GPUFLEET_DRAIN_FILE", "GPUFLEET_REGION", "GPUFLEET_INSTANCE_ID",
         "GPUFLEET_STARTED_AT", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
     }  # fmt: skip
     assert used - internal == listed
