@@ -17,7 +17,7 @@ WORKERS ?= 3
 .PHONY: help demo demo-training demo-spot test engine-tools checkov browser docker lint types style docs site wheel benchmark clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
+	@grep -E '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
 
 # A stamp for each set of packages: `make demo` never downloads torch, `make test` adds it to the same environment.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -44,6 +44,9 @@ demo-training: $(VENV)/.torch ## Train a sharded model on two CPU processes, int
 
 demo-spot: $(VENV)/.torch ## Train on spot capacity of three AWS zones, replayed from a trace, under the adaptive policy
 	@$(BIN)/python -m examples.spot_training
+
+worked-%: $(VENV)/.torch ## Carry out a worked example (lora, spot, resnet) of docs/quick-start.md at toy size on two CPU processes
+	@$(BIN)/python -m examples.worked $*
 
 engine-tools: ## Build the Pulumi CLI and Python language host the engine test uses, where none is on PATH
 	@$(MAKE) --no-print-directory -f tools/engine.mk

@@ -53,6 +53,7 @@ class Node:
         self.workers = range(workers)
         self.run_folder = folder / "run"
         self.out = folder / "out"
+        self.losses_file = self.out / "losses.jsonl"
         self.store = folder / "checkpoints"
         self.log = folder / "log.txt"
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,8 +115,7 @@ class Node:
 
     def losses(self) -> dict[int, float]:
         """Loss by step; a recomputed step has its last value."""
-        path = self.out / "losses.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        lines = self.losses_file.read_text().splitlines(keepends=True) if self.losses_file.exists() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
         return {row["step"]: row["loss"] for row in rows}
 

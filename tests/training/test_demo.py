@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from bootstrap.contract.ledger import LEDGER_FILE
+from examples.worked import TOYS
 from optimizer.report.answer import answer_of
 from optimizer.report.page import render
 from optimizer.report.run import read_run
 from tests.pages.demo_run import demo_plan
-from tests.warm import Warm
+from tests.warm import TRAINER, Warm
+from tools.casts import FOLDER, masked, shown
 
 pytestmark = pytest.mark.training
 
@@ -58,6 +60,13 @@ def test_a_run_on_a_trace_of_spot_capacity_equals_the_undisturbed_one(warm: Warm
     undone = 4 * (1 + LEAVING_STEPS) / 40
     assert 0 <= float(costs["this run"]) - float(costs["adaptive, simulated"]) < undone
     assert "40 steps kept, 0 recomputed" in shown and ", finished" in shown
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TOYS)
+def test_a_worked_example_does_what_its_recording_shows(warm: Warm, tmp_path: Path, name: str) -> None:
+    out = warm.run(tmp_path, ["-m", "examples.worked", name, "--keep", str(tmp_path / "run")], modules=TRAINER)
+    assert masked(out) == masked(shown(FOLDER / f"{name}.cast")), "python -m tools.casts records it anew"
 
 
 @pytest.mark.parametrize(
