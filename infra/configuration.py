@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from infra.refusals import refusals, start_refusals
 from infra.settings import ConfigError, StackSettings, keys
+from optimizer.contract.errors import describe_invalid
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
 
@@ -27,7 +28,7 @@ def load(*, starts_nodes: bool) -> StackSettings:
     try:
         settings = StackSettings.model_validate(values)
     except ValidationError as error:
-        problems += [_sentence(dict(problem)) for problem in error.errors()]
+        problems += [f"gpufleet:{line}" for line in describe_invalid(error)]
     else:
         problems += refusals(settings, region=pulumi.Config("aws").get("region") or "")
         problems += start_refusals(settings) if starts_nodes else []
@@ -80,13 +81,3 @@ def _unknown_keys() -> list[str]:
 def _near(name: str) -> str:
     near = get_close_matches(name, keys(), n=1)
     return f" (did you mean gpufleet:{near[0]}?)" if near else ""
-
-
-# pydantic's words for these name Python's types.
-_REASONS = {"tuple_type": "must be a list", "dict_type": "must be an object", "model_type": "must be an object"}
-
-
-def _sentence(problem: dict[str, Any]) -> str:
-    name = "gpufleet:" + ".".join(map(str, problem["loc"]))
-    reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    return f"{name}: {reason}" if problem["type"] == "missing" else f"{name} is {problem['input']!r}: {reason}"

@@ -11,9 +11,16 @@ A message has four parts: the value got, the limit it broke, why the limit exist
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from bootstrap.contract.words import counted
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class GpufleetError(Exception):
@@ -68,20 +75,48 @@ _WRONG = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
     "string_pattern_mismatch": "must match {pattern}",
-    "too_short": "must have at least {min_length}",
-    "too_long": "must have at most {max_length}",
     "string_too_short": "must not be empty",
 }
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
     "string": "a text", "list": "a list", "tuple": "a list", "dict": "a mapping", "model": "a mapping",
-    "date": "a date", "datetime": "a time with its zone", "timezone": "a time with its zone",
+    "date": "a date", "datetime": "a time with its zone", "timezone": "a time with its zone", "path": "a path",
 }  # fmt: skip
 
 
+def shown(value: Any) -> str:
+    """The beginning of a wrong value: seven lines of YAML aliases can hold a million values."""
+    if isinstance(value, date):
+        return str(value)
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring = 2, 100
+    return short.repr(value)
+
+
+def describe_invalid(
+    error: ValidationError, *, within: str = "", hint: Callable[[Mapping[str, Any]], str] = lambda _: ""
+) -> list[str]:
+    """Say of each value that pydantic refused its place ``within`` what was read, what is needed and what was given."""
+    lines = []
+    for problem in error.errors():
+        value = problem.get("input")
+        if problem["type"] == "too_short" and value:
+            continue  # its items were wrong, and have lines of their own
+        place = ".".join([*([within] if within else []), *map(str, problem["loc"])])
+        wrong, got = describe_wrong(problem), shown(value)
+        if problem["type"] == "missing" or isinstance(value, dict) or got in wrong:
+            got = ""
+        lines.append(f"{place}: {wrong}{got and f' (got {got})'}{hint(problem)}".removeprefix(": "))
+    return list(dict.fromkeys(lines))
+
+
 def describe_wrong(problem: Mapping[str, Any]) -> str:
-    """Say what is wrong with a value that pydantic refused, in the words of a request."""
+    """Say what is wrong with a value that pydantic refused, in the words of a request and never in pydantic's."""
     kind = str(problem["type"])
+    if kind in ("too_short", "too_long"):
+        few = kind == "too_short"
+        limit = problem["ctx"]["min_length" if few else "max_length"]
+        return f"must have at {'least' if few else 'most'} {counted(limit, 'entry', 'entries')}"
     if kind in _WRONG:
         limits = problem.get("ctx", {}).items()
         return _WRONG[kind].format(
@@ -89,7 +124,7 @@ def describe_wrong(problem: Mapping[str, Any]) -> str:
         )
     if needed := _KINDS.get(kind.split("_")[0]):
         return f"{needed} is needed"
-    return str(problem["msg"]).removeprefix("Value error, ")
+    return str(problem["msg"]).removeprefix("Value error, ") if kind == "value_error" else "is of another kind"
 
 
 def unreadable(path: Path, error: Exception) -> str:

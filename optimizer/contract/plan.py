@@ -23,7 +23,7 @@ from bootstrap.contract.node_plan import Expected, NodePlan
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
-from optimizer.contract.errors import describe_wrong, unreadable
+from optimizer.contract.errors import describe_invalid, unreadable
 from optimizer.contract.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -920,13 +920,7 @@ def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
     try:
         return FleetPlan.model_validate(data)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"]) or "plan"
-            value = problem.get("input")
-            shown = "" if isinstance(value, dict | list) or place == "plan" else f" (got {value!r})"
-            lines.append(f"{place}: {describe_wrong(problem)}{shown}")
-        raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(lines)) from error
+        raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(describe_invalid(error))) from error
 
 
 def read_plan_text(path: Path) -> str:

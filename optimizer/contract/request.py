@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import date
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
-from optimizer.contract.errors import InvalidInputError, describe_wrong, unreadable
+from optimizer.contract.errors import InvalidInputError, describe_invalid, unreadable
 from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out, lustre_problem
 from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count, parse_hours, parse_usd
@@ -42,12 +41,12 @@ MOST_HOURS = 10**9
 _REQUEST_FORM = "a request is a mapping with model, workload, constraints, objective"
 
 Number = BeforeValidator(_no_bool)
-Samples = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_count(value)), Number]
+Samples = Annotated[int, BeforeValidator(parse_count), Number]
 AllSamples = Annotated[Samples, Field(le=MOST_SAMPLES)]
 Hours = Annotated[
     float,
     Field(gt=0, le=MOST_HOURS),
-    BeforeValidator(lambda value: value if value is None else parse_hours(value)),
+    BeforeValidator(parse_hours),
     Number,
 ]
 Usd = Annotated[
@@ -65,6 +64,13 @@ def _frozen(value: Any) -> Any:
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _model_kind(value: Any) -> Any:
+    """One refusal in place of one for each kind of the union."""
+    if isinstance(value, bool) or not isinstance(value, str | int | dict):
+        raise ValueError("a name, a number of parameters like 7B, or a mapping of architecture fields is needed")
+    return value
 
 
 def matches_type(name: str, pattern: str) -> bool:
@@ -276,7 +282,7 @@ class Constraints(_Model):
 class FleetRequest(_Model):
     """A model, an amount of training, limits, and what to optimise."""
 
-    model: str | int | dict[str, Any] = Field(
+    model: Annotated[str | int | dict[str, Any], BeforeValidator(_model_kind)] = Field(
         description="A preset, config.json, profile, module:function, parameter count (7B), or architecture fields."
     )
     workload: Workload = Field(description="The training to do.")
@@ -312,30 +318,13 @@ FLAG_FIELDS = {
 }
 
 
-def shown(value: Any) -> str:
-    """The beginning of a wrong value: seven lines of YAML aliases can hold a million values."""
-    if isinstance(value, date):
-        return str(value)
-    short = reprlib.Repr()
-    short.maxlevel, short.maxstring = 2, 100
-    return short.repr(value)
-
-
 def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -> FleetRequest:
     """Check ``data`` as a FleetRequest; InvalidInputError names every wrong field with its place, value and limit."""
     try:
         return FleetRequest.model_validate(data)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            if problem["type"] == "too_short" and problem["input"]:
-                continue  # its items were wrong, and have lines of their own
-            place = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
-            value = problem.get("input")
-            got = "" if isinstance(value, dict) else f" (got {shown(value)})"
-            lines.append(f"{place or 'request'}: {describe_wrong(problem)}{got}{_hint(problem)}")
         raise InvalidInputError(
-            f"{origin} is not valid:\n    " + "\n    ".join(dict.fromkeys(lines)),
+            f"{origin} is not valid:\n    " + "\n    ".join(describe_invalid(error, hint=_hint)),
             next_step="docs/request.md has every key, gpufleet recommend --help every flag",
         ) from error
 

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from optimizer.contract.errors import DataMissingError
+from optimizer.contract.errors import DataMissingError, describe_invalid
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.frameworks import DEFAULT, TRAINER, frameworks
 from optimizer.performance.types import Number, Recipe
@@ -199,8 +199,9 @@ def read_calibration(path: Path) -> Calibration:
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+        reason = describe_invalid(error)[0] if isinstance(error, ValidationError) else error
         raise DataMissingError(
-            f"{path} cannot be used: {error}",
+            f"{path} cannot be used: {reason}",
             why="without a calibration every speed would be a guess",
             next_step="gpufleet calibrate RUNS.csv --out FILE writes one",
         ) from error

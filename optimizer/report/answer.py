@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimizer.catalog.model import Source
-from optimizer.contract.errors import describe_wrong
+from optimizer.contract.errors import describe_invalid
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict, read_plan
 from optimizer.search.rejections import Rejection
 
@@ -62,9 +62,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
     try:
         extras = AnswerExtras.model_validate(data)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise PlanError(f"{origin} is no output of recommend: {place}: {describe_wrong(problem)}") from error
+        raise PlanError(f"{origin} is no output of recommend: {describe_invalid(error)[0]}") from error
     plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
     return ReportAnswer(

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from optimizer.contract.errors import InvalidInputError, describe_wrong
+from optimizer.contract.errors import InvalidInputError, describe_invalid
+from optimizer.contract.request import Number
+from optimizer.contract.units import parse_count
 from optimizer.workload.families import SWITCHES, USUAL
 from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
 
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1), BeforeValidator(parse_count), Number]
+MaybeSize = Annotated[int, Field(ge=0), Number]
 # Share by which a given count may differ from the fields' own.
 MOST_OFF = 0.1
 
@@ -34,10 +37,10 @@ class ArchitectureFields(BaseModel):
     head_dim: Size | None = Field(default=None, description="Null for hidden_size / attention_heads.")
     vocab_size: Size = Field(description="Entries of the vocabulary.")
     tied_embeddings: bool = Field(default=False, description="The output layer shares the input embedding.")
-    experts: int = Field(default=0, ge=0, description="Experts of a mixture; 0 for a dense model.")
-    experts_per_token: int = Field(default=0, ge=0, description="Experts a token visits; 0 for two of a mixture.")
-    max_seq_len: int = Field(default=0, ge=0, description="Positions that the model was made for; 0 for unknown.")
-    learned_positions: int = Field(default=0, ge=0, description="Rows of a learned position embedding.")
+    experts: MaybeSize = Field(default=0, description="Experts of a mixture; 0 for a dense model.")
+    experts_per_token: MaybeSize = Field(default=0, description="Experts a token visits; 0 for two of a mixture.")
+    max_seq_len: MaybeSize = Field(default=0, description="Positions that the model was made for; 0 for unknown.")
+    learned_positions: MaybeSize = Field(default=0, description="Rows of a learned position embedding.")
 
 
 def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
@@ -45,13 +48,9 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
     try:
         given = ArchitectureFields.model_validate(dict(fields))
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"])
-            shown = "" if problem["type"] in ("missing", "extra_forbidden") else f" (got {problem.get('input')!r})"
-            lines.append(f"model.{place}: {describe_wrong(problem)}{shown}")
+        wrong = "\n    ".join(describe_invalid(error, within="model"))
         raise InvalidInputError(
-            "the model's fields are not an architecture:\n    " + "\n    ".join(lines),
+            f"the model's fields are not an architecture:\n    {wrong}",
             limit=f"fields are {', '.join(ArchitectureFields.model_fields)}",
             next_step="give the missing fields, a preset or a config.json",
         ) from error

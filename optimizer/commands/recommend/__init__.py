@@ -30,8 +30,8 @@ from optimizer.commands.recommend.tables import (
     print_answer,
 )
 from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict, shown
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
+from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
 
 AMOUNTS = ("tokens", "samples", "steps")

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.contract.errors import InvalidInputError, describe_wrong
+from optimizer.contract.errors import InvalidInputError, describe_invalid
 from optimizer.performance.types import Ints
 
 _FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value is the number of nodes available'
@@ -60,9 +60,7 @@ def read_trace(path: Path) -> CapacityTrace:
             f"trace {path} cannot be read: {error.strerror}", next_step="name another file"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InvalidInputError(f"trace {path}: {place}: {describe_wrong(first)}", limit=_FORMAT) from error
+        raise InvalidInputError(f"trace {path}: {describe_invalid(error)[0]}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
     start = content.metadata.start_time

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, describe_wrong
+from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, describe_invalid
 from optimizer.workload.profile.records import ModuleProfile
 
 INSTALL_TORCH = "pip install 'gpufleet[torch]'"
@@ -59,11 +59,8 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
     try:
         return ModuleProfile.model_validate(data)
     except ValidationError as error:
-        places = [
-            f"{'.'.join(str(part) for part in p['loc']) or 'profile'}: {describe_wrong(p)}" for p in error.errors()
-        ]
         raise InvalidInputError(
-            f"{origin} is not a module profile:\n    " + "\n    ".join(places),
+            f"{origin} is not a module profile:\n    " + "\n    ".join(describe_invalid(error)),
             limit="what gpufleet profile --format json prints (schema 1)",
             next_step="gpufleet profile MODULE:FUNCTION --out model.json",
         ) from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic_core.core_schema import ErrorType
 
-from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.errors import InvalidInputError, describe_wrong
 from optimizer.contract.request import SECTIONS, read_request_file, request_from_dict
 from tools.request_reference import REFERENCE, reference
 
@@ -42,9 +43,14 @@ def test_a_near_name_is_suggested(changes: dict[str, Any], says: str) -> None:
         ({"regions": "us-east-1"}, "constraints.regions: a list is needed (got 'us-east-1')\n"),
         (
             {"deadline_hours": date(2026, 12, 1)},  # YAML's 2026-12-01
-            "'2026-12-01' is not a duration; write hours (48 or 48h), days (3d) or minutes (90min) (got 2026-12-01)\n",
+            "'2026-12-01' is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)\n",
         ),
         ({"budget_usd": "1e308"}, "constraints.budget_usd: must be at most 1e+12 ("),
+        (
+            {"budget_usd": "lots"},
+            "write a number, or one with a suffix, like 5k\n",
+        ),
+        ({"parallelism": []}, "constraints.parallelism: must have at least 1 entry (got [])\n"),
         ({"deadline_hours": "9999999999d"}, "constraints.deadline_hours: must be at most "),
     ],
 )
@@ -53,6 +59,21 @@ def test_a_value_of_another_kind_or_beyond_reason_is_refused_in_words(constraint
     with pytest.raises(InvalidInputError) as caught:
         request_from_dict(GOOD | {"constraints": constraints})
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [[1, 2], None, 7.5, True])
+def test_a_model_of_another_kind_is_refused_once(model: Any) -> None:
+    """The kinds of the union had a line each ("model.dict[str,any]"), and true was a model of one parameter."""
+    with pytest.raises(InvalidInputError) as caught:
+        request_from_dict(GOOD | {"model": model})
+    assert str(caught.value).count("model: ") == 1 and "is needed (got " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", get_args(ErrorType))
+def test_no_word_of_pydantics_is_shown(kind: str) -> None:
+    context = dict.fromkeys(("gt", "ge", "lt", "le", "expected", "pattern", "min_length", "max_length"), 1)
+    said = describe_wrong({"type": kind, "msg": "Input should be", "ctx": context})
+    assert ("Input should be" in said) == (kind == "value_error")
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:

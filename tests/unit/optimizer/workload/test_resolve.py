@@ -215,6 +215,7 @@ def test_architecture_fields() -> None:
     model = resolve_model(FIELDS)
     assert model.parameters == 6_738_415_616
     assert (model.kv_heads, model.head_dim, model.gated_mlp) == (32, 128, True)
+    assert resolve_model(FIELDS | {"parameters": "6.74B"}).parameters == 6_740_000_000
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,8 @@ def test_architecture_fields() -> None:
     [
         ({"layers": None}, "model.layers"),
         ({"layers": 0}, "model.layers"),
+        ({"vocab_size": True}, "model.vocab_size: a number is needed, not yes or no"),
+        ({"experts": True}, "model.experts: a number is needed, not yes or no"),
         ({"width": 3}, "model.width"),
         ({"hidden_size": 4100}, "head_dim"),
         ({"architecture": "cnn"}, "preset"),

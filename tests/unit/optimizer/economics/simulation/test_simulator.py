@@ -337,7 +337,7 @@ def test_one_pool_is_cheaper_than_the_published_policies_and_never_late() -> Non
         ('{"data": [1]}', "metadata: missing"),
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "metadata.gap_seconds: must be above 0"),
         ('{"metadata": {"gap_seconds": 60}, "data": [1, -1]}', "data.1: must be at least 0"),
-        ('{"metadata": {"gap_seconds": 60}, "data": []}', "data: must have at least 1"),
+        ('{"metadata": {"gap_seconds": 60}, "data": []}', "data: must have at least 1 entry"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_its_fault(tmp_path: Path, content: str, named: str) -> None:
