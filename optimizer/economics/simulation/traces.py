@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,6 @@ class _Metadata(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     gap_seconds: float = Field(gt=0, allow_inf_nan=False)
-    start_time: datetime | None = None
 
 
 class _TraceFile(BaseModel):
@@ -39,7 +37,6 @@ class CapacityTrace:
     name: str
     gap_s: float
     nodes: Ints
-    start_time: datetime | None = None
 
     @property
     def hours(self) -> float:
@@ -63,12 +60,10 @@ def read_trace(path: Path) -> CapacityTrace:
         raise InvalidInputError(f"trace {path}: {describe_invalid(error)[0]}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
-    start = content.metadata.start_time
     return CapacityTrace(
         name=path.name,
         gap_s=content.metadata.gap_seconds,
         nodes=np.array(content.data, dtype=np.int64),
-        start_time=start.replace(tzinfo=start.tzinfo or UTC) if start else None,
     )
 
 
