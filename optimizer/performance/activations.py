@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.performance.case import Case
+from optimizer.performance.case import EXPERT_CAPACITY, Case
 from optimizer.performance.fine_tuning import adapted_sides
 from optimizer.performance.frameworks import MEGATRON
-from optimizer.performance.operations import EXPERT_CAPACITY, module_passes
+from optimizer.performance.operations import module_passes
 from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO2, Number
 
 # Tensors that NewGELUActivation saves beyond its input: 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2
@@ -127,12 +127,12 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     gate_input = 1.0 if x.has_fused_fp8 and x.code.nvidia_recipe and x.recipe.tuning.adapts else element
     yield "feed-forward", (gate_input * matrices + product_input + gelu + masks) * x.inner / x.tensor
     if model.experts:
-        expert_input = 1.0 if x.has_fused_fp8 else _expert_element(x)
+        expert_input = 1.0 if x.has_fused_fp8 else x.expert_element
         # Megatron multiplies an activation by its router's probability and keeps both, but where one kernel of a gate
         # does it (MLP.forward in megatron/core/transformer/mlp.py at d98e8a6; moe_act repeats it).
         scaled = element * (x.recipe.framework in MEGATRON and not model.gated_mlp)
-        of_expert = _expert_element(x) * matrices + ("moe_act" not in redone) * (expert_input + scaled)
-        yield "experts", of_expert * x.routed * _capacity(x) / x.tensor
+        of_expert = x.expert_element * matrices + ("moe_act" not in redone) * (expert_input + scaled)
+        yield "experts", of_expert * x.routed * x.kept_capacity / x.tensor
     if x.recipe.tuning.adapts:
         # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an
         # adapter keeps its inner vector.
@@ -143,19 +143,11 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         yield "adapters", (kept - unsaved) / x.split
 
 
-def _capacity(x: Case) -> Number:
-    return 1.0 if x.code.nvidia_recipe else np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
-
-
-def _expert_element(x: Case) -> Number:
-    return np.where(x.experts_in_32_bits, 4.0, x.element) if x.experts_miss_autocast else x.element
-
-
 def _dispatched_bytes(x: Case) -> Number:
     """Bytes a token of the rows that experts get."""
     mixtures = x.model.mixture_layers / max(x.model.layers, 1)
     used = max(1, x.model.experts_per_token)
-    return _expert_element(x) * x.model.hidden_size * mixtures * used * _capacity(x)
+    return x.expert_element * x.model.hidden_size * mixtures * used * x.kept_capacity
 
 
 def activation_bytes(x: Case) -> Activations:
@@ -168,7 +160,7 @@ def activation_bytes(x: Case) -> Activations:
     everything: Number = sum(kept.values())
     dispatched = _dispatched_bytes(x)
     # Selective keeps inputs, attention's output and the products that it does not repeat.
-    ffn = x.inner + x.routed * _capacity(x)
+    ffn = x.inner + x.routed * x.kept_capacity
     up = (model.matrices_per_ffn - 1.0) * ffn
     kept_full = x.residual * model.hidden_size / x.split
     matrices = (element * model.hidden_size + dispatched) / x.split

@@ -47,6 +47,8 @@ OPTIMIZERS = {
 # 8-bit copies of the weights, by rows and by columns (https://nvidia.github.io/TransformerEngine, low precision
 # training, performance considerations).
 FP8_COPIES_BYTES = 2.0
+# Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
+EXPERT_CAPACITY = 1.25
 # Attention and feed-forward block of a plain layer; a decoder's with cross-attention has one more.
 USUAL_SUBLAYERS = 2.0
 
@@ -318,6 +320,13 @@ class Case:
         # (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py, _grouped_mm).
         self.experts_miss_autocast = self.autocast and self.groups_experts and model.experts > 0
         self.experts_in_32_bits = self.experts_miss_autocast & np.logical_not(self.is_narrow)
+        self.expert_element: Number = np.where(self.experts_in_32_bits, 4.0, self.element)
+        # Rows of the fullest expert rank over the mean, and those kept: NVIDIA's routers are forced to balance.
+        self.capacity: Number = np.where(self.expert > 1, EXPERT_CAPACITY, 1.0)
+        self.kept_capacity: Number = 1.0 if code.nvidia_recipe else self.capacity
+        # Ranks of a node, which share its network.
+        spread = self.ranks * tensor * pipeline / np.maximum(self.nodes, 1.0)
+        self.local: Number = np.maximum(1.0, np.minimum(spread, self.rates.gpus_per_node))
 
     def _stage_parameters(self, layer: Number) -> Number:
         """Parameters of the fullest stage, which has one table: the first the embedding, the last the projection."""

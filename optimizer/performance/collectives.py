@@ -14,8 +14,7 @@ import numpy as np
 
 from optimizer.performance import kernels
 from optimizer.performance.calibration import Coefficients
-from optimizer.performance.case import Case, Rates
-from optimizer.performance.operations import EXPERT_CAPACITY
+from optimizer.performance.case import EXPERT_CAPACITY, Case, Rates
 from optimizer.performance.rates import LINK_PIECE_S
 from optimizer.performance.types import DDP, ZERO1, ZERO2, ZERO3, Flag, Number
 
@@ -118,12 +117,6 @@ class Collective:
         inside = (members - 1.0) / self.ranks * self.sent / rates.link
         nodes = spans * (1.0 - (1.0 - 1.0 / spans) ** self.copies) / self.copies if np.any(self.copies > 1) else 1.0
         return np.maximum(inside, (1.0 - members / self.ranks) * self.sent * nodes / network)
-
-
-def local_ranks(x: Case) -> Number:
-    """Ranks of a node, which share its network."""
-    spread = x.ranks * x.tensor * x.pipeline / np.maximum(x.nodes, 1.0)
-    return np.maximum(1.0, np.minimum(spread, x.rates.gpus_per_node))
 
 
 def collectives(x: Case) -> Iterator[tuple[str, Collective]]:

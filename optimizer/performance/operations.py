@@ -37,8 +37,6 @@ PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
 Unit = Literal["matmul_efficiency", "attention_efficiency", ""]
 Traffic = Literal["matmul_traffic", "elementwise_traffic", ""]
 
-# Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
-EXPERT_CAPACITY = 1.25
 PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py
 
 
@@ -133,7 +131,7 @@ def _products(x: Case) -> Iterator[Operation]:
     # Rows of each expert's whole tiles.
     local = model.experts / x.expert
     expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.expert_slices
-    rows = x.tokens * model.experts_per_token * _capacity(x) * x.expert_slices / x.tensor
+    rows = x.tokens * model.experts_per_token * x.capacity * x.expert_slices / x.tensor
     rate, empty_rows = x.rates.expert, TILE_ROWS / 2.0
     if x.groups_experts and x.code.fused_kernels:
         rate, empty_rows = rate * kernels.FUSED_GROUPED_PRODUCT, empty_rows + kernels.FUSED_EXPERT_ROWS
@@ -153,10 +151,6 @@ def _products(x: Case) -> Iterator[Operation]:
         )
         moved = passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0)
         yield Operation(name="experts in 32 bits", count=model.mixture_layers, moved=moved, traffic="matmul_traffic")
-
-
-def _capacity(x: Case) -> Number:
-    return np.where(x.expert > 1, EXPERT_CAPACITY, 1.0)
 
 
 def _attention(x: Case) -> Iterator[Operation]:
@@ -328,8 +322,8 @@ def _experts(x: Case) -> Iterator[Operation]:
     model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
     written, loops = not x.code.fused_kernels, not x.groups_experts
     local = model.experts / x.expert
-    rows = x.tokens * model.experts_per_token * _capacity(x)
-    element = np.where(x.experts_in_32_bits, 4.0, x.element)
+    rows = x.tokens * model.experts_per_token * x.capacity
+    element = x.expert_element
     gates = kernels.SWIGLU if written else kernels.FUSED_SWIGLU
     moved: Number = 0.0
     for index, times in ((0, 1.0 + x.checkpoints), (1, 1.0)):

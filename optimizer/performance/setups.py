@@ -90,8 +90,14 @@ def build_recipe(
     """
     framework = framework_name(framework, cnn=model.convolutional)
     check_framework(framework, model)
-    if target_len is not None:
-        _check_target_len(model, target_len)
+    has_decoder, most = 0 < model.encoder_layers < model.layers, model.decoder_tokens
+    if target_len is not None and (not has_decoder or 0 < most < target_len):
+        raise InvalidInputError(
+            f"target_len is {target_len}",
+            limit=f"{f'at most {most}' if has_decoder else 'none'} for {model.name}",
+            why="it has no more positions" if has_decoder else "it has no decoder beside an encoder",
+            next_step=f"--target-len {most}" if has_decoder else "leave out --target-len",
+        )
     products: Precision = "bf16" if precision == "pure-bf16" else precision
     if gpu is not None:
         check_precision(gpu, products)
@@ -106,18 +112,6 @@ def build_recipe(
     )
     check_fine_tuning(model, recipe)
     return recipe
-
-
-def _check_target_len(model: ModelSpec, target_len: int) -> None:
-    """Refuse a length of targets that the model does not have."""
-    has_decoder, most = 0 < model.encoder_layers < model.layers, model.decoder_tokens
-    if not has_decoder or 0 < most < target_len:
-        raise InvalidInputError(
-            f"target_len is {target_len}",
-            limit=f"{f'at most {most}' if has_decoder else 'none'} for {model.name}",
-            why="it has no more positions" if has_decoder else "it has no decoder beside an encoder",
-            next_step=f"--target-len {most}" if has_decoder else "leave out --target-len",
-        )
 
 
 def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:

@@ -14,7 +14,7 @@ from optimizer.performance import kernels
 from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case
-from optimizer.performance.collectives import Collective, collectives, local_ranks
+from optimizer.performance.collectives import Collective, collectives
 from optimizer.performance.memory import CONTEXT_BYTES, FRAGMENTATION, limit_bytes, memory
 from optimizer.performance.operations import (
     PARTS,
@@ -54,11 +54,18 @@ class StepTable:
 
     def __init__(self, x: Case) -> None:
         layers = x.model.layers
-        self.sums, self.collectives = _sum_operations(x), dict(collectives(x))
-        self.rates, self.local, self.host = x.rates, local_ranks(x), host_time(x)
+        totals: dict[str, dict[str, Number]] = {part: {} for part in PARTS}
+        for op in operations(x):
+            _add(op, x, totals[op.part])
+        self.sums = {part: Sums(**total) for part, total in totals.items()}
+        self.collectives = dict(collectives(x))
+        self.rates, self.local, self.host = x.rates, x.local, host_time(x)
         # Copies of weights and sums of gradients, a micro-batch; optimizer and loader, a step.
         self.weights_s: Number = weight_bytes_moved(x) / x.rates.memory
-        self.optimizer_s = _optimizer_seconds(x)
+        moved = x.update_bytes + x.master_bytes + (x.weight_bytes if x.master_bytes > 0 else 0.0)
+        # DDP copies gradients to its buckets and back.
+        copies = np.where((x.sharding == DDP) & (x.ranks > 1), 2.0 * x.bucket_bytes, 0.0)
+        self.optimizer_s: Number = x.updated_parameters * (moved + copies) / x.rates.memory
         self.load_s: Number = x.rates.load_s_per_sample * x.micro_batch * x.grad_accum
         # Share of the layers on the fullest stage and on the last.
         self.share: Number = x.stage_layers / layers if layers else 1.0
@@ -72,13 +79,6 @@ class StepTable:
             self.hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
         # ZeRO-3 gathers in the forward pass too.
         self.gathers_all_along: Number = np.where(x.sharding >= ZERO3, 1.0, 0.0)
-
-
-def _sum_operations(x: Case) -> dict[str, Sums]:
-    totals: dict[str, dict[str, Number]] = {part: {} for part in PARTS}
-    for op in operations(x):
-        _add(op, x, totals[op.part])
-    return {part: Sums(**total) for part, total in totals.items()}
 
 
 def _add(op: Operation, x: Case, total: dict[str, Number]) -> None:
@@ -114,19 +114,11 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
             "ranks": int(row.ranks),
             "count": float(row.calls),
             "moved_gb": float(row.sent) / 1e9,
-            "s": float(row.seconds(x.rates, local_ranks(x), c)),
+            "s": float(row.seconds(x.rates, x.local, c)),
         }
         for name, row in collectives(x)
         if np.any(row.a_micro_batch * row.calls + row.a_step * row.calls > 0) and row.ranks != 1
     ]
-
-
-def _optimizer_seconds(x: Case) -> Number:
-    """Seconds of the optimizer step on the rank's parameters; memory-bound."""
-    moved = x.update_bytes + x.master_bytes + (x.weight_bytes if x.master_bytes > 0 else 0.0)
-    # DDP copies gradients to its buckets and back.
-    copies = np.where((x.sharding == DDP) & (x.ranks > 1), 2.0 * x.bucket_bytes, 0.0)
-    return x.updated_parameters * (moved + copies) / x.rates.memory
 
 
 def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:

@@ -10,7 +10,7 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import calibration
 from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.case import Case
-from optimizer.performance.collectives import collectives, local_ranks
+from optimizer.performance.collectives import collectives
 from optimizer.performance.frameworks import CNN_DEFAULT, DEFAULT, TRAINER, frameworks
 from optimizer.performance.operations import Operation, operations
 from optimizer.performance.table import StepTable, estimate_case
@@ -84,7 +84,7 @@ def coefficients_of(x: Case) -> Coefficients:
 def sent_s(x: Case, axis: str) -> tuple[float, float]:
     """Seconds that a kind of ranks communicates in a micro-batch, and once a step."""
     rows = [row for _, row in collectives(x) if row.axis == axis]
-    seconds = [row.seconds(x.rates, local_ranks(x), coefficients_of(x)) for row in rows]
+    seconds = [row.seconds(x.rates, x.local, coefficients_of(x)) for row in rows]
     micro_batch = sum(float(s * row.a_micro_batch) for s, row in zip(seconds, rows, strict=True))
     return micro_batch, sum(float(s * row.a_step) for s, row in zip(seconds, rows, strict=True))
 
