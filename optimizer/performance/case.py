@@ -64,6 +64,9 @@ class Rates:
         self.gpu_memory_bytes = visible_memory_gib(hardware) * GIB
         self.memory = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY  # of a large copy
         self.cycles = cycle_per_s(gpu)  # of all multiprocessors together
+        # Transformer Engine's cuBLAS workspace (get_cublas_workspace_size_bytes of its pytorch/cpp_extensions/gemm.py).
+        is_small = gpu.architecture in ("Volta", "Turing", "Ampere", "Ada Lovelace")
+        self.product_workspace: Number = 2.0**22 if is_small else 2.0**25
         self.throttling: Number = kernels.throttling(gpu.architecture, precision)
         self.peak = peak_flop_per_s(gpu, precision)
         self.fp32 = peak_flop_per_s(gpu, "fp32") if gpu.peak_tflop_per_s.get("fp32") else self.peak * LEAST_FP32_SHARE

@@ -21,9 +21,8 @@ GATHERED_LAYERS = 2.0
 # cuBLAS (CUBLAS_WORKSPACE_CONFIG): 0.1 GiB beyond the equations in the smallest runs and those of 100 GiB (GPT-2 to
 # Llama 7B, H200, torch 2.11, 2026-11-21).
 WORKSPACE_BYTES = 0.1 * GIB
-# Transformer Engine's cuBLAS workspace on Hopper and later, for its products and for each of 4 streams of grouped ones
-# (get_cublas_workspace_size_bytes and get_num_compute_streams of transformer_engine/pytorch/cpp_extensions/gemm.py).
-FUSED_WORKSPACE_BYTES = 2.0**25
+# Streams of Transformer Engine's grouped products, each with a workspace (get_num_compute_streams of
+# transformer_engine/pytorch/cpp_extensions/gemm.py).
 GROUPED_STREAMS = 4.0
 
 # Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21). NCCL: 0.69 GB on 4 A100s
@@ -115,7 +114,7 @@ def memory(x: Case) -> PeakMemory:
     weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
     own_states = np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
     optimizer = own_states * (x.optimizer_bytes + x.master_bytes)
-    workspace = WORKSPACE_BYTES + widened + fused * FUSED_WORKSPACE_BYTES
+    workspace = WORKSPACE_BYTES + widened + fused * x.rates.product_workspace
     peak = weights + optimizer + buckets + most + workspace
     groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
     peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0

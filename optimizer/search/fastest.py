@@ -168,7 +168,8 @@ class SearchSpace:
         self._unmeasured = ~np.where(self._errors < self._pooled_error, measured, -1)
 
     def _find_memory(self) -> None:
-        # Memory depends on no GPU, so the first machine stands for all.
+        # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
+        case = max(self._cases, key=lambda case: case.rates.product_workspace)
         size = self.table.size
         self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
         self.nccl_gib = np.empty(size)
@@ -178,7 +179,7 @@ class SearchSpace:
         }
         for start in range(0, size, CHUNK):
             row = np.arange(start, min(start + CHUNK, size))
-            held = memory(self._cases[0].moved(**self._columns(row), **settings))
+            held = memory(case.moved(**self._columns(row), **settings))
             self.nccl_gib[row] = held.nccl / GIB
             self.p95_gib[..., row] = np.where(self.can_shard[..., row], held.p95 / GIB, np.inf)
 
