@@ -30,42 +30,25 @@ CATEGORY_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Break:
-    """Time from the last event of a process to the first step of the next.
+    """Time from the last event of a process to the first step of the next."""
 
-    Attributes:
-        hours: when it began, since the first start.
-        cause: reason that the process gave, if it could.
-        step: steps done at its last event.
-        repeated: steps that the next process did again.
-        gap_hours: until training went on; None where it has not.
-    """
-
-    hours: float
-    cause: str
-    step: int
-    repeated: int
-    gap_hours: float | None
+    hours: float  # when it began, since the first start
+    cause: str  # reason that the process gave, if it could
+    step: int  # steps done at its last event
+    repeated: int  # steps that the next process did again
+    gap_hours: float | None  # until training went on; None where it has not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A training so far.
+    """A training so far."""
 
-    Attributes:
-        words: lines on its state, the first the most important.
-        measures: rows of predicted against actual, as in ``gpufleet status``.
-        summary: seconds and dollars of the ledger; None without one.
-        points: steps done by hour and process, for a chart; a fall is training that was repeated.
-        breaks: interruptions and failures, in order.
-        losses: loss by step; empty where the training gave none.
-    """
-
-    words: tuple[str, ...] = ()
-    measures: tuple[Mapping[str, Any], ...] = ()
-    summary: Summary | None = None
-    points: tuple[Mapping[str, float], ...] = ()
-    breaks: tuple[Break, ...] = ()
-    losses: tuple[Mapping[str, float], ...] = ()
+    words: tuple[str, ...] = ()  # lines on its state, the first the most important
+    measures: tuple[Mapping[str, Any], ...] = ()  # predicted against actual, as in gpufleet status
+    summary: Summary | None = None  # seconds and dollars of the ledger
+    points: tuple[Mapping[str, float], ...] = ()  # steps by hour and process; a fall is training that was repeated
+    breaks: tuple[Break, ...] = ()  # interruptions and failures, in order
+    losses: tuple[Mapping[str, float], ...] = ()  # by step; empty where the training gave none
 
     @property
     def finished(self) -> bool:

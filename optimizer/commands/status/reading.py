@@ -84,7 +84,12 @@ def read(names: Names, now: datetime) -> Reading:
     reading.request = reading.attempt("request", lambda: control.read_request(s3, bucket, prefix), None)
     reading.progress = reading.attempt("progress", lambda: read_progress(s3, bucket, names.checkpoint_prefix), None)
     if reading.state is not None:
-        reading.measured = _read_measured(reading, names, reading.state.run_id)
+        run_id, rows = reading.state.run_id, MeasuredRuns()
+        rows = reading.attempt(
+            "measured runs", lambda: read_measured(s3, bucket, names.checkpoint_prefix, run_id=run_id), rows
+        )
+        reading.measured = rows.newest
+        reading.unread |= rows.unread
     if reading.group is not None:
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.groups), None)
@@ -101,14 +106,3 @@ def read(names: Names, now: datetime) -> Reading:
     if reading.group is not None and any(node.lifecycle_state.startswith("Pending") for node in reading.group.nodes):
         reading.copies = reading.attempt("copies of the data", lambda: read_copies(logs, names.log_group, now), {})
     return reading
-
-
-def _read_measured(reading: Reading, names: Names, run_id: str) -> MeasuredRow | None:
-    s3 = clients.s3(names.region)
-    runs = reading.attempt(
-        "measured runs",
-        lambda: read_measured(s3, names.bucket, names.checkpoint_prefix, run_id=run_id),
-        MeasuredRuns(),
-    )
-    reading.unread |= runs.unread
-    return runs.newest
