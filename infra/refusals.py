@@ -87,7 +87,7 @@ def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
 
 def start_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
-    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.zone_ids
+    reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.wanted_zone_ids
     image_torch = brings_torch(settings)
     reaches_index = settings.vpc_id or settings.nat
     # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.

@@ -52,6 +52,7 @@ from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.nearest import NearestPlan, describe_wider, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
+from optimizer.search.purchases import PricedPurchase
 from optimizer.search.ranking import list_chosen, rank
 from optimizer.search.rejections import Rejection
 
@@ -182,7 +183,7 @@ def recommend(
             *_batch_notes(problem),
             *trainer_notes(problem),
             *_spot_notes(problem),
-            *_reservation_notes(problem, tables, rejected, [candidate.purchase.reservation for candidate in chosen]),
+            *_reservation_notes(problem, tables, rejected, [candidate.purchase for candidate in chosen]),
             *savings,
             *(_describe_first(problem, first) if first else ()),
         ),
@@ -256,10 +257,11 @@ def _spot_notes(problem: Problem) -> list[str]:
     limits = problem.request.constraints
     if "spot" in limits.purchase_options:
         return []
+    has_block = any(owned.capacity_block for owned in limits.usable_reservations)
     return [
         f"{name} {getattr(limits, name)} is not used: purchase_options ({', '.join(limits.purchase_options)}) leave "
         "out spot; add --purchase spot"
-        for name in ("spot_fallback", "spot_spread")
+        for name in (*(() if has_block else ("spot_fallback",)), "spot_spread")
         if getattr(limits, name) != Constraints.model_fields[name].default
     ]
 
@@ -268,7 +270,7 @@ def _reservation_notes(
     problem: Problem,
     tables: Sequence[CandidateTable],
     rejected: Sequence[Rejection],
-    used: Collection[ExistingReservation | None],
+    used: Collection[PricedPurchase],
 ) -> list[str]:
     limits, types = problem.request.constraints, {instance.name for instance in problem.instance_types}
     notes = []
@@ -283,7 +285,7 @@ def _reservation_notes(
         elif owned.capacity_block and not owned.capacity_block.usable_hours(datetime.now(UTC)):
             over = (owned.capacity_block.end - BLOCK_TAIL).astimezone(UTC)
             notes.append(f"{unused}: its Capacity Block is over, AWS ended the nodes from {over:%Y-%m-%d %H:%M} UTC on")
-        elif owned not in used:
+        elif not any(owned in (purchase.reservation, *purchase.following) for purchase in used):
             notes.append(f"{unused}: {_describe_unused(problem, owned, tables, rejected)}")
     return notes
 
@@ -296,7 +298,7 @@ def _describe_unused(
     table = next((table for table in tables if table.fastest.instance.name == owned.instance_type), None)
     if table is None:
         return next(entry.reason for entry in rejected if entry.instance_type == owned.instance_type)
-    uses = [i for i, purchase in enumerate(table.purchases) if purchase.reservation == owned]
+    uses = [i for i, purchase in enumerate(table.purchases) if owned in (purchase.reservation, *purchase.following)]
     on_owned = table.keep(np.flatnonzero(np.isin(table.purchase, uses)))
     if not on_owned.nodes.size:
         least = int(table.fastest.nodes.min())

@@ -130,7 +130,7 @@ class CandidateTable:
     @property
     def _available_hours(self) -> Floats:
         hours: Floats = np.array([purchase.hours for purchase in self.purchases])[self.purchase]
-        saves = np.array([1 + len(purchase.next_blocks) for purchase in self.purchases])[self.purchase]
+        saves = np.array([1 + len(purchase.following) for purchase in self.purchases])[self.purchase]
         return np.maximum(hours - saves * self.reserve_hours, 0.0)
 
 

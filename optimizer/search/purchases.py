@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -12,7 +12,6 @@ from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import (
     MOST_BLOCKS,
-    CapacityBlock,
     NextBlock,
     PurchaseOption,
     Volumes,
@@ -37,7 +36,7 @@ class PricedPurchase:
         hazard: of a spot node.
         fallback: on-demand nodes replace spot nodes that do not come, and Capacity Blocks that are over.
         hours: hours the nodes are available, drain included; finite for Capacity Blocks.
-        next_blocks: those that follow the reservation's.
+        following: Capacity Blocks that follow the reservation's.
     """
 
     option: PurchaseOption
@@ -49,7 +48,7 @@ class PricedPurchase:
     reservation: ExistingReservation | None = None
     fallback: bool = False
     hours: float = math.inf
-    next_blocks: tuple[NextBlock, ...] = ()
+    following: tuple[ExistingReservation, ...] = ()
 
     @cached_property
     def stale(self) -> bool:
@@ -70,6 +69,15 @@ class PricedPurchase:
     def in_short(self) -> str:
         """The option in words: "spot", "reserved and on-demand"."""
         return f"{self.option} and on-demand" if self.topped_up else self.option
+
+    @property
+    def next_blocks(self) -> tuple[NextBlock, ...]:
+        """The blocks that follow, as a plan has them."""
+        return tuple(
+            NextBlock(capacity_reservation_id=owned.capacity_reservation_id, **owned.capacity_block.model_dump())
+            for owned in self.following
+            if owned.capacity_block and owned.capacity_reservation_id
+        )
 
     @property
     def committed(self) -> bool:
@@ -106,21 +114,21 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
         ]
     if "reserved" in options and offer.reserved_1yr:
         purchases.append(PricedPurchase(option="reserved", offer=offer, price=offer.reserved_1yr))
-    for owned, next_blocks in _chain_blocks(limits.usable_reservations, datetime.now(UTC)):
+    for owned, *following in _chain_blocks(limits.usable_reservations, datetime.now(UTC)):
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
             price = HourlyPrice(
                 usd_per_hour=owned.usd_per_hour or 0.0, source="the request: an existing reservation", as_of=as_of
             )
-            block = owned.capacity_block
+            blocks = [each.capacity_block for each in (owned, *following) if each.capacity_block]
             purchase = PricedPurchase(
                 option=owned.option,
                 offer=offer,
                 price=price,
                 reservation=owned,
-                hours=usable_hours((block, *next_blocks), datetime.now(UTC), 0.0) if block else math.inf,
-                next_blocks=next_blocks,
-                fallback=bool(block and offer.on_demand and limits.spot_fallback == "on-demand"),
+                hours=usable_hours(blocks, datetime.now(UTC), 0.0) if blocks else math.inf,
+                following=tuple(following),
+                fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
             )
             purchases.append(purchase)
             if owned.takes_top_up and "on-demand" in options and offer.on_demand:
@@ -128,27 +136,21 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
     return purchases
 
 
-def _chain_blocks(
-    reservations: Iterable[ExistingReservation], now: datetime
-) -> Iterator[tuple[ExistingReservation, tuple[NextBlock, ...]]]:
-    """Yield each reservation; Capacity Blocks of the same nodes and price are the first with those that follow."""
-    chains: dict[Hashable, list[tuple[CapacityBlock, ExistingReservation]]] = {}
-    for owned in reservations:
-        if owned.capacity_block is None:
-            yield owned, ()
-        else:
-            same = (owned.instance_type, owned.region, owned.count, owned.usd_per_hour)
-            chains.setdefault(same, []).append((owned.capacity_block, owned))
-    for chain in chains.values():
-        chain.sort(key=lambda link: link[0].start)
-        (_, first), *others = [link for link in chain if link[0].usable_hours(now)][:MOST_BLOCKS] or chain[-1:]
-        yield (
-            first,
-            tuple(
-                NextBlock(capacity_reservation_id=owned.capacity_reservation_id or "", **block.model_dump())
-                for block, owned in others
-            ),
-        )
+def _chain_blocks(reservations: Iterable[ExistingReservation], now: datetime) -> list[list[ExistingReservation]]:
+    """Return each reservation, and the Capacity Blocks of the same nodes and price as one, in the order of times."""
+    chains: dict[Hashable, list[ExistingReservation]] = {}
+    for number, owned in enumerate(reservations):
+        nodes = (owned.instance_type, owned.region, owned.count, owned.usd_per_hour or 0.0)
+        chains.setdefault(nodes if owned.capacity_block else number, []).append(owned)
+    return [
+        [owned for owned in chain if not (block := owned.capacity_block) or block.usable_hours(now)][:MOST_BLOCKS]
+        or chain[-1:]
+        for chain in (sorted(chain, key=_begin) for chain in chains.values())
+    ]
+
+
+def _begin(owned: ExistingReservation) -> datetime:
+    return owned.capacity_block.start if owned.capacity_block else datetime.min.replace(tzinfo=UTC)
 
 
 def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurchase] | Rejection:

@@ -88,6 +88,7 @@ def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
     following["capacity_reservation_id"] = "cr-0123456789abcdef1"
     changes["purchase"] |= {"next_blocks": [following], "fallback": "on-demand"}
     changes["prices"] = [*changes["prices"], SPOT_P4D["prices"][1]]
+    changes["zone_ids"] = ["use1-az1", "use1-az6"]
     stack = deploy(changes)
     templates = stack.all("LaunchTemplate")
     reserved = [template.inputs.get("capacityReservationSpecification") for template in templates]

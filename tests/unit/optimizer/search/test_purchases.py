@@ -116,7 +116,9 @@ def test_blocks_of_the_same_nodes_are_one_purchase_and_the_market_follows_where_
     times = {"start": (now + timedelta(days=30)).isoformat(), "end": (now + timedelta(days=30, hours=half)).isoformat()}
     later = owned(1, capacity_block={**times, "zone_id": "use1-az4"}, capacity_reservation_id="cr-0abcdef2")
     assert not answer(existing_reservations=[block(half)], **limits).plans
-    plan = answer(existing_reservations=[later, block(half)], **limits).plans[0]
+    found = answer(existing_reservations=[later, block(half)], **limits)
+    plan = found.plans[0]
+    assert not any("is not used" in note for note in found.notes)
     assert (plan.purchase.capacity_reservation_id, plan.purchase.fallback) == ("cr-0abcdef1", "on-demand")
     (following,) = plan.purchase.next_blocks
     assert (following.capacity_reservation_id, following.zone_id) == ("cr-0abcdef2", "use1-az4")
