@@ -53,7 +53,9 @@ def write_truer(
         catalog: the prices that the answer is of.
     """
     if spot_days:
-        step = f"gpufleet recommend --refresh reads today's spot prices; those above (~) are {spot_days:,} days old"
+        step = (
+            f"gpufleet recommend --refresh reads today's spot prices; those of this answer are {spot_days:,} days old"
+        )
     elif plan:
         step = f"gpufleet preflight {shlex.quote(plan)} asks your account for today's prices, quotas and zones"
     elif measured_runs == 0:

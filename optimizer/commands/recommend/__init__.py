@@ -20,6 +20,7 @@ from optimizer.commands.output import (
     json_text,
     write_csv,
     write_notes,
+    write_truer,
 )
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend.tables import (
@@ -178,6 +179,9 @@ def command(
     write_notes(notes)
     if not answer.plans:
         _explain_nothing(answer)
+    write_truer(
+        spot_days=max((p.spot_range.age_days for p in answer.plans if p.spot_range), default=0), catalog=catalog
+    )
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
@@ -264,8 +268,8 @@ def _explain_nothing(answer: Recommendation) -> None:
             raise DataMissingError(
                 "the request has no Capacity Block",
                 why="a block has no list price: AWS offers each one with its own, for given days",
-                next_step="gpufleet blocks find --instance-type p5.48xlarge --nodes 1 --hours 48 --region us-east-2, "
-                "gpufleet blocks buy, and the bought one in constraints.existing_reservations; or another --purchase",
+                next_step="gpufleet recommend --purchase on-demand, gpufleet blocks find PLAN, gpufleet blocks buy, "
+                "and the bought one in constraints.existing_reservations",
             )
         raise DataMissingError(
             f"the catalog has no {', '.join(limits.purchase_options)} price of any considered type",
