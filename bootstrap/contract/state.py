@@ -13,7 +13,7 @@ The controller alone writes it. Money is in USD, times are UTC.
     failed        0      a node gave up, or no attempt brought the gang together
     unfit         0      too many nodes failed their set-up or tests
     over-budget   0      the ceiling is reached; a higher gpufleet:ceilingUsd goes on
-    block-ended   0      the Capacity Block ends; a plan with another, or none, goes on
+    block-ended   0      the hours of all places are over; a plan with another Capacity Block, or none, goes on
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from bootstrap.contract.request import read_request
-from bootstrap.contract.settings import ControllerSettings, Lifecycle
+from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours
 from bootstrap.contract.state import ENDED, read_state
 from bootstrap.contract.timings import ENDING, TICK
-from tests.unit.bootstrap.controller.world import MINUTE, World, adaptive, rotating, settings
+from tests.unit.bootstrap.controller.world import MINUTE, START, World, adaptive, place, rotating, settings
 
 WINDOW_S = 1200
 # One place, several, and several between which an adaptive gang moves.
@@ -205,6 +205,26 @@ def test_a_part_of_a_gang_is_paid_in_no_tick_but_the_one_that_asked_for_it(
     refused = {key for _, answer in world.asked if answer.error for key in answer.instance_types}
     state = world.tick().state
     assert {key for key, one in state.instances.items() if one.given_back} <= refused
+
+
+@examples(max_examples=25, deadline=None)
+@given(events=st.lists(EVENTS, max_size=14), gap=st.integers(-60, 120), has_market=st.booleans())
+def test_no_node_runs_outside_the_hours_of_its_place(events: list[Event], gap: int, has_market: bool) -> None:
+    first = OpeningHours(start=START + 30 * MINUTE, end=START + 200 * MINUTE)
+    second = OpeningHours(start=first.end + gap * MINUTE, end=first.end + (gap + 150) * MINUTE)
+    places = {"block 1": place(1, "az1", "on-demand", 0.0), "block 2": place(2, "az2", "on-demand", 0.0)}
+    places |= {"market": place(3, "az1", "on-demand", 30.0)} if has_market else {}
+    hours = {"block 1": first, "block 2": second}
+    prices = {"on-demand": {"p4d.24xlarge": 30.0}}
+    world = World(settings(places=places, opening_hours=hours, prices=prices, gang_window_s=WINDOW_S))
+    # A person who raises a group's size starts nodes without the controller.
+    live(world, events, forbidden=("outage", "lost-actions", "external-n"))
+    for node in world.nodes.values():
+        if node.place == "market":
+            assert node.launched_at > second.end - timedelta(hours=1)
+        else:
+            assert hours[node.place].start <= node.launched_at
+            assert (node.ended_at or world.now) <= hours[node.place].end - timedelta(minutes=30)
 
 
 @examples(max_examples=25, deadline=None)
