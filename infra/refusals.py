@@ -42,6 +42,11 @@ TAGS_LIMIT = 6
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
     """Parts of ``plan`` that this version cannot carry out."""
     node, purchase = plan.node, plan.purchase
+    if not plan.digest:
+        yield (
+            "the plan has no digest, and the meter and the alarms take its numbers as they are: make it anew with "
+            "`gpufleet recommend`, with what you want to change in its request"
+        )
     if plan.region.startswith("cn-"):
         yield (
             f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "

@@ -23,13 +23,6 @@ def check_plan(plan: FleetPlan, catalog: Catalog) -> None:
 
 def audit(plan: FleetPlan, catalog: Catalog) -> Iterator[InvalidInputError]:
     """Yield what keeps a plan from being deployed; reading it has refused a digest that is not its fields'."""
-    if not plan.digest:
-        yield InvalidInputError(
-            "the plan has no digest",
-            limit="the one that `gpufleet recommend` writes into every plan",
-            why="the nodes, the meter that ends the fleet at the budget, and the alarms take its numbers as they are",
-            next_step=AGAIN,
-        )
     for i, price in enumerate(plan.prices):
         yield from _check_price(f"prices.{i}.usd", price, plan.purchase.zone_id or "", catalog)
     for i, alternate in enumerate(plan.alternates):

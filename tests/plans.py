@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from optimizer.contract.plan import FleetPlan, plan_from_dict
+from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
 SPOT_P4D: dict[str, Any] = {
     "schema_version": 1,
@@ -128,4 +129,11 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def sample_plan(**changes: Any) -> FleetPlan:
     """A valid plan (two spot p4d.24xlarge, one of them on demand), with ``changes`` laid over it."""
-    return plan_from_dict(merged(SPOT_P4D, changes))
+    return plan_from_dict(merged(SPOT_P4D, changes)).seal()
+
+
+def sealed(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan with its digest; a wrong one as it is."""
+    with suppress(PlanError):
+        return plan | {"digest": plan_from_dict(plan | {"digest": ""}).seal().digest}
+    return plan

@@ -85,11 +85,6 @@ def test_a_changed_field_is_refused(data: st.DataObject) -> None:
         plan_from_dict(changed(plan, path, change))
 
 
-def test_a_plan_without_a_digest_is_refused() -> None:
-    (fault,) = faults(changed(plans()[0], ("digest",), ""))
-    assert "no digest" in fault.got and "gpufleet recommend" in fault.next_step
-
-
 def test_a_price_that_changed_since_is_refused_and_a_quote_is_not() -> None:
     plan = plan_from_dict(plans()[0])
     catalog = load()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.preflight.model import preflight_policy
-from tests.plans import sample_plan
+from tests.plans import sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 ACCOUNT = ("--region", "us-gov-west-1", "--account", "111122223333")
@@ -51,7 +51,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     assert "arn:aws:iam::111122223333:role/ml/gpufleet-dev-*" in out and "us-east-1" in out
     assert "fsx:CreateFileSystem" not in out
     lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
-    file.write_text(json.dumps({"config": {**config, "gpufleet:plan": {**plan, "lustre": lustre}}}))
+    file.write_text(json.dumps({"config": {**config, "gpufleet:plan": sealed({**plan, "lustre": lustre})}}))
     assert "fsx:CreateFileSystem" in gpufleet(*arguments)[1]
 
 

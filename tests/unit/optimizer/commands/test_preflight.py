@@ -17,7 +17,7 @@ from optimizer.aws import clients
 from optimizer.contract.plan import plan_from_dict
 from optimizer.preflight import run as running
 from optimizer.preflight.model import iam_action, preflight_policy
-from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.plans import SPOT_P4D, merged, sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.preflight.account import (
     DENIED,
@@ -43,8 +43,11 @@ pytestmark = pytest.mark.usefixtures("unaudited")
 __all__ = ["aws"]
 
 # A plan that the reference trainer carries out.
-TRAINED = merged(
-    SPOT_P4D, {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}}
+TRAINED = sealed(
+    merged(
+        SPOT_P4D,
+        {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}},
+    )
 )
 GOLDEN = Path(__file__).parent / "golden_preflight.json"
 
@@ -185,7 +188,7 @@ def test_a_configuration_the_program_refuses_is_one_error_of_many(
 
 def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
     """Even one for another region: `stack set` writes plan and region together."""
-    other = merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"})
+    other = sealed(merged(sample_plan().model_dump(mode="json", exclude_none=True), {"region": "eu-west-1"}))
     write_stack(tmp_path, region="eu-west-1", plan=other, amiName=IMAGE, trainCommand="train.py")
     code, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
     warnings = [row for row in json.loads(out)["rows"] if row["level"] == "warning"]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sealed
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -21,7 +21,8 @@ RESERVED = merged(SPOT_P4D, {"purchase": {"option": "reserved", "on_demand_base"
 
 def preview(tmp_path: Path, plan: Any, *arguments: str) -> str:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(plan))
+    plans = [sealed(each) for each in plan.get("plans", [plan])]
+    path.write_text(json.dumps({"plans": plans}))
     done = CliRunner().invoke(cli, ["preview", str(path), *arguments], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.stderr.splitlines()[-1].startswith(f"truer: gpufleet preflight {path} asks your account")
@@ -110,7 +111,7 @@ def test_what_cannot_be_deployed_ends_with_2(
     tmp_path: Path, changes: dict[str, Any], config: tuple[str, ...], message: str
 ) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(merged(SPOT_P4D, changes)))
+    path.write_text(json.dumps(sealed(merged(SPOT_P4D, changes))))
     done = CliRunner().invoke(cli, ["preview", str(path), *config])
     assert getattr(done.exception, "exit_code", done.exit_code) == 2
     assert message in f"{done.exception} {done.output}"
@@ -128,7 +129,7 @@ def test_it_needs_no_cli_no_account_and_no_traceback(tmp_path: Path) -> None:
         [program, "preview", path], env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0
-    assert done.stderr in ("", "running the Pulumi program offline ...\n"), "a busy machine takes two seconds"
+    assert done.stderr.splitlines()[:-1] in ([], ["running the Pulumi program offline ..."]), "a busy machine is slow"
     assert "Fleet" in done.stdout
     path.write_text(json.dumps(merged(plan, {"node": {"gpu": "V100"}})))
     done = subprocess.run(

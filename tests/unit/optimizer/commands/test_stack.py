@@ -14,7 +14,7 @@ from optimizer.cli import cli
 from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import plan_from_dict
-from tests.plans import SPOT_P4D, merged, sample_plan
+from tests.plans import SPOT_P4D, merged, sample_plan, sealed
 from tests.unit.optimizer.preflight.account import (
     DIGEST,
     REPOSITORY,
@@ -47,7 +47,7 @@ def project(tmp_path: Path, repository: Path) -> Path:
 
 def write(project: Path, data: Any) -> Path:
     path = project / "plan.json"
-    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    path.write_text(data if isinstance(data, str) else json.dumps(sealed(data)))
     return path
 
 
@@ -194,6 +194,7 @@ def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aw
         (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers 16 x 1 x 1 x 1"),
         (merged(SPOT_P4D, {"region": "moon"}), "region: must match "),
         (merged(SPOT_P4D, {"region": "cn-north-1"}), "China partition"),
+        (json.dumps(SPOT_P4D), "no digest"),
     ],
 )
 def test_nonsense_ends_with_2_and_writes_nothing(project: Path, plan: Any, message: str) -> None:

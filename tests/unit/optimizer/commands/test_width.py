@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from optimizer import commands
 from optimizer.cli import cli
 from optimizer.commands.layout import choose_columns
 from optimizer.commands.output import say
-from tests.plans import SPOT_P4D
+from tests.plans import sample_plan
 
 COMMAND_FOLDER = Path(commands.__file__).parent
 REQUEST = (
@@ -42,7 +41,7 @@ def test_the_answer_fits(name: str, columns: int, tmp_path: Path) -> None:
     command = name.replace(",", " ").split()[0]
     arguments = [command, *COMMANDS[name]]
     if command == "preview":
-        (tmp_path / "plan.json").write_text(json.dumps(SPOT_P4D))
+        (tmp_path / "plan.json").write_text(sample_plan().to_json())
         arguments.insert(1, str(tmp_path / "plan.json"))
     done = CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, arguments)
     lines = done.stdout.splitlines()
