@@ -211,7 +211,7 @@ def test_a_run_is_read_from_its_ledger() -> None:
         assert words in page
     samples = 110 * PLAN.job.global_batch
     amount = {"steps": 110, "samples": samples, "tokens": samples * PLAN.job.seq_len}
-    whole = PLAN.model_copy(update={"job": PLAN.job.model_copy(update=amount)})
+    whole = PLAN.model_copy(update={"job": PLAN.job.model_copy(update=amount)}).seal()
     assert " trained llama-2-7b on" in unescape(render(answer_of(whole), now=NOW, commands=[], run=run))
     assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, commands=[], run=going_on)
     assert "Loss by step" in page
