@@ -9,7 +9,6 @@ from datetime import date
 from typing import NamedTuple
 
 from bootstrap.contract.words import counted
-from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.contract.errors import GpufleetError
@@ -72,20 +71,12 @@ def _catalog_problems(catalog: Catalog, latest: date) -> Iterator[tuple[str, str
 
 def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, str]]:
     """Rule and value of each violation in an instance type's facts."""
-    gpu = gpu_table().get(instance.gpu.key)
-    if gpu is None:
-        yield "a type's GPU is in the GPU table", instance.gpu.key
-        return
-    fraction = min(1.0, instance.gpu_count)
+    gpu, fraction = instance.gpu, min(1.0, instance.gpu_count)
     if abs(instance.gpu_memory_gib - gpu.memory_gib * fraction) > 0.01:
         yield (
             "GPU memory is the GPU table's, times the fraction",
             f"{instance.gpu_memory_gib} GiB, and {fraction:g} of {gpu.key} is {gpu.memory_gib * fraction:g} GiB",
         )
-    if instance.gpu_count < 1 and 1 / instance.gpu_count != round(1 / instance.gpu_count):
-        yield "a fractional GPU is one part of a whole", f"{instance.gpu_count} GPUs"
-    if instance.gpu_count >= 1 and instance.gpu_count != round(instance.gpu_count):
-        yield "a type has whole GPUs or one fraction", f"{instance.gpu_count} GPUs"
     if instance.vcpus < 1 or not instance.memory_gib > 0 or not instance.nvme_gb >= 0:
         yield (
             "a type has processors and memory",
@@ -95,12 +86,8 @@ def type_problems(instance: InstanceType, latest: date) -> Iterator[tuple[str, s
         yield "a type has a network", f"{instance.network_gbit_per_s} Gbit/s, {instance.network_cards} cards"
     if min(instance.card_interfaces, default=1) < 1:
         yield "a network card takes an interface", f"{list(instance.card_interfaces)} interfaces by card"
-    if instance.gpudirect and not instance.efa_cards:
-        yield "GPUDirect RDMA goes over EFA", "no EFA card"
     if not 0 <= instance.efa_cards <= instance.network_cards:
         yield "EFA cards are network cards", f"{instance.efa_cards} EFA of {instance.network_cards} cards"
-    if (instance.interconnect == "none") != (instance.gpu_count <= 1):
-        yield "GPUs are linked where there are several", f"{instance.gpu_count:g} GPUs, {instance.interconnect}"
     if instance.interconnect in ("nvlink", "nvswitch") and not gpu.nvlink_gb_per_s > 0:
         yield "a type linked by NVLink has a GPU with NVLink", f"{instance.interconnect}, {gpu.key}"
     if not instance.source or instance.as_of > latest:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import walk_tree
 
 from optimizer.commands.long_help import FurtherOption, LongCommand
-from optimizer.commands.options import OutputFile, parse_plan_argument, plan_arguments
+from optimizer.commands.options import OutputFile, plan_arguments, read_plan_argument
 from optimizer.commands.output import write_notes
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import FleetPlan, PlanError, read_plan
+from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import ENGINES, launch_config
 from optimizer.launch_config.kubernetes import ManifestOptions, hard_limit_s, manifests
 
@@ -73,15 +71,13 @@ def command(
     PLAN is a plan that recommend wrote; - reads standard input. The configuration has the plan's layout, batch,
     activation checkpointing, precision, optimizer, steps and checkpoint interval. The lines that start the engine are
     comments in it, and go to standard error where the format has no comments. An engine that cannot carry out a part
-    of the plan is refused, with the plans of PLAN and the engines that can (docs/engines.md).
+    of the plan is refused, with the engines that can (docs/engines.md).
 
     --engine kubernetes writes what kubectl apply takes, and needs --image and --checkpoints. One training pod takes
     each node; COMMAND is a script or "-m module", which torchrun starts, or another program. Without it gpufleet's own
     trainer runs. The job ends at the latest when the plan's budget is spent at the nodes' dearest price.
     """
-    chosen, answer = parse_plan_argument(
-        plan, lambda text, origin: (read_plan(text, plan_number=plan_number, origin=origin), _plans(text))
-    )
+    chosen = read_plan_argument(plan, plan_number)
     if engine == KUBERNETES:
         text, lines = _write_manifests(chosen, command_words, **options)
     else:
@@ -90,22 +86,13 @@ def command(
             words = f"--{given[0].replace('_', '-')}" if given else " ".join(command_words)
             raise click.UsageError(f"{words} goes with --engine {KUBERNETES}")
         file_name = out.name if out else f"gpufleet_plan{ENGINES[engine].suffix}"
-        text, lines = launch_config(chosen, engine, file_name, answer)
+        text, lines = launch_config(chosen, engine, file_name)
         lines = [] if out is None and ENGINES[engine].comment else lines
     if out is None:
         click.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
     write_notes(lines)
-
-
-def _plans(text: str) -> Iterator[FleetPlan]:
-    """Plans of an answer, read one by one as a refusal asks for them."""
-    for number in itertools.count(1):
-        try:
-            yield read_plan(text, plan_number=number)
-        except PlanError:
-            return
 
 
 def _write_manifests(plan: FleetPlan, words: tuple[str, ...], **given: Any) -> tuple[str, list[str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import accelerate, deepspeed, megatron_core, torchtitan
@@ -16,32 +14,28 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def launch_config(
-    plan: FleetPlan, engine_name: str, file_name: str, answer: Iterable[FleetPlan] = ()
-) -> tuple[str, list[str]]:
+def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[str, list[str]]:
     """Return the configuration's text and the launch lines, for a configuration saved as ``file_name``.
 
     Raises:
-        InvalidInputError: the engine cannot carry out a part of the plan; plans of ``answer`` that it can are named.
+        InvalidInputError: the engine cannot carry out a part of the plan; engines that can are named.
     """
     engine = ENGINES[engine_name]
     parts = _part_refusals(plan)
     if refusals := [*parts, *engine.refusals(plan)]:
         able = [engine.name for engine in ENGINES.values() if not engine.refusals(plan)]
-        steps = [f"--engine {' or '.join(able)} can"] if able else []
-        for number, other in enumerate(answer, start=1):
-            if not (_part_refusals(other) or engine.refusals(other)):
-                split = other.parallelism
-                where = f"{other.node_count} x {other.instance_type}, {split.in_short} {split.sharding}"
-                steps.insert(0, f"--plan {number} of this answer goes with {engine.name} ({where})")
-                break
+        next_step = "plan with less: gpufleet recommend --parallelism, --sharding, --precision"
         if parts:
-            steps = ["train with the reference trainer, or with a script of your own (docs/models.md, docs/trainer.md)"]
+            next_step = (
+                "train with the reference trainer, or with a script of your own (docs/models.md, docs/trainer.md)"
+            )
+        elif able:
+            next_step = f"--engine {' or '.join(able)} can"
         raise InvalidInputError(
             f"{engine.name} cannot carry out this plan: {'; '.join(refusals)}",
             limit="every part of the plan",
             why="with another layout the predicted memory, speed and cost do not hold",
-            next_step="; ".join(steps) or "plan with less: gpufleet recommend --parallelism, --sharding, --precision",
+            next_step=next_step,
         )
     return engine.text(plan, file_name), engine.launch_lines(plan, file_name)
 

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.contract.hardware import Gpu, HourlyPrice
+from optimizer.contract.hardware import HourlyPrice
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,6 @@ def _price(usd: float, source: str = "test", as_of: date = date(2026, 1, 1), zon
     return HourlyPrice(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
 
 
-def _unknown_gpu(catalog: Catalog) -> Gpu:
-    return replace(catalog.gpus[0], key="r100-1tb")
-
-
 FUTURE = date(2027, 1, 1)
 
 
@@ -54,16 +50,11 @@ FUTURE = date(2027, 1, 1)
     [
         (lambda c: replace(c, instance_types=(*c.instance_types, c.instance_types[0])), "a type has one row"),
         (lambda c: replace(c, offers=(*c.offers, c.offers[0])), "a type has one offer in a region"),
-        (lambda c: _type(gpu=_unknown_gpu(c))(c), "a type's GPU is in the GPU table"),
         (_type(gpu_memory_gib=40), "GPU memory is the GPU table's"),
-        (_type(gpu_count=0.3), "a fractional GPU is one part of a whole"),
-        (_type(gpu_count=1.5), "a type has whole GPUs or one fraction"),
         (_type(vcpus=0), "a type has processors and memory"),
         (_type(network_gbit_per_s=0), "a type has a network"),
         (_type(efa_cards=33), "EFA cards are network cards"),
         (_type(card_interfaces=(0,) * 32), "a network card takes an interface"),
-        (_type(efa_cards=0), "GPUDirect RDMA goes over EFA"),
-        (_type(interconnect="none"), "GPUs are linked where there are several"),
         (_type(source=""), "a fact has a source"),
         (_type(as_of=FUTURE), "a fact has a source"),
         (_offer(on_demand=_price(0)), "a price is above 0 USD per hour"),

@@ -110,13 +110,6 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
         assert all(one in refusal.next_step for one in able) and engine in refusal.got
 
 
-def test_a_refusal_names_the_plan_of_the_same_answer_that_the_engine_takes() -> None:
-    answer = [PLANS["pipeline"], PLANS["fp8"], PLANS["zero3"]]
-    with pytest.raises(InvalidInputError, match="--plan 3 of this answer goes with accelerate") as refused:
-        launch_config(answer[0], "accelerate", "plan.yaml", iter(answer))
-    assert "or megatron-core can" in refused.value.next_step
-
-
 @pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "gemma3", "qwen2_vl", "t5"])
 def test_torchtitan_refuses_what_its_backend_does_not_train(kind: str) -> None:
     architecture = {"model_type": kind, "vision_config": {}, "text_config": {}}
