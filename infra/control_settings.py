@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, ControllerSettings, OpeningHours, OwnedNodes
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, OpeningHours
 from infra.naming import Names
-from infra.places import DeclaredPlace
-from infra.settings import ConfigError, StackSettings
-from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, Market
+from infra.places import DeclaredPlace, node_prices
+from infra.settings import StackSettings
+from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 
 # NAT gateway, metered as long as the stack exists: itself 0.093, its address 0.005; the dearest region of the catalog
 # (optimizer/catalog/data/inputs/unit_prices.csv, 2026-11-21: 0.045 to 0.093). Its GB are not counted.
@@ -24,53 +24,6 @@ ENDPOINT_USD_PER_HOUR = 0.014
 # Bytes of a function's environment variables, names and values:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLES_LIMIT = 4096
-
-
-def node_prices(plan: FleetPlan) -> dict[str, dict[str, float]]:
-    """Prices of a node by lifecycle and instance type, USD per hour, from the plan's prices.
-
-    Raises:
-        ConfigError: the plan lacks a price of its nodes: they could not be metered.
-    """
-    purchase = plan.purchase
-    if purchase.option == "reserved":
-        # An instance in a reservation has no lifecycle and reads as on-demand:
-        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
-        by_lifecycle = {"on-demand": _reserved_prices(plan)}
-    else:
-        by_lifecycle = {str(purchase.option): _first_priced(plan, purchase.option)}
-    if purchase.needs_on_demand_price:
-        by_lifecycle["on-demand"] = _first_priced(plan, "on-demand")
-    for lifecycle, by_type in by_lifecycle.items():
-        if plan.instance_type not in by_type:
-            raise ConfigError(
-                f"the plan has no hourly price of {lifecycle} {plan.instance_type} in {plan.region}, so nobody could "
-                "meter these nodes: make it anew with `gpufleet recommend`"
-            )
-    return dict(sorted(by_lifecycle.items()))
-
-
-def _reserved_prices(plan: FleetPlan) -> dict[str, float]:
-    """Prices by instance type; a reservation without a price of its own is billed at the on-demand price."""
-    return _first_priced(plan, "owned-reservation", "reserved-1yr", "on-demand")
-
-
-def _owned_nodes(plan: FleetPlan) -> OwnedNodes | None:
-    """Nodes of a topped-up fleet that are in its reservation; None for other fleets."""
-    purchase = plan.purchase
-    if not (purchase.capacity_reservation_id and purchase.on_demand_top_up):
-        return None
-    return OwnedNodes(
-        reservation_id=purchase.capacity_reservation_id,
-        usd_per_hour=_reserved_prices(plan)[plan.instance_type],
-    )
-
-
-def _first_priced(plan: FleetPlan, *markets: Market) -> dict[str, float]:
-    """Prices by instance type, USD per hour, of the first of ``markets`` that the plan has prices of."""
-    prices = plan.node_prices_usd_per_hour.items()
-    by_market = ({node.instance_type: usd for node, usd in prices if node.market == market} for market in markets)
-    return next(filter(None, by_market), {})
 
 
 def job_id(plan: FleetPlan) -> str:
@@ -90,7 +43,7 @@ def control_settings(
     places: Mapping[str, DeclaredPlace],
     subnets: Mapping[str, str],
 ) -> ControllerSettings:
-    """Build the controller's settings; errors as ``node_prices``."""
+    """Build the controller's settings; errors as ``places.node_prices``."""
     prices = node_prices(settings.plan)
     for place in places.values():
         # Two zones may differ in price: nodes without a market price are metered at the dearer one.
@@ -132,7 +85,6 @@ def control_settings(
         spot_policy=settings.spot_policy,
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.most_lost_s,
-        owned=_owned_nodes(plan),
         waits=settings.waits,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()},
     )

@@ -56,13 +56,25 @@ class Fleet(Component):
                 ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, group=names.group, **known
             )
         )
-        groups = [self._place_group(stack, node_facts, place) for place in args.places.values()]
-        self.group_names = [group.name for group in groups]
-        self.group_name, self.launch_template_id = groups[0].name, groups[0].launch_template_id
+        groups = {
+            group.number: self._place_group(stack, node_facts, group, args.placement_groups.get(place.number))
+            for place in args.places.values()
+            for group in place.groups
+        }
+        self.group_names = [group.name for group in groups.values()]
+        self.group_name, self.launch_template_id = groups[1].name, groups[1].launch_template_id
         self.register_outputs({"group_name": self.group_name})
 
-    def _place_group(self, stack: Stack, facts: pulumi.Output[NodeFacts], place: DeclaredPlace) -> PlaceGroup:
+    def _place_group(
+        self,
+        stack: Stack,
+        facts: pulumi.Output[NodeFacts],
+        place: DeclaredPlace,
+        placement_group: aws.ec2.PlacementGroup | None,
+    ) -> PlaceGroup:
         args, settings, names = self._args, stack.settings, stack.names
+        # The stack's own reservation has no other group.
+        made = None if self._plan.purchase.capacity_reservation_id else self.capacity_reservation_id
         group = names.groups[place.number - 1]
         text = facts.apply(lambda known: user_data(settings, names, replace(known, group=group)))
         return PlaceGroup(
@@ -76,8 +88,8 @@ class Fleet(Component):
                 instance_profile_arn=args.instance_profile_arn,
                 node_group_id=args.node_group_id,
                 subnet_ids=[args.subnets[zone_id] for zone_id in place.zone_ids],
-                placement_group=args.placement_groups.get(place.number),
-                capacity_reservation_id=self.capacity_reservation_id if place.number == 1 else place.reservation_id,
+                placement_group=placement_group,
+                capacity_reservation_id=place.reservation_id or (made if place.number == 1 else None),
             ),
             self._own,
         )

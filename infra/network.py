@@ -12,7 +12,6 @@ import pulumi_aws as aws
 
 from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
-from infra.control_settings import node_prices
 from infra.places import DeclaredPlace, alternates, declare_places
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
@@ -98,8 +97,7 @@ class Network(Component):
             zones = choose_zones(settings)
             self.zone_name = zones[0].name
             self._create(zones)
-        prices = node_prices(settings.plan)
-        self.places = declare_places(settings, prices, own_zones=self.own_zones, zones=set(self.subnets))
+        self.places = declare_places(settings, own_zones=self.own_zones, zones=set(self.subnets))
         self.placement_groups = {place.number: self._placement_group(place) for place in self._placed()}
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
 

@@ -24,9 +24,6 @@ LAUNCH_TIMEOUT_S = 1800
 HEALTH_CHECK_GRACE_S = 60
 # From entering service to work that the metrics show: model and data load, then two samples a minute apart.
 WARMUP_S = 300
-# An owned reservation's room is used before nodes are rented:
-# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CapacityReservationSpecification.html
-RESERVATIONS_FIRST = "capacity-reservations-first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +82,7 @@ class PlaceGroup(Component):
         placement = market = None
         if args.placement_group:
             placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
-        # Not for a topped-up fleet: its rented nodes must launch outside of the reservation (the group's target).
-        if args.capacity_reservation_id is not None and not plan.purchase.on_demand_top_up:
+        if args.capacity_reservation_id is not None:
             reservation = {"capacity_reservation_target": {"capacity_reservation_id": args.capacity_reservation_id}}
         if args.place.block:
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
@@ -153,7 +149,6 @@ class PlaceGroup(Component):
             vpc_zone_identifiers=args.subnet_ids,
             launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
             mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
-            capacity_reservation_specification=self._top_up_target(),
             service_linked_role_arn=args.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",
@@ -205,19 +200,6 @@ class PlaceGroup(Component):
             )
         return group
 
-    def _top_up_target(self) -> aws.autoscaling.GroupCapacityReservationSpecificationArgsDict | None:
-        """Fill the owned reservation first, and launch what it has no room for on demand, in one group.
-
-        https://docs.aws.amazon.com/autoscaling/ec2/userguide/target-capacity-reservations.html
-        """
-        purchase = self._plan.purchase
-        if not (purchase.capacity_reservation_id and purchase.on_demand_top_up):
-            return None
-        return {
-            "capacity_reservation_preference": RESERVATIONS_FIRST,
-            "capacity_reservation_target": {"capacity_reservation_ids": [purchase.capacity_reservation_id]},
-        }
-
     def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
         """A changed template replaces idle workers; protected nodes keep theirs until their next start.
 
@@ -251,10 +233,11 @@ class PlaceGroup(Component):
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]
     ) -> aws.autoscaling.GroupMixedInstancesPolicyArgsDict:
-        place = self._args.place
+        place, is_workers = self._args.place, self._settings.mode == "workers"
         return {
             "instances_distribution": {
-                "on_demand_base_capacity": self._plan.purchase.on_demand_base if place.number == 1 else 0,
+                # A gang's nodes on demand are a group of their own.
+                "on_demand_base_capacity": self._plan.purchase.on_demand_base if is_workers else 0,
                 "on_demand_percentage_above_base_capacity": 0,
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-fleet-allocation-strategy.html
                 "spot_allocation_strategy": "price-capacity-optimized",

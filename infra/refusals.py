@@ -17,9 +17,9 @@ from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra import clock
 from infra.bundle import files_of
-from infra.control_settings import node_prices
 from infra.images import brings_torch
 from infra.naming import NOT_IN_TAGS, TAG_VALUE_LENGTH, slug, tags
+from infra.places import node_prices
 from infra.s3_uri import read_s3_prefix
 from infra.secret_text import secrets_in
 from infra.settings import (

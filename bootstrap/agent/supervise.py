@@ -65,7 +65,7 @@ def _train(node: SupervisedNode) -> int:
     if problems:
         for problem in problems:
             log(f"FAIL {problem}")
-        return give_up(node, 1, "the training command cannot be started")
+        return give_up(node, EXIT_AT_FAULT, "the training command cannot be started")
     if not _has_credentials(node):
         return give_up(node, 1, f"the training's role {settings.train_role_arn} cannot be taken")
     failures = 0

@@ -33,8 +33,23 @@ class OpeningHours:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FirstGroup:
+    """Group whose nodes a place takes before those of its own, in the same zone and of the same types."""
+
+    number: int
+    nodes: int  # at most
+    purchase: Literal["on-demand", "spot"]
+    usd_per_hour: float
+    reservation_id: str = ""  # existing reservation that its nodes are in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place that a gang may run in: an Auto Scaling group of one market in one zone; a lone node's may have several."""
+    """Place that a gang may run in: one zone; a lone node's may have several.
+
+    Its nodes are of one market, in one Auto Scaling group; with a ``first`` group (an owned reservation, nodes on
+    demand beside spot ones) the place is the union of both.
+    """
 
     number: int  # of its group, from 1
     subnets: str  # ids with commas, as Auto Scaling takes them
@@ -44,25 +59,27 @@ class Place:
     speed: float  # work per hour over that of the plan's own place
     hours_p95: float  # of the whole run
     usd_p95: float  # of the whole run
-    by_size: bool = False  # its nodes are not of one market: bootstrap/controller/launches.py
+    first: FirstGroup | None = None
 
     @property
     def usd_per_work_hour(self) -> float:
         """Price of the work that a node of the plan's own place does in an hour."""
         return self.usd_per_hour / self.speed
 
+    @property
+    def dearest_usd_per_hour(self) -> float:
+        """Highest price of a node that the place may get."""
+        return max(self.usd_per_hour, self.first.usd_per_hour if self.first else 0.0)
+
+
+def first_key(place: str) -> str:
+    """Return the key of a place's first group; that of its own group is the place's name."""
+    return f"{place}, first"
+
 
 def group_name(first: str, number: int) -> str:
     """Return the name of a stack's Auto Scaling group; ``first`` is that of the plan's own place, number 1."""
     return first if number == 1 else f"{first}-{number}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnedNodes:
-    """Existing reservation that a part of the gang's nodes launch into first; the others are rented on demand."""
-
-    reservation_id: str
-    usd_per_hour: float  # of a node without its volume
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +116,6 @@ class ControllerSettings:
     spot_policy: SpotPolicy = "fallback"
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0  # with the time until a checkpoint is stored
-    owned: OwnedNodes | None = None
     waits: bool = False  # starts no node before a person's first request
 
     @classmethod
@@ -127,22 +143,37 @@ class ControllerSettings:
         return self.is_reserved or place in self.opening_hours
 
     @property
+    def owned(self) -> FirstGroup | None:
+        """Part of the gang that is in an existing reservation; the others are rented on demand."""
+        first = self.places[self.own_place].first
+        return first if first and first.reservation_id else None
+
+    @property
     def own_place(self) -> str:
         """Name of the plan's own place."""
         return next(iter(self.places))
 
-    def group_of(self, place: str) -> str:
-        """Return the Auto Scaling group of a place; a group without a place is named itself (``groups``)."""
-        return group_name(self.group, self.places[place].number) if place in self.places else place
+    def keys_of(self, place: str) -> tuple[str, ...]:
+        """Return the keys of a place's groups, in the order in which they are filled."""
+        return (first_key(place), place) if place in self.places and self.places[place].first else (place,)
+
+    def group_of(self, key: str) -> str:
+        """Return the name of the Auto Scaling group with a key (``groups``)."""
+        return next((name for name, known in self.groups.items() if known == key), key)
 
     @property
     def groups(self) -> dict[str, str]:
-        """Places by group; of a group that another plan has left, as the function had no room for its place, its name.
+        """Keys by Auto Scaling group; the key of a group that an earlier plan has left is its name.
 
         Nodes in it are metered, and end.
         """
         names = [group_name(self.group, number) for number in range(1, MAX_PLACES + 1)]
-        return {name: name for name in names} | {self.group_of(place): place for place in self.places}
+        found = {name: name for name in names}
+        for place, known in self.places.items():
+            found[group_name(self.group, known.number)] = place
+            if known.first:
+                found[group_name(self.group, known.first.number)] = first_key(place)
+        return found
 
     @property
     def dearest_usd_per_hour(self) -> float:

@@ -86,6 +86,7 @@ class LaunchRequest:
 
     place: str
     nodes: int
+    first: int = 0  # of them, those that the place's first group may take
     asked_at: datetime  # part of the request's ClientToken
 
 

@@ -40,9 +40,9 @@ Action = SetGroup | ResumeProcesses | EndAction
 
 
 class GroupAction(NamedTuple):
-    """An action on the group of a place."""
+    """An action on the group with a key (``ControllerSettings.groups``)."""
 
-    place: str
+    group: str
     action: Action
 
 
@@ -60,27 +60,25 @@ def wanted_places(tick: Tick, state: ControllerState) -> tuple[str, ...]:
 
 def choose_actions(tick: Tick, state: ControllerState) -> Sequence[GroupAction]:
     """Return the actions of this tick."""
-    wanted = wanted_places(tick, state)
+    wanted = {key: place for place in wanted_places(tick, state) for key in tick.settings.keys_of(place)}
     return [
-        GroupAction(place, action)
-        for place, group in tick.seen.groups.items()
-        for action in _of_group(tick, state, place, group, is_wanted=place in wanted)
+        GroupAction(key, action)
+        for key, group in tick.seen.groups.items()
+        for action in _of_group(tick, state, group, wanted.get(key))
     ]
 
 
-def _of_group(
-    tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup, *, is_wanted: bool
-) -> list[Action]:
-    now, ended, actions = tick.now, tick.seen.ended, list[Action]()
-    gone = _due(tick, state, place, group) if is_wanted else []
+def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place: str | None) -> list[Action]:
+    """Return a group's actions; ``place``: what it is wanted for."""
+    now, ended, is_wanted, actions = tick.now, tick.seen.ended, place is not None, list[Action]()
+    gone = _due(tick, state, place, group) if place else []
     protected = [] if is_wanted else lift_protection(group.members)
     if tick.settings.mode == "workers":
         sizes = _workers_sizes(tick, group, up=is_wanted)
     else:
         # The group still counts a node that EC2 has ended, and would launch another in its place.
-        if is_wanted and not tick.settings.places[place].by_size:
-            gone += sorted(set(group.in_service) & ended)
-        sizes = _gang_sizes(tick, state, place, group, is_wanted=is_wanted, gone=gone)
+        gone += sorted(set(group.in_service) & ended) if is_wanted else []
+        sizes = _gang_sizes(tick, state, group, place, gone)
     actions += [GiveBack(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.
@@ -126,18 +124,13 @@ def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup
 
 
 def _gang_sizes(
-    tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup, *, is_wanted: bool, gone: list[str]
+    tick: Tick, state: ControllerState, group: AutoScalingGroup, place: str | None, gone: list[str]
 ) -> SetGroup:
     """Keep the size at the nodes that live, so that Auto Scaling launches none by itself."""
-    settings = tick.settings
-    desired = 0
-    if is_wanted and settings.places[place].by_size:
-        desired = settings.node_count
-    elif is_wanted:
-        desired = group.count_staying(tick.seen.ended.union(gone))
+    desired = group.count_staying(tick.seen.ended.union(gone)) if place else 0
     # `pulumi up` leaves the bounds of workers before.
     is_stale = group.min_size > 0 or group.max_size == 0
-    min_size, max_size = (0, settings.node_count) if is_stale else (None, None)
+    min_size, max_size = (0, tick.settings.node_count) if is_stale else (None, None)
     # A launch that has no answer yet may have raised the size before its nodes are listed.
     is_open = state.launch is not None and state.launch.place == place
     changes = desired != group.desired - len(gone) and not is_open

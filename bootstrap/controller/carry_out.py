@@ -21,8 +21,8 @@ COUNTS = {
 
 
 def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction) -> None:
-    """Carry out an action on a place's group; a repetition changes nothing."""
-    group, action = settings.group_of(asked.place), asked.action
+    """Carry out an action on a group; a repetition changes nothing."""
+    group, action = settings.group_of(asked.group), asked.action
     if isinstance(action, SetGroup):
         _set_group(clients, group, action)
         return

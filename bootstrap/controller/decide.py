@@ -36,13 +36,14 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
     counted = update_instances(tick, state)
     state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
-    group = tick.group(state)
+    place = tick.place_name(state)
+    desired = sum(group.desired for group in tick.groups(place))
     state = replace(
         state,
         updated_at=now,
         ceiling_usd=settings.ceiling_usd,
         # The size that the tick's actions leave.
-        desired_seen=min(group.desired, tick.staying(state)) if group and state.phase in UP else 0,
+        desired_seen=min(desired, tick.staying(place)) if state.phase in UP else 0,
         nodes=count_nodes(tick, state),
     )
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)

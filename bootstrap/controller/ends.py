@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
@@ -107,22 +108,21 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     if state.phase in ("paused", "draining"):
         return 0.0
     if wanted := wanted_places(tick, state):
-        return sum(_lacking_usd_per_hour(tick, state, name, tick.seen.groups.get(name)) for name in wanted)
+        return sum(_lacking_usd_per_hour(tick, state, name, tick.groups(name)) for name in wanted)
     name = state.next_place.name if state.next_place else ""
     if name not in settings.places:
         # The cheapest place that the next start can choose.
         name = min(tick.open_places or settings.places, key=lambda place: settings.places[place].usd_per_hour)
-    return _lacking_usd_per_hour(tick, state, name, *tick.seen.groups.values())
+    return _lacking_usd_per_hour(tick, state, name, tick.seen.groups.values())
 
 
-def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, *groups: AutoScalingGroup | None) -> float:
+def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, groups: Collection[AutoScalingGroup]) -> float:
     """Return the price of the nodes that a place may get before the next tick, beside the members of ``groups``."""
-    settings, place = tick.settings, tick.settings.places[name]
+    settings = tick.settings
     # A detached node is no member: another may come beside it.
-    members = {member.instance_id for group in groups if group for member in group.members}
-    leaving = {key for group in groups if group for key in group.leaving}
+    members = {member.instance_id for group in groups for member in group.members}
+    leaving = {key for group in groups for key in group.leaving}
     staying = sum(instance.ended_at is None and key in members - leaving for key, instance in state.instances.items())
-    price = settings.dearest_usd_per_hour if place.by_size else place.usd_per_hour
     # The stack's own unused reservation is in usd_per_hour already.
-    price = 0.0 if settings.reserved_nodes else price
+    price = 0.0 if settings.reserved_nodes else settings.places[name].dearest_usd_per_hour
     return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)

@@ -75,11 +75,10 @@ def _first_request(settings: ControllerSettings) -> PersonRequest | None:
 
 
 def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, AutoScalingGroup]:
-    """Describe the stack's groups that exist, by place (``ControllerSettings.groups``)."""
+    """Describe the stack's groups that exist, by key (``ControllerSettings.groups``)."""
     names = settings.groups
     answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(names))
-    found = {names[group["AutoScalingGroupName"]]: _parse_group(group) for group in answer["AutoScalingGroups"]}
-    return {place: found[place] for place in (*settings.places, *names.values()) if place in found}
+    return {names[group["AutoScalingGroupName"]]: _parse_group(group) for group in answer["AutoScalingGroups"]}
 
 
 def _parse_group(group: Any) -> AutoScalingGroup:

@@ -137,7 +137,7 @@ def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[Group
         name = type(action.action).__name__
         try:
             carry_out(clients, settings, action)
-            log("action", action=name, place=action.place, **to_json(action.action))
+            log("action", action=name, group=action.group, **to_json(action.action))
         except (ClientError, BotoCoreError) as error:
             failures.append(f"{name}: {error}")
             log("failed", action=name, reason=str(error))

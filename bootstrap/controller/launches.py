@@ -1,10 +1,10 @@
 """Ask Auto Scaling for a gang's nodes, all in one zone and at once, and classify its answers.
 
 LaunchInstances answers with the nodes or with errors: https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html
-It cannot launch nodes of two markets, and does not say that it heeds a group's capacity reservations
-(https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html). So a gang with nodes on demand
-beside its spot nodes, and an owned reservation that is topped up, launch by the group's size (``Place.by_size``), as
-workers do, whose size policies move.
+It cannot launch nodes of two markets, and does not say that it heeds a group's capacity reservations, as it does a
+launch template's (https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchInstances.html). So nodes of two
+markets are in two groups, and the reservation is in the template. Workers alone come by their group's size, which
+policies move.
 """
 
 from __future__ import annotations
@@ -87,15 +87,19 @@ def named_zones(message: str) -> frozenset[str]:
 def launch(clients: Clients, settings: ControllerSettings, request: LaunchRequest) -> LaunchAnswer | None:
     """Launch the nodes of a request; None where AWS has yet to answer.
 
-    The ClientToken makes a repetition the same launch. A lone node is asked for in one zone of its place after another.
+    The ClientToken makes a repetition the same launch. A place's first group is filled as far as AWS has nodes for it,
+    and the place's own takes the rest. A lone node is asked for in one zone of its place after another.
     """
     if not hasattr(clients.launching, "launch_instances"):
         raise OldBotocoreError(version=botocore.__version__)
     launched: dict[str, str] = {}
     error: LaunchError | None = None
-    for number, subnet in enumerate(settings.places[request.place].subnets.split(",")):
-        while (missing := request.nodes - len(launched)) > 0:
-            group = settings.group_of(request.place)
+    subnets = settings.places[request.place].subnets.split(",")
+    for group, number, subnet in (
+        (settings.group_of(key), *zone) for key in settings.keys_of(request.place) for zone in enumerate(subnets)
+    ):
+        wanted = request.nodes if group == settings.group_of(request.place) else request.first
+        while (missing := wanted - len(launched)) > 0:
             token = f"{request.asked_at.timestamp():.0f}-{group}-{number}-{len(launched)}"
             try:
                 answer: Any = clients.launching.launch_instances(
@@ -115,10 +119,9 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
             error = _read_error(answer, subnet, wanted=min(missing, MOST_NODES), came=len(came))
             if error:
                 break
-        if launched:
-            # The nodes of a gang are in one zone.
+        if error and error.code and not is_refusal(error.code):
             break
-    return LaunchAnswer(instance_types=launched, error=error)
+    return LaunchAnswer(instance_types=launched, error=error if len(launched) < request.nodes else None)
 
 
 def _read_error(answer: Any, subnet: str, *, wanted: int, came: int) -> LaunchError | None:

@@ -195,11 +195,9 @@ def read_failed_launches(
     since: datetime | None,
     now: datetime,
 ) -> tuple[FailedLaunch, ...]:
-    """Return the newest launches by size that failed after ``since``; those after ``now`` are the next tick's."""
+    """Return the newest launches of workers that failed after ``since``; those after ``now`` are the next tick's."""
     failures = []
-    for place in settings.places.keys() & groups:
-        if settings.mode == "training" and not settings.places[place].by_size:
-            continue
+    for place in settings.places.keys() & groups if settings.mode == "workers" else ():
         answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group_of(place))
         for activity in answer["Activities"]:
             at = to_seconds(activity.get("EndTime") or activity["StartTime"])

@@ -171,7 +171,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         if ended_now and not is_end_of_another and state.phase in UP and not state.complete_since:
             unfit += 1
         instances[key] = new
-    failures = seen.failed_launches
+    failures, place = seen.failed_launches, tick.place_name(state)
     return replace(
         state,
         instances=instances,
@@ -180,17 +180,9 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         interruptions=state.interruptions + interruptions,
         failed_launches=state.failed_launches + len(failures),
         last_failure=failures[-1].message[:300] if failures else state.last_failure,
-        complete_since=(state.complete_since or now) if len(tick.in_service(state)) >= settings.node_count else None,
-        refused_since=_refused_since(tick, state),
+        complete_since=(state.complete_since or now) if tick.in_service(place) >= settings.node_count else None,
+        refused_since=None if tick.staying(place) >= settings.node_count else state.refused_since,
     )
-
-
-def _refused_since(tick: Tick, state: ControllerState) -> datetime | None:
-    """Keep AWS's refusal until all nodes are there; nodes by size that do not come are refused, as nobody says so."""
-    if tick.staying(state) >= tick.settings.node_count:
-        return None
-    by_size = tick.settings.places[tick.place_name(state)].by_size
-    return state.refused_since or (tick.now if by_size and state.phase in UP else None)
 
 
 def count_nodes(tick: Tick, state: ControllerState) -> NodeCounts:

@@ -16,7 +16,7 @@ from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoScalingGroup:
-    """Auto Scaling group of a place."""
+    """Auto Scaling group of a place, or the first of its two."""
 
     created_at: datetime
     desired: int
@@ -65,7 +65,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedLaunch:
-    """A launch by a group's size that gave no instance, with AWS's message."""
+    """A launch of a worker that gave no instance, with AWS's message."""
 
     at: datetime
     message: str
@@ -93,13 +93,13 @@ class LaunchAnswer:
 class Observation:
     """Everything that a tick observes."""
 
-    groups: Mapping[str, AutoScalingGroup]  # by place; those that exist
+    groups: Mapping[str, AutoScalingGroup]  # by key (``ControllerSettings.groups``); those that exist
     machines: tuple[Machine, ...] = ()  # ended ones for about an hour
     missed: tuple[Machine, ...] = ()  # ended during an outage; known from activities
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
-    failed_launches: tuple[FailedLaunch, ...] = ()  # by the groups' sizes, since the last tick
+    failed_launches: tuple[FailedLaunch, ...] = ()  # of workers, since the last tick
     request: PersonRequest | None = None
 
     @property
@@ -142,20 +142,19 @@ class Tick:
             if (ahead[name].start <= self.now if name in ahead else not ahead and name not in closing)
         }
 
-    def group(self, state: ControllerState) -> AutoScalingGroup | None:
-        """Return the group of the gang: that of its place, or of the plan's own."""
-        return self.seen.groups.get(self.place_name(state))
+    def groups(self, place: str) -> list[AutoScalingGroup]:
+        """Return the groups of a place, in the order in which they are filled; none unless all exist."""
+        keys = self.settings.keys_of(place)
+        return [self.seen.groups[key] for key in keys] if self.seen.groups.keys() >= set(keys) else []
 
     def place_name(self, state: ControllerState) -> str:
         """Return the gang's place; the plan's own before the first start, and where the plan no longer has it."""
         return state.place.name if state.place and state.place.name in self.settings.places else self.settings.own_place
 
-    def staying(self, state: ControllerState) -> int:
-        """Count the gang's nodes that live, and are not being terminated."""
-        group = self.group(state)
-        return group.count_staying(self.seen.ended) if group else 0
+    def staying(self, place: str) -> int:
+        """Count the place's nodes that live, and are not being terminated."""
+        return sum(group.count_staying(self.seen.ended) for group in self.groups(place))
 
-    def in_service(self, state: ControllerState) -> list[str]:
-        """Return ids of the gang's nodes in service."""
-        group = self.group(state)
-        return [key for key in group.in_service if key not in self.seen.ended] if group else []
+    def in_service(self, place: str) -> int:
+        """Count the place's nodes in service."""
+        return len({key for group in self.groups(place) for key in group.in_service} - self.seen.ended)

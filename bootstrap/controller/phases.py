@@ -59,8 +59,8 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
-        groups = tick.seen.groups
-        raised = next((place for place in tick.settings.places if place in groups and groups[place].desired > 0), "")
+        places = tick.settings.places
+        raised = next((place for place in places if any(group.desired for group in tick.groups(place))), "")
         if not raised:
             return state
         state = state.with_phase("waiting", "the group's desired size was raised from 0", now)
@@ -75,21 +75,22 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def plan_launch(tick: Tick, state: ControllerState) -> ControllerState:
-    """Ask for the nodes that a place lacks, once its group counts no other; keep a request that has no answer yet."""
+    """Ask for the nodes that a place lacks, once its groups count no other; keep a request that has no answer yet."""
     settings, asked, wanted = tick.settings, state.launch, wanted_places(tick, state)
     if asked and asked.place in wanted and tick.now - asked.asked_at < ASK_AGAIN:
         return state
     state = replace(state, launch=None) if asked else state
     for name in wanted if settings.mode == "training" and state.phase in UP else ():
-        group, answered = tick.seen.groups.get(name), state.answers.get(name)
-        if group is None or settings.places[name].by_size or (answered and answered.asked_at >= tick.now):
-            # By its size, or AWS has answered in this tick.
+        groups, answered = tick.groups(name), state.answers.get(name)
+        if not groups or (answered and answered.asked_at >= tick.now):
             continue
-        staying = group.count_staying(tick.seen.ended)
+        staying = [group.count_staying(tick.seen.ended) for group in groups]
+        lacking = settings.node_count - sum(staying)
         # With a larger size Auto Scaling may be launching nodes itself: the actions lower it first.
-        if group.desired <= staying < settings.node_count:
-            request = LaunchRequest(place=name, nodes=settings.node_count - staying, asked_at=tick.now)
-            return replace(state, launch=request)
+        if lacking > 0 and all(group.desired <= count for group, count in zip(groups, staying, strict=True)):
+            before = settings.places[name].first
+            first = min(lacking, max(0, before.nodes - staying[0])) if before else 0
+            return replace(state, launch=LaunchRequest(place=name, nodes=lacking, first=first, asked_at=tick.now))
     return state
 
 
@@ -125,11 +126,12 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     )
     if state.beside and state.beside.name == name:
         return _give_up_beside(tick, state)
-    is_refused = is_refusal(error.code) or tick.staying(state)
+    staying = tick.staying(tick.place_name(state))
+    is_refused = is_refusal(error.code) or staying
     state = replace(state, refused_since=state.refused_since or (now if is_refused else None))
     # Reserved capacity is paid anyway, and a node that ends holds its slot for a while:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-launch.html
-    if tick.settings.is_paid(name) or tick.staying(state):
+    if tick.settings.is_paid(name) or staying:
         return state
     return _give_back(tick, state, "AWS refuses the nodes")
 
@@ -163,13 +165,14 @@ def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = 
     place = adopted or (state.next_place if goes_on else choose_place(tick, begun))
     if place is None or settings.mode == "workers":
         place = ChosenPlace(name=next(iter(places)), why="the plan's own place")
-    group = tick.seen.groups.get(place.name)
-    if group is None:
-        return _wait(state, f"there is no group {settings.group_of(place.name)}: `pulumi up` makes it")
+    groups = tick.groups(place.name)
+    if not groups:
+        names = " or ".join(map(settings.group_of, settings.keys_of(place.name)))
+        return _wait(state, f"there is no group {names}: `pulumi up` makes it")
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
-    if group.max_size < count:
-        return _wait(state, f"the group's largest size is {group.max_size}, the plan has {count}: run `pulumi up`")
+    if (most := min(group.max_size for group in groups)) < count:
+        return _wait(state, f"the group's largest size is {most}, the plan has {count}: run `pulumi up`")
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     reason = f"{counted(count, 'node')} asked for, attempt {attempt}"
     if len(settings.places) > 1:
@@ -190,18 +193,19 @@ def _wait(state: ControllerState, reason: str) -> ControllerState:
 
 
 def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
-    settings, group, now, count = tick.settings, tick.group(state), tick.now, tick.settings.node_count
-    if group is None:
+    settings, now, count, name = tick.settings, tick.now, tick.settings.node_count, tick.place_name(state)
+    groups = tick.groups(name)
+    if not groups:
         return state
-    if state.group not in ("", settings.group_of(tick.place_name(state))):
+    if state.group not in ("", settings.group_of(name)):
         reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
-    if group.desired == 0 and state.desired_seen > 0:
+    if state.desired_seen > 0 and not any(group.desired for group in groups):
         return _pause(tick, state)
-    if tick.place_name(state) not in tick.open_places:
+    if name not in tick.open_places:
         reason = "the Capacity Block ends: the nodes save, and the run goes on in the next place that opens"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
-    in_service = len(tick.in_service(state))
+    in_service = tick.in_service(name)
     if in_service >= count and state.phase == "starting":
         reason = f"{_all_of(count)} in service"
         if state.place and len(settings.places) > 1:
@@ -228,11 +232,8 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     if now - since + TICK > timedelta(seconds=settings.gang_window_s):
         reason = f"{in_service} of {counted(count, 'node')} within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
-    by_size = settings.places[tick.place_name(state)].by_size
-    is_paid = settings.is_paid(tick.place_name(state))
-    patience = ASK_AGAIN if by_size and state.phase == "starting" else REFUSED_REPLACEMENT
-    if state.refused_since and now - state.refused_since >= patience and not is_paid:
-        reason = f"{tick.staying(state)} of {counted(count, 'node')} are there, and AWS refuses the others"
+    if state.refused_since and now - state.refused_since >= REFUSED_REPLACEMENT and not settings.is_paid(name):
+        reason = f"{tick.staying(name)} of {counted(count, 'node')} are there, and AWS refuses the others"
         return _give_back(tick, state, reason)
     return state
 
@@ -242,30 +243,29 @@ def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
     assert state.beside
     assert state.beside_since
     settings, now, name = tick.settings, tick.now, state.beside.name
-    group = tick.seen.groups.get(name)
     asked_at = state.answers[name].asked_at if name in state.answers else None
-    if group and len(set(group.in_service) - tick.seen.ended) >= settings.node_count:
+    if tick.in_service(name) >= settings.node_count:
         reason = f"{_all_of(settings.node_count)} in service in {name}, so the gang saves and moves: {state.beside.why}"
         changes = {"after": "waiting", "next_place": state.beside, "beside": state.beside}
         return _leave(tick, state).with_phase("draining", reason, now, round_started_at=now, **changes)
     is_late = now - state.beside_since + TICK > timedelta(seconds=settings.gang_window_s)
     # A node that failed its set-up or tests, or was taken back: the gang works on, so nothing is asked for again.
     has_come = asked_at is not None and state.beside_since <= asked_at < now
-    is_short = has_come and (group is None or group.count_staying(tick.seen.ended) < settings.node_count)
+    is_short = has_come and tick.staying(name) < settings.node_count
     return _give_up_beside(tick, state) if is_late or is_short else state
 
 
 def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
     """Let the nodes beside end, which is no fault of theirs: the gang works on."""
     assert state.beside
-    group = tick.seen.groups.get(state.beside.name)
-    ends = {member.instance_id for member in group.members} if group else set()
+    ends = {member.instance_id for group in tick.groups(state.beside.name) for member in group.members}
     instances = {key: replace(one, given_back=one.given_back or key in ends) for key, one in state.instances.items()}
     return replace(learn(tick, state, refused, state.beside.name), beside=None, instances=instances)
 
 
-def _members_but_of(tick: Tick, *kept: str) -> list[Member]:
-    return [member for name, group in tick.seen.groups.items() if name not in kept for member in group.members]
+def _members_but_of(tick: Tick, *places: str) -> list[Member]:
+    kept = {key for place in places for key in tick.settings.keys_of(place)}
+    return [member for key, group in tick.seen.groups.items() if key not in kept for member in group.members]
 
 
 def _lose(tick: Tick, state: ControllerState) -> ControllerState:

@@ -155,15 +155,14 @@ def _has_just_refused(state: ControllerState, name: str) -> bool:
 
 def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
     """Return whether EC2, in a refusal that is not yet asked again, names the place's zone as having its type."""
-    places, group = tick.settings.places, tick.seen.groups.get(name)
+    places, zones = tick.settings.places, {zone for group in tick.groups(name) for zone in group.zones}
     place = places[name]
     return any(
-        group
-        and refused_name in places
+        refused_name in places
         and places[refused_name].purchase == place.purchase
         and tick.now - answer.asked_at < ASK_AGAIN
         and any(instance_type in answer.answer for instance_type in place.instance_types.split(","))
-        and not named_zones(answer.answer).isdisjoint(group.zones)
+        and not named_zones(answer.answer).isdisjoint(zones)
         for refused_name, answer in state.answers.items()
     )
 

@@ -63,8 +63,8 @@ def obey(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
-    group = tick.group(state)
-    if state.phase in UP and group and group.desired == 0 < state.desired_seen:
+    desired = sum(group.desired for group in tick.groups(tick.place_name(state)))
+    if state.phase in UP and tick.seen.groups and desired == 0 < state.desired_seen:
         # Asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
     if state.phase == "paused":

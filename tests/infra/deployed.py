@@ -79,8 +79,9 @@ class Deployed:
         return [resource for resource in self.resources if resource.kind == kind]
 
     def one(self, kind: str, ending: str = "") -> dict[str, Any]:
-        """Arguments of the only resource of a type whose name has an ending."""
-        (resource,) = [resource for resource in self.all(kind) if resource.name.endswith(ending)]
+        """Arguments of the only resource of a type whose name has an ending; not that of a union's first group, 2."""
+        found = [resource for resource in self.all(kind) if resource.name.endswith(ending)]
+        (resource,) = [resource for resource in found if len(found) == 1 or not resource.name.endswith("-2")]
         return dict(resource.inputs)
 
     def policy(self, kind: str, ending: str = "") -> dict[str, dict[str, Any]]:

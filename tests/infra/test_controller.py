@@ -12,10 +12,11 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import ControllerSettings, OpeningHours, OwnedNodes, Place
+from bootstrap.contract.settings import ControllerSettings, FirstGroup, OpeningHours, Place
 from infra import bundle
-from infra.control_settings import job_id, node_prices
+from infra.control_settings import job_id
 from infra.naming import Names
+from infra.places import node_prices
 from infra.settings import ConfigError
 from optimizer import catalog
 from optimizer.contract.plan import PurchaseOption
@@ -41,6 +42,10 @@ NAMES = Names(stack="dev", account_id="000000000000", region="us-east-1", partit
 @pytest.fixture(scope="module")
 def stack() -> Deployed:
     return deploy()
+
+
+# The node on demand beside the sample plan's spot node.
+BASE = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=21.96)
 
 
 def told(deployed: Deployed) -> ControllerSettings:
@@ -80,7 +85,7 @@ def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
     assert settings.volume_usd_per_node_hour == pytest.approx(2 / 9)
     assert settings.fixed_usd_per_hour == pytest.approx(3 / 4.5)
     # LaunchInstances takes no two markets.
-    assert [place.by_size for place in settings.places.values()] == [True]
+    assert [place.first for place in settings.places.values()] == [BASE]
     assert (settings.launch_hook, settings.terminate_hook) == (Names.launch_hook, Names.terminate_hook)
     hook = stack.one("LifecycleHook", Names.terminate_hook)
     assert settings.drain_s == hook["heartbeatTimeout"]
@@ -133,7 +138,9 @@ def test_nodes_and_controller_agree_on_the_run(stack: Deployed) -> None:
             {
                 "prices": {"on-demand": {"p4d.24xlarge": 21.96}},
                 "reserved_nodes": 0,
-                "owned": OwnedNodes(reservation_id="cr-0123456789abcdef0", usd_per_hour=0.5),
+                "owned": FirstGroup(
+                    number=2, nodes=1, purchase="on-demand", usd_per_hour=0.5, reservation_id="cr-0123456789abcdef0"
+                ),
                 "is_reserved": False,
             },
         ),
@@ -187,17 +194,17 @@ def test_places_are_told_the_plans_own_first() -> None:
         speed=1.0,
         hours_p95=5.2,
         usd_p95=120.0,
-        by_size=True,
+        first=BASE,
     )
-    plain = replace(own, by_size=False)
-    elsewhere = replace(plain, number=2, subnets="gpufleet-dev-use1-az6-id", purchase="on-demand", usd_per_hour=21.96)
+    plain = replace(own, first=None)
+    elsewhere = replace(plain, number=3, subnets="gpufleet-dev-use1-az6-id", purchase="on-demand", usd_per_hour=21.96)
     bigger: dict[str, Any] = {"subnets": "gpufleet-dev-use1-az4-id", "instance_types": "p4de.24xlarge", "speed": 0.5}
     assert list(settings.places.items()) == [
         ("spot p4d.24xlarge use1-az2", own),
         ("on-demand p4d.24xlarge use1-az6", elsewhere),
-        ("spot p4de.24xlarge use1-az4", replace(plain, number=3, usd_per_hour=14.0, **bigger)),
+        ("spot p4de.24xlarge use1-az4", replace(plain, number=4, usd_per_hour=14.0, **bigger)),
         # The plan's fallback.
-        ("on-demand p4d.24xlarge use1-az2", replace(plain, number=4, purchase="on-demand", usd_per_hour=21.96)),
+        ("on-demand p4d.24xlarge use1-az2", replace(plain, number=5, purchase="on-demand", usd_per_hour=21.96)),
     ]
     assert settings.prices == {
         "on-demand": {"p4d.24xlarge": 21.96},
@@ -238,7 +245,7 @@ def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> N
     stack = deploy({**changes, "alternates": alternates}, {"gpufleet:spotPolicy": "adaptive"})
     variables = stack.one("Function")["environment"]["variables"]
     # Lambda counts their JSON.
-    assert 3000 < len(json.dumps(variables)) < 4096
+    assert 2900 < len(json.dumps(variables)) < 4096
     assert len(stack.all("Group")) == 8
     names = list(told(stack).places)
     assert (names[0], names[1]) == ("spot p4d.24xlarge use1-az2", "spot p4de0.24xlarge use1-az1")

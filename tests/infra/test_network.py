@@ -26,7 +26,7 @@ def test_every_zone_of_an_alternate_has_a_subnet_and_the_group_begins_in_the_pla
     subnets = {subnet.name.removeprefix("gpufleet-dev-"): subnet.inputs for subnet in stack.all("Subnet")}
     assert subnets.keys() == {"use1-az2", "use1-az6", "use1-az4"}
     zones = [group.inputs["vpcZoneIdentifiers"] for group in stack.all("Group")]
-    assert zones == [[f"gpufleet-dev-use1-az{zone}-id"] for zone in (2, 6, 4)]
+    assert zones == [[f"gpufleet-dev-use1-az{zone}-id"] for zone in (2, 2, 6, 4)]
     # The plan's own range and the endpoints stay where they are.
     assert subnets["use1-az2"] == alone.one("Subnet")
     assert_apart([subnet["cidrBlock"] for subnet in subnets.values()])

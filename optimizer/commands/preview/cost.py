@@ -173,7 +173,9 @@ class _Biller:
         instance_type = str(template["instanceType"])
         market = template.get("instanceMarketOptions", {}).get("marketType", "")
         if mixed:
+            # A gang's nodes on demand are another group of the same place.
             base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
+            base = self._plan.purchase.on_demand_base if self._plan else base
             yield from self._nodes(group, ("on-demand",), instance_type, base)
             yield from self._nodes(group, ("spot",), instance_type, count - base)
         elif market == "capacity-block":
@@ -183,12 +185,10 @@ class _Biller:
             pass  # the nodes run in the reservation, which is billed for them
         elif "capacityReservationSpecification" in template:
             yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count)
-        elif "capacityReservationSpecification" in group.inputs:
-            rented = self._plan.purchase.on_demand_top_up if self._plan else count
-            yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count - rented)
-            yield from self._nodes(group, ("on-demand",), instance_type, rented)
         else:
-            yield from self._nodes(group, ("on-demand",), instance_type, count)
+            owned = self._plan.owned_nodes if self._plan and self._plan.purchase.on_demand_top_up else 0
+            yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, owned)
+            yield from self._nodes(group, ("on-demand",), instance_type, count - owned)
         yield from self._volumes(group, template, count, "nodes")
         if any(self._of_kind("Function")):
             item, quantity = "metrics published, once a minute each node", count * MINUTES_PER_MONTH

@@ -7,14 +7,24 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.settings import OpeningHours, OwnedNodes
+from bootstrap.contract.settings import FirstGroup, OpeningHours
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, REFUSED_REPLACEMENT
-from bootstrap.controller.actions import SetGroup
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import over_budget, unfit_limit
 from bootstrap.controller.observation import Tick
 from bootstrap.controller.phases import RETRY_WAITS
-from tests.unit.bootstrap.controller.world import MINUTE, OWN, PRICES, START, World, place, scarce, settings, trained
+from tests.unit.bootstrap.controller.world import (
+    MINUTE,
+    OWN,
+    PRICES,
+    START,
+    World,
+    place,
+    scarce,
+    settings,
+    trained,
+    union,
+)
 
 
 def test_a_gang_whose_nodes_never_serve_has_failed_after_growing_waits() -> None:
@@ -74,26 +84,43 @@ def test_a_start_in_a_reservation_asks_each_minute_and_never_fails() -> None:
     world.run_until("running")
 
 
-def test_nodes_of_two_markets_come_by_the_groups_size_and_are_given_back_where_they_do_not() -> None:
-    config = settings()
-    config = replace(config, places={OWN: replace(config.places[OWN], by_size=True)})
-    world = World(config, capacity=scarce(2))
-    assert [action for _, action in world.tick().actions] == [SetGroup(desired=3)]
-    world.run_until("draining")
-    assert world.now - START <= ASK_AGAIN + 3 * MINUTE and not world.asked
-    assert "2 of 3 nodes are there, and AWS refuses the others (AWS: no spot capacity)" in world.known.reason
-    world.capacity["spot"] = 3
+def test_a_union_fills_the_reservation_first_and_rents_the_rest_in_the_same_tick() -> None:
+    config = union()
+    world = World(config, capacity=scarce(0, on_demand=0))
+    world.tick()
+    # Two owned nodes came without the third: they are given back at once.
+    assert world.alive() == [] and [len(answer.instance_types) for _, answer in world.asked] == [2]
+    world.capacity["on-demand"] = 1
     world.run_until("running")
-
-
-def test_owned_nodes_cost_their_own_price_and_the_rented_ones_the_markets() -> None:
-    owned = OwnedNodes(reservation_id="cr-0123456789abcdef0", usd_per_hour=0.5)
-    config = settings(prices={"on-demand": {"p4d.24xlarge": 30.0}}, owned=owned)
-    world = World(replace(config, places={OWN: replace(config.places[OWN], by_size=True)}), owned_room=2)
-    world.run_until("running")
-    world.run(60)
+    assert sorted(world.nodes[key].is_owned for key in world.alive()) == [False, True, True]
     assert world.known.usd_per_hour == pytest.approx(31)
+    world.run(60)
     assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.6)
+
+
+def test_a_union_rents_what_a_slow_slot_of_the_reservation_lacks() -> None:
+    world = trained(World(union()))
+    # The reservation counts the old instance until it is gone.
+    world.owned_room = 1
+    world.vanish(next(key for key in world.in_service() if world.nodes[key].is_owned))
+    world.run(15)
+    assert (world.phase, len(world.in_service())) == ("running", 3)
+    assert sorted(world.nodes[key].is_owned for key in world.alive()) == [False, False, True]
+    assert (world.asked[-1][0].nodes, world.asked[-1][0].first) == (1, 1)
+
+
+def test_the_ceiling_counts_the_dearest_node_that_a_union_may_get() -> None:
+    world = World(union(ceiling_usd=40.0))
+    world.run(600)
+    # Three rented nodes would have cost 90 USD an hour at the start.
+    assert world.phase == "over-budget" and world.known.spent_usd <= 40
+
+
+def test_spot_with_an_on_demand_base_is_a_union_too() -> None:
+    base = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=30.0)
+    config = settings()
+    world = trained(World(replace(config, places={OWN: replace(config.places[OWN], first=base)})))
+    assert sorted(world.nodes[key].lifecycle for key in world.alive()) == ["on-demand", "spot", "spot"]
 
 
 def test_spot_is_asked_for_twice_before_nodes_are_bought_on_demand() -> None:

@@ -1,7 +1,12 @@
-"""Invariants over random histories of AWS, nodes and people."""
+"""Invariants over random histories of AWS, nodes and people.
+
+``HISTORIES=2500 python -m pytest tests/unit/bootstrap/controller/test_invariants.py`` runs so many in each test
+(tests/benchmarks/results/histories_202611.md).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,11 +21,16 @@ from bootstrap.contract.request import read_request
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours
 from bootstrap.contract.state import ENDED, read_state
 from bootstrap.contract.timings import ENDING, TICK
-from tests.unit.bootstrap.controller.world import MINUTE, START, World, adaptive, place, rotating, settings
+from tests.unit.bootstrap.controller.world import MINUTE, START, World, adaptive, place, rotating, settings, union
 
 WINDOW_S = 1200
-# One place, several, and several between which an adaptive gang moves.
-MAKES = st.sampled_from([settings, rotating, adaptive])
+# One place, several, several between which an adaptive gang moves, and a reservation topped up on demand.
+MAKES = st.sampled_from([settings, rotating, adaptive, union])
+
+
+def few(count: int) -> examples:
+    """So many histories, or those that the environment asks for."""
+    return examples(max_examples=int(os.environ.get("HISTORIES", count)), deadline=None)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Event:
 
 KINDS = (
     "interrupt silent-interrupt no-capacity capacity slow fast bad hang stop run gave-up done new-run lost-actions "
-    "actions outage external-0 external-n drought rain maintenance"
+    "actions outage external-0 external-n drought rain maintenance reservation named"
 )
 EVENTS = st.builds(
     Event,
@@ -62,6 +72,12 @@ def happen(world: World, event: Event) -> None:
     elif event.kind in ("drought", "rain"):
         zone = f"subnet-az{1 + event.which % 3}"
         world.rooms[("spot", zone)] = event.which % 3 if event.kind == "drought" else 9
+    elif event.kind == "reservation":
+        # A slow slot, or a free one.
+        world.owned_room = event.which % 3
+    elif event.kind == "named":
+        zone = f"us-east-1{'abc'[event.which % 3]}"
+        world.message = f"you can currently get capacity by not specifying a zone in your request or choosing {zone}."
     elif event.kind in ("slow", "fast", "bad"):
         world.boot = {"slow": timedelta(minutes=25), "fast": timedelta(minutes=3), "bad": None}[event.kind]
     elif event.kind == "hang":
@@ -94,7 +110,7 @@ def live(world: World, events: list[Event], *, forbidden: tuple[str, ...] = ()) 
     return seen
 
 
-@examples(max_examples=40, deadline=None)
+@few(40)
 @given(
     events=st.lists(EVENTS, max_size=14),
     ceiling=st.integers(20, 400),
@@ -124,7 +140,7 @@ def test_the_ceiling_holds(
     assert sum(pool.node_hours for pool in pools) == pytest.approx(lived / 3600, abs=(len(world.nodes) + 3) / 60)
 
 
-@examples(max_examples=40, deadline=None)
+@few(40)
 @given(
     events=st.lists(EVENTS, max_size=8),
     later=st.lists(EVENTS, max_size=8),
@@ -176,7 +192,7 @@ def test_a_run_that_moves_has_one_meter_and_one_ceiling(
             assert state.spent_usd <= ceiling + rate * (TICK / timedelta(hours=1))
 
 
-@examples(max_examples=40, deadline=None)
+@few(40)
 @given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans(), make=MAKES)
 def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
     events: list[Event], fallback: bool, make: Callable[..., ControllerSettings]
@@ -186,12 +202,12 @@ def test_an_incomplete_gang_never_stands_longer_than_the_window_and_its_drain(
     for in_service, _ in live(world, events, forbidden=("outage", "lost-actions")):
         current = current + 1 if 0 < in_service < 3 else 0
         longest = max(longest, current)
-        places = {world.nodes[key].place for key in world.alive()}
+        places = {world.nodes[key].place.removesuffix(", first") for key in world.alive()}
         assert len(places) <= 1 + (world.known.beside is not None), "a gang in two places"
     assert longest <= (timedelta(seconds=WINDOW_S + world.config.drain_s) + ENDING) / MINUTE
 
 
-@examples(max_examples=40, deadline=None)
+@few(40)
 @given(events=st.lists(EVENTS, max_size=14), fallback=st.booleans(), make=MAKES)
 def test_a_part_of_a_gang_is_paid_in_no_tick_but_the_one_that_asked_for_it(
     events: list[Event], fallback: bool, make: Callable[..., ControllerSettings]
@@ -207,7 +223,7 @@ def test_a_part_of_a_gang_is_paid_in_no_tick_but_the_one_that_asked_for_it(
     assert {key for key, one in state.instances.items() if one.given_back} <= refused
 
 
-@examples(max_examples=25, deadline=None)
+@few(25)
 @given(events=st.lists(EVENTS, max_size=14), gap=st.integers(-60, 120), has_market=st.booleans())
 def test_no_node_runs_outside_the_hours_of_its_place(events: list[Event], gap: int, has_market: bool) -> None:
     first = OpeningHours(start=START + 30 * MINUTE, end=START + 200 * MINUTE)
@@ -227,7 +243,7 @@ def test_no_node_runs_outside_the_hours_of_its_place(events: list[Event], gap: i
             assert (node.ended_at or world.now) <= hours[node.place].end - timedelta(minutes=30)
 
 
-@examples(max_examples=25, deadline=None)
+@few(25)
 @given(events=st.lists(EVENTS, max_size=10), lacks=st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_a_refused_gang_is_asked_for_elsewhere_in_the_same_tick(events: list[Event], lacks: list[int]) -> None:
     world = World(rotating(gang_window_s=WINDOW_S), saves_after=timedelta(minutes=1))
@@ -249,7 +265,7 @@ def test_a_refused_gang_is_asked_for_elsewhere_in_the_same_tick(events: list[Eve
     assert len({request.asked_at for request in refused}) <= 2
 
 
-@examples(max_examples=40, deadline=None)
+@few(40)
 @given(events=st.lists(EVENTS, max_size=14), make=MAKES)
 def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
     events: list[Event], make: Callable[..., ControllerSettings]
@@ -266,14 +282,15 @@ def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
         world.desired = 3
         world.run_until("running", "done", "failed", "unfit")
     if world.phase == "running":
-        world.run_until("running")
+        while len(world.in_service()) < 3 and world.phase == "running":
+            world.run(1)
         world.say_all("done")
         world.run_until("done", "failed")
     world.run(15)
     assert (world.desired, world.alive()) == (0, [])
 
 
-@examples(max_examples=30, deadline=None)
+@few(30)
 @given(events=st.lists(EVENTS, max_size=10), make=MAKES)
 def test_dollars_never_decrease_and_the_state_survives_its_file(
     events: list[Event], make: Callable[..., ControllerSettings]

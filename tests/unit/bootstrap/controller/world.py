@@ -9,7 +9,7 @@ from typing import Any
 from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, GiveBack, LiftProtection, Member
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import ControllerSettings, Lifecycle, Place
+from bootstrap.contract.settings import ControllerSettings, FirstGroup, Lifecycle, Place
 from bootstrap.contract.state import ControllerState, LaunchRequest
 from bootstrap.controller.actions import GroupAction, SetGroup
 from bootstrap.controller.decide import Decision, decide, take_answer
@@ -66,6 +66,14 @@ def adaptive(**changes: Any) -> ControllerSettings:
     short = {name: replace(one, hours_p95=3.0, usd_p95=300.0) for name, one in PLACES.items()}
     own = {"places": short, "spot_policy": "adaptive", "deadline_hours": 8.0}
     return rotating(**{**own, "steps": 180, "checkpoint_interval_s": 900.0, "gang_window_s": 1200, **changes})
+
+
+def union(**changes: Any) -> ControllerSettings:
+    """Settings of a reservation of two nodes at 0.50 USD/h, topped up on demand at 30 USD/h."""
+    reservation = "cr-0123456789abcdef0"
+    first = FirstGroup(number=2, nodes=2, purchase="on-demand", usd_per_hour=0.5, reservation_id=reservation)
+    places = {"reserved p4d az1": replace(place(1, "az1", "on-demand", 30.0), first=first)}
+    return settings(**{"prices": {"on-demand": {"p4d.24xlarge": 30.0}}, "places": places, **changes})
 
 
 def settings(*, fallback: bool = False, **changes: Any) -> ControllerSettings:
@@ -147,7 +155,7 @@ class World:
         boot: time until the next nodes serve; None for nodes that fail.
         capacity: most nodes of each lifecycle that live at once.
         rooms: the same of a lifecycle in a subnet, where it is another.
-        sizes: desired size of each place's group; the others have none.
+        sizes: desired size of each group, by key; the others have none.
         min_size, max_size: of every group.
         owned_room: nodes that the owned reservation has room for.
         code, message: of the refusals for lack of capacity.
@@ -164,7 +172,7 @@ class World:
     sizes: dict[str, int] = field(default_factory=dict)
     min_size: int = 0
     max_size: int = 3
-    owned_room: int = 0
+    owned_room: int = 2
     rooms: dict[tuple[Lifecycle, str], int] = field(default_factory=dict)
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
@@ -203,8 +211,13 @@ class World:
         self.sizes = {self.config.own_place: size} if size else {}
 
     def alive(self, place: str = "") -> list[str]:
-        """Ids of the instances that are billed, in all places or one."""
+        """Ids of the instances that are billed, in all groups or the one with a key."""
         return [key for key, node in self.nodes.items() if node.ended_at is None and place in ("", node.place)]
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of all groups."""
+        return [key for place in self.config.places for key in self.config.keys_of(place)]
 
     def staying(self, place: str) -> list[str]:
         """Ids of a place's nodes that are not being terminated."""
@@ -270,7 +283,7 @@ class World:
         known = self.state.instances if self.state else {}
         reports = {key: node.report for key, node in self.nodes.items() if node.report}
         return Observation(
-            groups={place: self._group(place) for place in self.config.places},
+            groups={key: self._group(key) for key in self.keys},
             machines=tuple(
                 Machine(
                     instance_id=key,
@@ -300,7 +313,7 @@ class World:
         )
 
     def _group(self, place: str) -> AutoScalingGroup:
-        size, subnet = self.sizes.get(place, 0), self.config.places[place].subnets
+        size, subnet = self.sizes.get(place, 0), self._spec(place).subnets
         assert self.max_size >= size >= self.min_size
         return AutoScalingGroup(
             created_at=self.born,
@@ -337,11 +350,12 @@ class World:
         """LaunchInstances with RetryStrategy none: once a token, and a part where there is no more."""
         if answered := [answer for known, answer in self.asked if known == request]:
             return answered[0]
-        launched = {}
-        for _ in range(request.nodes):
-            if key := self._launch_one(request.place):
-                launched[key] = self.nodes[key].instance_type
-                self.sizes[request.place] = self.sizes.get(request.place, 0) + 1
+        launched: dict[str, str] = {}
+        for group in self.config.keys_of(request.place):
+            for _ in range((request.nodes if group == request.place else request.first) - len(launched)):
+                if key := self._launch_one(group):
+                    launched[key] = self.nodes[key].instance_type
+                    self.sizes[group] = self.sizes.get(group, 0) + 1
         subnet = self.config.places[request.place].subnets
         error = LaunchError(code=self.code, message=self.message, subnet=subnet)
         answer = LaunchAnswer(instance_types=launched, error=None if len(launched) == request.nodes else error)
@@ -350,7 +364,7 @@ class World:
 
     def carry_out(self, asked: GroupAction) -> None:
         """Apply an action as AWS does."""
-        place, action = asked.place, asked.action
+        place, action = asked.group, asked.action
         if isinstance(action, SetGroup):
             self.min_size = self.min_size if action.min_size is None else action.min_size
             self.max_size = self.max_size if action.max_size is None else action.max_size
@@ -361,7 +375,7 @@ class World:
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
         elif isinstance(action, GiveBack):
-            self.sizes[place] -= 1
+            self.sizes[self.nodes[action.instance_id].place] -= 1
             if self.nodes[action.instance_id].state == "Pending:Wait":
                 # In its launch it has no hook to wait for.
                 self._end(action.instance_id)
@@ -383,7 +397,7 @@ class World:
     def advance(self, duration: timedelta) -> None:
         """Time passes for AWS."""
         self.now += duration
-        for place in self.config.places:
+        for place in self.keys:
             self._fill(place)
         for key in self.alive():
             node = self.nodes[key]
@@ -396,7 +410,7 @@ class World:
             saved = node.leaving_at and node.saves_after and self.now - node.leaving_at >= node.saves_after
             if node.state == "Terminating:Wait" and saved:
                 self._end(key)
-        for place in self.config.places:
+        for place in self.keys:
             surplus = len(self.staying(place)) - self.sizes.get(place, 0)
             for key in self.staying(place):
                 if surplus > 0 and self.nodes[key].state == "InService" and not self.nodes[key].protected:
@@ -407,16 +421,22 @@ class World:
         """Auto Scaling launches what a group's size lacks, a node now and one then, as far as there is capacity."""
         for _ in range(0 if self.is_silent else self.sizes.get(place, 0) - len(self.staying(place))):
             if not self._launch_one(place):
-                self.failed += [FailedLaunch(at=self.now, message="no spot capacity")] * self._is_by_size(place)
+                self.failed += [FailedLaunch(at=self.now, message="no spot capacity")] * (self.config.mode == "workers")
                 return
 
-    def _is_by_size(self, place: str) -> bool:
-        return self.config.mode == "workers" or self.config.places[place].by_size
+    def _spec(self, key: str) -> Place:
+        """The place of a group, with the market of that group."""
+        place = self.config.places[key.removesuffix(", first")]
+        if key in self.config.places or place.first is None:
+            return place
+        return replace(place, purchase=place.first.purchase, usd_per_hour=place.first.usd_per_hour)
 
     def _launch_one(self, place: str) -> str:
         """Launch a node, and return its id; empty where there is no capacity."""
-        spec = self.config.places[place]
-        owned = self.config.owned if sum(map(self._is_owned, self.nodes.values())) < self.owned_room else None
+        spec, is_first = self._spec(place), place not in self.config.places
+        owned = self.config.owned if is_first else None
+        if owned and sum(map(self._is_owned, self.nodes.values())) >= self.owned_room:
+            return ""
         room = self.rooms.get((spec.purchase, spec.subnets), self.capacity[spec.purchase])
         living = [
             node
