@@ -23,7 +23,7 @@ from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick as controller_tick
 from infra.naming import Names
 from tests.engine.deployment import REGION, Deployment
-from tests.engine.facts import ACCOUNT, group
+from tests.engine.facts import ACCOUNT
 
 MINUTE = timedelta(minutes=1)
 
@@ -81,20 +81,32 @@ def invoke(deployed: Deployment, scratch: Path) -> dict[str, Any]:
 
 
 def states(deployed: Deployment) -> dict[str, str]:
-    """Lifecycle state of each of the group's instances."""
-    return {item["InstanceId"]: item["LifecycleState"] for item in group(deployed)["Instances"]}
+    """Lifecycle state of each instance of the stack's groups."""
+    return {item["InstanceId"]: item["LifecycleState"] for group in _groups(deployed) for item in group["Instances"]}
+
+
+def _groups(deployed: Deployment) -> list[dict[str, Any]]:
+    names_ = list(names(deployed).groups)
+    described = deployed.aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names_)
+    groups: list[dict[str, Any]] = described["AutoScalingGroups"]
+    return groups
 
 
 def complete(deployed: Deployment, waiting: str) -> list[str]:
     """Let the instances that are ``waiting`` ("Pending:Wait", "Terminating:Wait") go on, as their nodes do."""
     known = names(deployed)
     hook = {"Pending:Wait": known.launch_hook, "Terminating:Wait": known.terminate_hook}[waiting]
-    held = [instance for instance, state in states(deployed).items() if state == waiting]
-    for instance in held:
+    held = {
+        item["InstanceId"]: group["AutoScalingGroupName"]
+        for group in _groups(deployed)
+        for item in group["Instances"]
+        if item["LifecycleState"] == waiting
+    }
+    for instance, group in held.items():
         deployed.aws("autoscaling").complete_lifecycle_action(
-            AutoScalingGroupName=known.group,
+            AutoScalingGroupName=group,
             LifecycleHookName=hook,
             InstanceId=instance,
             LifecycleActionResult="CONTINUE",
         )
-    return held
+    return list(held)

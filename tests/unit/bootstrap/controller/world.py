@@ -352,7 +352,9 @@ class World:
             return answered[0]
         launched: dict[str, str] = {}
         for group in self.config.keys_of(request.place):
-            for _ in range((request.nodes if group == request.place else request.first) - len(launched)):
+            wanted = (request.nodes if group == request.place else request.first) - len(launched)
+            # AWS refuses more nodes than the largest size has room for.
+            for _ in range(wanted if self.sizes.get(group, 0) + wanted <= self.max_size else 0):
                 if key := self._launch_one(group):
                     launched[key] = self.nodes[key].instance_type
                     self.sizes[group] = self.sizes.get(group, 0) + 1
