@@ -57,7 +57,7 @@ class Fleet(Component):
             )
         )
         groups = {
-            group.number: self._place_group(stack, node_facts, group, args.placement_groups.get(place.number))
+            group.number: self._place_group(stack, node_facts, place, group)
             for place in args.places.values()
             for group in place.groups
         }
@@ -70,17 +70,19 @@ class Fleet(Component):
         stack: Stack,
         facts: pulumi.Output[NodeFacts],
         place: DeclaredPlace,
-        placement_group: aws.ec2.PlacementGroup | None,
+        own: DeclaredPlace,
     ) -> PlaceGroup:
+        """Declare the ``own`` group of a place."""
         args, settings, names = self._args, stack.settings, stack.names
         # The stack's own reservation has no other group.
         made = None if self._plan.purchase.capacity_reservation_id else self.capacity_reservation_id
-        group = names.groups[place.number - 1]
-        text = facts.apply(lambda known: user_data(settings, names, replace(known, group=group)))
+        numbers = [own.number, *(group.number for group in place.groups if group.number != own.number)]
+        groups = ",".join(names.groups[number - 1] for number in numbers)
+        text = facts.apply(lambda known: user_data(settings, names, replace(known, group=groups)))
         return PlaceGroup(
             stack,
             PlaceGroupArgs(
-                place=place,
+                place=own,
                 image=args.image,
                 user_data=text,
                 key_arn=args.key_arn,
@@ -88,8 +90,8 @@ class Fleet(Component):
                 instance_profile_arn=args.instance_profile_arn,
                 node_group_id=args.node_group_id,
                 subnet_ids=[args.subnets[zone_id] for zone_id in place.zone_ids],
-                placement_group=placement_group,
-                capacity_reservation_id=place.reservation_id or (made if place.number == 1 else None),
+                placement_group=args.placement_groups.get(place.number),
+                capacity_reservation_id=own.reservation_id or (made if own.number == 1 else None),
             ),
             self._own,
         )

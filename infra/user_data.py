@@ -31,7 +31,7 @@ class NodeFacts:
     key_arn: str
     log_group: str
     ami_kind: str
-    group: str  # Auto Scaling group of its place
+    group: str  # Auto Scaling groups of its place with commas, the node's own first
     lustre: str = ""
 
 

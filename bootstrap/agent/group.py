@@ -32,7 +32,7 @@ class Instance:
 
 
 class GroupClient:
-    """This node's group; without one, or without a hook, its methods do nothing and succeed."""
+    """This node's group, and those of its place; without one, or without a hook, its methods do nothing and succeed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -58,10 +58,10 @@ class GroupClient:
         20 more a second: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html. 64 nodes look 6.4
         times a second.
         """
-        name = self._settings.group_name
+        names = self._settings.place_groups
         ids = self._aws(
-            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", name,
-            "--query", "AutoScalingGroups[0].Instances[?LifecycleState=='InService'].InstanceId",
+            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", *names,
+            "--query", "AutoScalingGroups[].Instances[] | [?LifecycleState=='InService'].InstanceId",
         )  # fmt: skip
         if ids is None or ids.split() in ([], ["None"]):
             return None if ids is None else []
@@ -70,7 +70,7 @@ class GroupClient:
             return [Instance("", member, "") for member in sorted(members)]
         # Auto Scaling may still show a node in service that EC2 just interrupted.
         lines = self._aws(
-            "ec2", "describe-instances", "--filters", f"Name=tag:aws:autoscaling:groupName,Values={name}",
+            "ec2", "describe-instances", "--filters", f"Name=tag:aws:autoscaling:groupName,Values={','.join(names)}",
             "--query", "Reservations[].Instances[] | [?State.Name=='running'].[LaunchTime,InstanceId,PrivateIpAddress]",
         )  # fmt: skip
         rows = [line.split() for line in (lines or "").splitlines()]
@@ -94,17 +94,18 @@ class GroupClient:
             log("the controller's state cannot be read, so whether this node's group trains is unknown")
             return False
         # Workers, and a state of before groups had places, name none.
-        return chosen in ("", settings.group_name) and phase in UP
+        return chosen in ("", *settings.place_groups) and phase in UP
 
     def is_full_without_this_node(self) -> bool:
         """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent.
 
         The controller lowers a gang's size to the nodes that stay until another is launched.
         """
-        others = f"Instances[?InstanceId!='{self.instance_id()}' && !starts_with(LifecycleState, 'Terminating')]"
+        others = f"[?InstanceId!='{self.instance_id()}' && !starts_with(LifecycleState, 'Terminating')]"
+        count = f"length(AutoScalingGroups[].Instances[] | {others})"
         counts = self._aws(
-            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", self._settings.group_name,
-            "--query", f"AutoScalingGroups[0].[length({others}), DesiredCapacity]",
+            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", *self._settings.place_groups,
+            "--query", f"[{count}, sum(AutoScalingGroups[].DesiredCapacity)]",
         )  # fmt: skip
         words = (counts or "").split()
         if len(words) != 2 or not all(map(str.isdecimal, words)):

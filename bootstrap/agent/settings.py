@@ -70,6 +70,7 @@ class Settings:
         run_dir: memory folder with the files that the node's processes share.
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
+        place_groups: groups of the node's place, its own first; a gang of two markets has two.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
         train_user: user that torchrun runs as; empty: the agent's own.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
@@ -85,6 +86,7 @@ class Settings:
     instance_id: str
     region: str
     group_name: str
+    place_groups: tuple[str, ...]
     terminate_hook: str
     bucket: str
     report_folder: str
@@ -111,7 +113,7 @@ class Settings:
         read = _Reader(environ)
         root = Path(read.text("ROOT", "/"))
         run_dir = Path(read.text("GPUFLEET_RUN_DIR", str(root / "run/gpufleet")))
-        region, group_name = read.text("GPUFLEET_REGION"), read.text("GPUFLEET_ASG_NAME")
+        region, (group_name, *others) = read.text("GPUFLEET_REGION"), read.text("GPUFLEET_ASG_NAME").split(",")
         mode = read.text("GPUFLEET_MODE", MODES[0])
         if mode not in MODES:
             read.problems.append(f"GPUFLEET_MODE is '{mode}'; expected training or workers in {read.file}")
@@ -142,6 +144,7 @@ class Settings:
             instance_id=read.text("GPUFLEET_INSTANCE_ID"),
             region=region,
             group_name=group_name,
+            place_groups=(group_name, *others),
             terminate_hook=read.text("GPUFLEET_TERMINATE_HOOK"),
             bucket=read.text("GPUFLEET_BUCKET"),
             report_folder=read.text("GPUFLEET_REPORT_FOLDER", "control/nodes"),

@@ -60,7 +60,7 @@ def arguments(settings: Settings, rendezvous: Rendezvous | None, ranks: int, *, 
         # The address, not the name: all ranks connect to the first rank, and a VPC may have no DNS for its name.
         where = [
             "--nnodes", str(settings.node_count), "--rdzv-backend", "c10d",
-            "--rdzv-id", f"{settings.group_name}-{version(settings)}{suffix}",
+            "--rdzv-id", f"{'+'.join(sorted(settings.place_groups))}-{version(settings)}{suffix}",
             "--rdzv-endpoint", f"{rendezvous.host_ip}:{settings.limits.rendezvous_port + test}",
             "--local-addr", rendezvous.own_ip,
         ]  # fmt: skip

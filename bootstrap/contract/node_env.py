@@ -33,7 +33,7 @@ class NodeEnvironment(PlanEnvironment):
     GPUFLEET_RUN: str  # 12 hex digits; a new plan, command or training code is a new run
     GPUFLEET_MODE: str  # "training": one gang; "workers": each node runs the command by itself
     GPUFLEET_REGION: str
-    GPUFLEET_ASG_NAME: str
+    GPUFLEET_ASG_NAME: str  # groups of the node's place with commas, its own first
     GPUFLEET_TERMINATE_HOOK: str  # empty for none, as in the next ones
     GPUFLEET_BUCKET: str
     GPUFLEET_REPORT_FOLDER: str  # of this node's report in the bucket, <id>.json (report.py)

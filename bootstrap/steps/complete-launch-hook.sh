@@ -13,7 +13,7 @@ if [[ $before == "$result" ]]; then exit 0; fi
 
 instance=$(imds instance-id)
 aws autoscaling complete-lifecycle-action --region "$GPUFLEET_REGION" \
-  --lifecycle-hook-name "$LAUNCH_HOOK" --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
+  --lifecycle-hook-name "$LAUNCH_HOOK" --auto-scaling-group-name "${GPUFLEET_ASG_NAME%%,*}" \
   --instance-id "$instance" --lifecycle-action-result "$result"
 log "launch hook completed with $result for $instance"
 mkdir -p "$STATE_DIR"

@@ -8,6 +8,6 @@ while ((SECONDS < NODE_INIT_TIMEOUT_S)); do
   sleep "$HOOK_HEARTBEAT_S"
   # Each time: where the metadata service does not answer once, the next heartbeat comes all the same.
   aws autoscaling record-lifecycle-action-heartbeat --region "$GPUFLEET_REGION" \
-    --lifecycle-hook-name "$LAUNCH_HOOK" --auto-scaling-group-name "$GPUFLEET_ASG_NAME" \
+    --lifecycle-hook-name "$LAUNCH_HOOK" --auto-scaling-group-name "${GPUFLEET_ASG_NAME%%,*}" \
     --instance-id "$(imds instance-id)" || log "a heartbeat of the launch hook was not taken"
 done

@@ -385,3 +385,19 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
         reports.wait(5.0)
     told = [read_report(text, datetime.now(UTC), "a report") for text in texts]
     assert [(report.state, report.done_steps) for report in told] == [("training", None), ("training", 40)]
+
+
+def test_a_union_s_nodes_find_each_other_in_both_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-2,fleet", "GPUFLEET_REGION": "us-east-1"})
+    asked: list[tuple[str, ...]] = []
+
+    def answer(region: str, *arguments: str) -> str:
+        asked.append(arguments)
+        return "i-1 i-2" if arguments[0] == "autoscaling" else "2026-11-28 i-1 10.0.0.1\n2026-11-28 i-2 10.0.0.2"
+
+    monkeypatch.setattr("bootstrap.agent.group.aws_cli", answer)
+    assert settings.group_name == "fleet-2"
+    found = GroupClient(settings).in_service(2)
+    assert found is not None and [node.id for node in found] == ["i-1", "i-2"]
+    assert {"fleet-2", "fleet"} < set(asked[0])
+    assert "Name=tag:aws:autoscaling:groupName,Values=fleet-2,fleet" in asked[1]
