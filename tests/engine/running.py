@@ -82,14 +82,15 @@ def invoke(deployed: Deployment, scratch: Path) -> dict[str, Any]:
 
 def states(deployed: Deployment) -> dict[str, str]:
     """Lifecycle state of each instance of the stack's groups."""
-    return {item["InstanceId"]: item["LifecycleState"] for group in _groups(deployed) for item in group["Instances"]}
+    return {item["InstanceId"]: item["LifecycleState"] for group in groups(deployed) for item in group["Instances"]}
 
 
-def _groups(deployed: Deployment) -> list[dict[str, Any]]:
+def groups(deployed: Deployment) -> list[dict[str, Any]]:
+    """The stack's groups as AWS describes them."""
     names_ = list(names(deployed).groups)
     described = deployed.aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names_)
-    groups: list[dict[str, Any]] = described["AutoScalingGroups"]
-    return groups
+    found: list[dict[str, Any]] = described["AutoScalingGroups"]
+    return found
 
 
 def complete(deployed: Deployment, waiting: str) -> list[str]:
@@ -98,7 +99,7 @@ def complete(deployed: Deployment, waiting: str) -> list[str]:
     hook = {"Pending:Wait": known.launch_hook, "Terminating:Wait": known.terminate_hook}[waiting]
     held = {
         item["InstanceId"]: group["AutoScalingGroupName"]
-        for group in _groups(deployed)
+        for group in groups(deployed)
         for item in group["Instances"]
         if item["LifecycleState"] == waiting
     }

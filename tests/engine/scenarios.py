@@ -102,25 +102,28 @@ def spot(tools: Tools, scratch: Path) -> None:
         assert len(running.complete(deployed, "Pending:Wait")) == 2
         now = datetime.now(UTC) + running.MINUTE
         assert running.tick(deployed, now).phase == "running"
-        nodes = facts.group(deployed)["Instances"]
+        # One on demand and one spot, each in a group.
+        nodes = [node for group in running.groups(deployed) for node in group["Instances"]]
         assert [(item["LifecycleState"], item["ProtectedFromScaleIn"]) for item in nodes] == [("InService", True)] * 2
         assert_settled(deployed)
 
-        before = facts.group(deployed)
+        before = running.groups(deployed)
         plan = sample_plan(**THREE_NODES)
         deployed.set_plan(plan)
         updated = stack.up()
         assert set(updated.changed()) == {"update"}, updated.output
         assert any(GROUP in name for name in updated.changed()["update"])
-        after = facts.group(deployed)
-        assert after["AutoScalingGroupARN"] == before["AutoScalingGroupARN"], "the same group, not a new one"
-        assert (after["MaxSize"], after["DesiredCapacity"]) == (3, 2)
+        after = running.groups(deployed)
+        arns = [[group["AutoScalingGroupARN"] for group in groups] for groups in (before, after)]
+        assert arns[0] == arns[1], "the same groups, not new ones"
+        assert [(group["MaxSize"], group["DesiredCapacity"]) for group in after] == [(3, 1), (3, 1)]
         kept = [
             {
                 (item["InstanceId"], item["LifecycleState"], item["ProtectedFromScaleIn"])
-                for item in described["Instances"]
+                for group in groups
+                for item in group["Instances"]
             }
-            for described in (before, after)
+            for groups in (before, after)
         ]
         assert kept[0] == kept[1], "up ends no node"
 
