@@ -21,7 +21,7 @@ from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
-from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan, describe_undriven
 from optimizer.contract.request import (
     Constraints,
     ExistingReservation,
@@ -193,7 +193,9 @@ def recommend(
 
 def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
     """Say what matters of plan 1 to whom buys it."""
+    image = describe_undriven(plan.node.gpu, plan.node.gpu_count)
     return [
+        *([f"{plan.instance_type} {image}: first set gpufleet:amiId to an image of your own"] if image else []),
         *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region), only_long=True),
         *describe_network(plan),
         *describe_capacity(plan),

@@ -35,13 +35,16 @@ FEW_STEPS: Final = 200
 _FULL_NODE_GPUS = 8
 
 
-def choose_global_batch(model: ModelSpec, samples: int, seq_len: int, *, fine_tunes: bool = False) -> int:
+def choose_global_batch(
+    model: ModelSpec, samples: int, seq_len: int, *, fine_tunes: bool = False, owned: int = 1
+) -> int:
     """Choose the samples of one step for a run of ``samples``.
 
     Args:
         model: any but a module; no published run says how large a batch a module learns from.
         seq_len: tokens of a sample.
         fine_tunes: part of the model is frozen or has adapters, however long the run is.
+        owned: GPUs that the user owns, of three nodes for instance: all work where they divide the batch.
     """
     if model.counts_samples:
         largest = {"image": _VIT_IMAGES, "speech": _CLIPS}.get(model.architecture, _LARGEST_IMAGES)
@@ -59,7 +62,8 @@ def choose_global_batch(model: ModelSpec, samples: int, seq_len: int, *, fine_tu
         batch = _halve(batch, samples, steps=FEW_STEPS, least=_SMALLEST_BATCH)
     while batch > samples:
         batch //= 2
-    return batch
+    near = owned * 2.0 ** round(math.log2(batch / owned))
+    return int(near) if batch % owned and near % owned == 0 and near <= samples else batch
 
 
 def _halve(batch: int, samples: int, *, steps: int, least: int) -> int:

@@ -2,7 +2,7 @@
 
 Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
 instance types and purchase options that the request names are opened to all, the batch moves to one that a node's GPUs
-divide, and GPUs without bf16 train in fp16.
+divide, and GPUs without the precision train in bf16 or fp16.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     limits, near = problem.request.constraints, _divisible_batch(problem)
     changes: list[dict[str, Any]] = [{"global_batch": near}] if near else []
     known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
-    # T4 and V100 do not compute in bf16.
-    if problem.request.workload.precision == "bf16" and "bf16" not in known and "fp16" in known:
-        changes.append({"precision": "fp16"})
+    # T4 and V100 do not compute in bf16, nor A100 in fp8.
+    if problem.recipe.precision not in known:
+        changes += [{"precision": name} for name in ("bf16", "fp16") if name in known][:1]
     if limits.max_nodes < _MOST_NODES:
         changes.append({"max_nodes": min(_MORE_NODES * limits.max_nodes, _MOST_NODES)})
     changes += [{name: ()} for name in ("regions", "instance_types") if getattr(limits, name)]

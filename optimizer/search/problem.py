@@ -50,7 +50,7 @@ class Amount:
         return math.ceil(self.samples / self.global_batch)
 
     @classmethod
-    def resolve(cls, work: Workload, model: ModelSpec, seq_len: int) -> Self:
+    def resolve(cls, work: Workload, model: ModelSpec, seq_len: int, *, owned: int = 1) -> Self:
         """Resolve a workload for its model, with ``seq_len`` tokens a sample (1 where samples count)."""
         if work.steps is not None:
             assert work.global_batch is not None  # checked by Workload
@@ -62,7 +62,8 @@ class Amount:
             samples = math.ceil(work.tokens / seq_len)
         batch = work.global_batch
         if batch is None:
-            batch = choose_global_batch(model, samples, seq_len, fine_tunes=not work.tuning.trains_all)
+            fine_tunes = not work.tuning.trains_all
+            batch = choose_global_batch(model, samples, seq_len, fine_tunes=fine_tunes, owned=owned)
         elif batch > samples:
             raise InvalidInputError(
                 f"global_batch is {batch:,}, and the training has {counted(samples, 'sample')}",
@@ -153,9 +154,10 @@ class Problem:
         """
         model = model or resolve_model(request.model)
         recipe = _build_recipe(request, model)
-        amount = Amount.resolve(request.workload, model, recipe.seq_len)
         limits = request.constraints
         catalog = _with_quotes(catalog, limits.quotes)
+        owned = [own.count * catalog.instance_type(own.instance_type).ranks for own in limits.usable_reservations]
+        amount = Amount.resolve(request.workload, model, recipe.seq_len, owned=max(owned, default=1))
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)

@@ -184,6 +184,7 @@ def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
     assert half.flags == {"precision": ["--precision", "fp16"]} and half.plan.job.precision == "fp16"
     (found, *_) = answer("resnet18", work={**work, **half.changes}, instance_types=["g4dn.xlarge"], max_nodes=1).plans
     assert found.cost_usd == half.plan.cost_usd
+    assert answer(work={"precision": "fp8"}, instance_types=["p4d"]).nearest[0].changes == {"precision": "bf16"}
     # QLoRA computes in bf16 alone: the answer was an error about a precision that nobody gave.
     qlora = recommend(
         {
@@ -197,6 +198,12 @@ def test_fp16_is_named_where_no_considered_gpu_computes_in_bf16() -> None:
     # Another type of the request has bf16: the budget binds there, and fp16 is no way out.
     both = answer("resnet18", work=work, instance_types=["g4dn.xlarge", "g5.xlarge"], max_nodes=1, budget_usd=0.01)
     assert both.nearest and not any("precision" in plan.changes for plan in both.nearest)
+
+
+def test_a_type_that_needs_an_image_of_the_users_own_says_so() -> None:
+    """Preview refuses such a plan until the image is given, and the answer did not say it."""
+    notes = answer(work={"precision": "fp16", "global_batch": 32}, instance_types=["p3"], max_nodes=1).notes
+    assert any("has V100 GPUs" in note and "gpufleet:amiId" in note for note in notes)
 
 
 def test_a_gpu_that_no_named_type_has_is_refused() -> None:

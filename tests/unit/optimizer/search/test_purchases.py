@@ -40,6 +40,14 @@ def test_owned_capacity_is_used_and_costs_the_price_that_the_owner_gives() -> No
     assert best.cost_usd.breakdown.compute == 0
 
 
+def test_three_owned_nodes_all_work_where_the_batch_is_chosen() -> None:
+    """24 ranks divide no power of two, so that one of the three stayed idle."""
+    limits = {"existing_reservations": [owned(3)], "purchase_options": ["reserved"], **P4D}
+    best = answer(objective="time", work={"global_batch": None}, **limits).plans[0]
+    assert best.node_count == 3 and best.job.global_batch % 24 == 0
+    assert answer(work={"global_batch": 64}, existing_reservations=[owned(3)]).plans[0].job.global_batch == 64
+
+
 def test_owned_nodes_are_topped_up_on_demand_where_they_alone_are_too_slow() -> None:
     limits: dict[str, Any] = {"existing_reservations": [owned(2, usd_per_hour=3.0)], **P4D, "max_nodes": 8}
     alone = answer(**limits).plans[0]
