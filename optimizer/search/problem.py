@@ -156,8 +156,8 @@ class Problem:
         recipe = _build_recipe(request, model)
         limits = request.constraints
         catalog = _with_quotes(catalog, limits.quotes)
-        owned = [own.count * catalog.instance_type(own.instance_type).ranks for own in limits.usable_reservations]
-        amount = Amount.resolve(request.workload, model, recipe.seq_len, owned=max(owned, default=1))
+        ranks = [owned.count * catalog.instance_type(owned.instance_type).ranks for owned in limits.usable_reservations]
+        amount = Amount.resolve(request.workload, model, recipe.seq_len, owned=max(ranks, default=1))
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
