@@ -269,7 +269,7 @@ def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[Plan
     listed = [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
     if work.data_region not in (None, region):
         carry = transfer_price(work.data_region, region)
-        listed.append(_price(carry.item, carry.usd_per_gb, "GB", carry.source, carry.as_of))
+        listed.append(_price(carry.item, carry.usd, "GB", carry.source, carry.as_of))
     return listed
 
 

@@ -90,12 +90,12 @@ def test_data_leaves_every_region_at_a_price(catalog: Catalog) -> None:
     regions = [region for region in catalog.regions() if "gov" not in region]
     for pair in itertools.permutations(regions, 2):
         price = transfer_price(*pair)
-        assert 0.01 <= price.usd_per_gb <= 0.15 and "upper bound" not in price.source, pair
-    assert transfer_price("us-east-1", "us-east-2").usd_per_gb == 0.01
-    assert transfer_price("us-east-1", "us-west-2").usd_per_gb == 0.02
-    assert transfer_price("il-central-1", "ap-southeast-2").usd_per_gb == 0.15
+        assert 0.01 <= price.usd <= 0.15 and "upper bound" not in price.source, pair
+    assert transfer_price("us-east-1", "us-east-2").usd == 0.01
+    assert transfer_price("us-east-1", "us-west-2").usd == 0.02
+    assert transfer_price("il-central-1", "ap-southeast-2").usd == 0.15
     unknown = transfer_price("xx-north-1", "us-east-1")
-    assert unknown.usd_per_gb == 0.15 and unknown.source.startswith("upper bound")
+    assert unknown.usd == 0.15 and unknown.source.startswith("upper bound")
 
 
 def test_gpudirect_is_of_the_p_types_from_p4d_on_and_the_larger_g7e(catalog: Catalog) -> None:

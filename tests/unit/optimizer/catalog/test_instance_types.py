@@ -116,10 +116,6 @@ def test_a_type_with_efa_that_nobody_asked_about_gpudirect_is_left_out() -> None
     assert "data/gpudirect.csv" in _skip_reason({**P4D, "InstanceType": "x9.24xlarge"})
 
 
-def test_no_local_storage_is_zero() -> None:
-    assert _one({k: v for k, v in P4D.items() if k != "InstanceStorageInfo"}).nvme_gb == 0
-
-
 def test_types_without_nvidia_gpus_pass_silently() -> None:
     cpu = {k: v for k, v in P4D.items() if k != "GpuInfo"}
     amd = _gpu(Manufacturer="AMD", Name="Radeon Pro V520")
