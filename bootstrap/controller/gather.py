@@ -16,7 +16,7 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.machines import find_missed_machines, read_failed_launches, read_machines
+from bootstrap.controller.machines import find_missed_machines, read_machines
 from bootstrap.controller.observation import AutoScalingGroup, Observation
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
@@ -39,7 +39,6 @@ class Gathered:
 def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
     """Read everything that a tick looks at; botocore's errors pass."""
     problems: list[str] = []
-    since = state.updated_at if state else None
     # First: an instance they name is then among the machines.
     notices = receive_notices(clients, settings, problems)
     groups = read_groups(clients, settings)
@@ -61,7 +60,6 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         interrupted=frozenset(notices.interrupted),
         maintenance=notices.maintenance,
         reports=load_reports(clients, settings, reported_at, problems),
-        failed_launches=read_failed_launches(clients, settings, groups, since, now),
         request=request,
     )
     return Gathered(seen=seen, receipts=notices.receipts, problems=problems)

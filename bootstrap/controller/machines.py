@@ -13,7 +13,7 @@ from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.observation import AutoScalingGroup, FailedLaunch, Machine
+from bootstrap.controller.observation import Machine
 
 # EC2 ended it at its launch: no right to the volume's key, too many volumes, no capacity:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -186,22 +186,3 @@ def _read_activities(
             starts = [activity["StartTime"] for activity in page["Activities"] if activity.get("EndTime")]
             if starts and min(starts) < oldest:
                 break
-
-
-def read_failed_launches(
-    clients: Clients,
-    settings: ControllerSettings,
-    groups: Mapping[str, AutoScalingGroup],
-    since: datetime | None,
-    now: datetime,
-) -> tuple[FailedLaunch, ...]:
-    """Return the newest launches of workers that failed after ``since``; those after ``now`` are the next tick's."""
-    failures = []
-    for place in settings.places.keys() & groups if settings.mode == "workers" else ():
-        answer = clients.autoscaling.describe_scaling_activities(AutoScalingGroupName=settings.group_of(place))
-        for activity in answer["Activities"]:
-            at = to_seconds(activity.get("EndTime") or activity["StartTime"])
-            is_new = activity["StatusCode"] == "Failed" and (since is None or at > since) and at <= now
-            if is_new and activity.get("Description", "").startswith("Launching"):
-                failures.append(FailedLaunch(at=at, message=activity.get("StatusMessage", "")))
-    return tuple(sorted(failures, key=lambda failure: failure.at))

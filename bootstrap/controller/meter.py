@@ -139,7 +139,7 @@ def _charge_stack(
 
 
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
-    """Charge all instances, and count interruptions, unfit nodes and failed launches."""
+    """Charge all instances, and count interruptions and unfit nodes."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
     state = charge(settings, state, (*seen.machines, *seen.missed), now, seen.created_at)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
@@ -171,15 +171,13 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         if ended_now and not is_end_of_another and state.phase in UP and not state.complete_since:
             unfit += 1
         instances[key] = new
-    failures, place = seen.failed_launches, tick.place_name(state)
+    place = tick.place_name(state)
     return replace(
         state,
         instances=instances,
         # In a row: a bad node now and then is no sign of bad code.
         unfit_nodes=(0 if passed else state.unfit_nodes) + unfit,
         interruptions=state.interruptions + interruptions,
-        failed_launches=state.failed_launches + len(failures),
-        last_failure=failures[-1].message[:300] if failures else state.last_failure,
         complete_since=(state.complete_since or now) if tick.in_service(place) >= settings.node_count else None,
         refused_since=None if tick.staying(place) >= settings.node_count else state.refused_since,
     )

@@ -64,14 +64,6 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailedLaunch:
-    """A launch of a worker that gave no instance, with AWS's message."""
-
-    at: datetime
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchError:
     """Why AWS launched fewer nodes than were asked for (``launches.py`` classifies the codes)."""
 
@@ -99,7 +91,6 @@ class Observation:
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
-    failed_launches: tuple[FailedLaunch, ...] = ()  # of workers, since the last tick
     request: PersonRequest | None = None
 
     @property

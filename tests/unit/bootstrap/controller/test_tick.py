@@ -22,7 +22,7 @@ from bootstrap.controller.bucket import ConflictError, StateError
 from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION, gather
 from bootstrap.controller.handler import TickError, handler, tick
 from infra.controller import TIMEOUT_S
-from tests.engine.moto_extension.activities import fail_launch, record
+from tests.engine.moto_extension.activities import record
 from tests.engine.moto_extension.auto_scaling_launches import rooms
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack, complete, make_group
 from tests.unit.bootstrap.controller.world import PLACES, rotating
@@ -334,14 +334,6 @@ def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, mon
     assert call["ClientToken"].startswith(f"{first.launch.asked_at.timestamp():.0f}-{stack.config.group}")
     assert (call["RequestedCapacity"], call["RetryStrategy"]) == (3, "none")
     assert len(stack.members()) == 3
-
-
-def test_failed_launches_of_workers_are_counted_once(stack: Stack) -> None:
-    stack.config = replace(stack.config, mode="workers", min_nodes=1)
-    stack.tick()
-    fail_launch(stack.group, stack.now + timedelta(minutes=1, seconds=3), "We currently do not have capacity.")
-    assert [stack.tick().failed_launches for _ in range(3)] == [0, 1, 1]
-    assert "do not have capacity" in stack.read()["last_failure"]
 
 
 def test_calls_end_before_the_function_does(stack: Stack) -> None:

@@ -16,7 +16,6 @@ from bootstrap.controller.decide import Decision, decide, take_answer
 from bootstrap.controller.meter import SHORTEST, hours
 from bootstrap.controller.observation import (
     AutoScalingGroup,
-    FailedLaunch,
     LaunchAnswer,
     LaunchError,
     Machine,
@@ -177,7 +176,6 @@ class World:
     request: PersonRequest | None = None
     interrupted: set[str] = field(default_factory=set)
     maintenance: dict[str, datetime] = field(default_factory=dict)
-    failed: list[FailedLaunch] = field(default_factory=list)
     state: ControllerState | None = None
     decisions: list[Decision] = field(default_factory=list)
     lose_actions: bool = False
@@ -308,7 +306,6 @@ class World:
                 for key, said in reports.items()
                 if key not in known or known[key].reported_at != said.modified_at
             },
-            failed_launches=tuple(self.failed),
             request=self.request,
         )
 
@@ -333,7 +330,7 @@ class World:
         seen = self.observe()
         decision = decide(self.config, self.state, seen, self.now)
         first = decision
-        self.interrupted, self.maintenance, self.failed = set(), {}, []
+        self.interrupted, self.maintenance = set(), {}
         while True:
             self.state = decision.state
             self.decisions.append(decision)
@@ -423,7 +420,6 @@ class World:
         """Auto Scaling launches what a group's size lacks, a node now and one then, as far as there is capacity."""
         for _ in range(0 if self.is_silent else self.sizes.get(place, 0) - len(self.staying(place))):
             if not self._launch_one(place):
-                self.failed += [FailedLaunch(at=self.now, message="no spot capacity")] * (self.config.mode == "workers")
                 return
 
     def _spec(self, key: str) -> Place:
