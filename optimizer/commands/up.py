@@ -10,12 +10,11 @@ from pathlib import Path
 
 import click
 
-from optimizer.aws import clients, errors
-from optimizer.aws.control import read_request
 from optimizer.catalog import load
 from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
+from optimizer.commands.move import read_asked
 from optimizer.commands.move.regions import Walk
 from optimizer.commands.options import (
     config_option,
@@ -166,13 +165,6 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
 
 def _resume_stopped(stack: str, directory: Path) -> None:
     """Lift a request to stop, which outlives ``gpufleet down`` in the bucket; without it no node would start."""
-    file = read_stack(stack, directory)
-    names, _ = resolve_names(file)
-    with errors.explained(
-        "the bucket's control/request.json cannot be read",
-        why="no node starts while it asks to stop",
-        next_step=f"gpufleet status --stack {stack}; gpufleet resume --stack {stack}",
-    ):
-        request = read_request(clients.s3(names.region), names.bucket, names.control_prefix)
+    request = read_asked(resolve_names(read_stack(stack, directory))[0])
     if request is not None and request.want == "stop":
         click.get_current_context().invoke(resume, stack=stack, directory=directory)
