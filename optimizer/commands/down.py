@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -19,7 +19,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.commands.status.reading import read
-from optimizer.commands.stop import ask, follow_drain
+from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 
@@ -59,7 +59,7 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
 
 def _end(file: StackFile, directory: Path, *, save: bool) -> None:
     if save:
-        _save(file)
+        end_nodes(file)
     moved_to = _follow_moves(file, directory)
     _write_left(take_down(file.stack, directory), file.stack)
     if moved_to is not None:
@@ -104,12 +104,6 @@ def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int]
         nothing_was="changed",
         next_step=f"gpufleet status --stack {stack}",
     )
-
-
-def _save(file: StackFile) -> None:
-    names, caller = resolve_names(file)
-    ask(names, caller, "stop")
-    follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
 
 
 def _follow_moves(file: StackFile, directory: Path) -> Names | None:

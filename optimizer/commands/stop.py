@@ -19,7 +19,7 @@ from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import relayed
-from optimizer.commands.stack_file import read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 
 AFTERWARDS = (
@@ -90,6 +90,14 @@ def command(stack: str | None, directory: Path, no_wait: bool, timeout: float | 
         return
     follow_drain(names, save)
     click.echo(AFTERWARDS.format(stack=stack))
+
+
+def end_nodes(file: StackFile, moved_to: str = "") -> tuple[Names, str]:
+    """Ask a stack to stop, and follow its drain; return its names and the caller's ARN."""
+    names, caller = resolve_names(file)
+    ask(names, caller, "stop", moved_to=moved_to)
+    follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
+    return names, caller
 
 
 def follow_drain(names: Names, save: timedelta) -> None:

@@ -49,7 +49,7 @@ from optimizer.commands.stack_file import (
     read_stack,
     resolve_names,
 )
-from optimizer.commands.stop import ask, follow_drain
+from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan, PlannedJob
 from optimizer.economics.interruption import RESTART_HOURS
@@ -390,20 +390,13 @@ def stand_up(place: Place, source: StackFile, directory: Path, again: str, *, ac
     config = {**place.config, "gpufleet:waits": True}
     deploy(place.plan, place.stack, directory, again, config=config, accept_stale_prices=accept_stale_prices)
     target = read_stack(place.stack, directory)
-    _end_nodes(target, moved_to=source.stack)
+    end_nodes(target, moved_to=source.stack)
     return target
-
-
-def _end_nodes(file: StackFile, moved_to: str) -> tuple[Names, str]:
-    names, caller = resolve_names(file)
-    ask(names, caller, "stop", moved_to=moved_to)
-    follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
-    return names, caller
 
 
 def hand_over(source: StackFile, target: StackFile, again: str) -> None:
     """End the old nodes, copy the checkpoint, and let the new stack go on from it and from the dollars spent."""
-    names, caller = _end_nodes(source, moved_to=target.stack)
+    names, caller = end_nodes(source, moved_to=target.stack)
     last = datetime.now(UTC) + SETTLES_WITHIN
     with patience("waiting for the controller to see the last node's end"):
         while (state := _read(control.read_state, names)) is not None:
