@@ -50,10 +50,8 @@ class Stragglers:
         return Stragglers, ()
 
     def watch(self, model: nn.Module, device: torch.device) -> None:
-        """Put hooks on ``model``, outside of what is compiled."""
+        """Put hooks on ``model``."""
         self._device, self._since = device, time.monotonic()
-        if getattr(model, "_compiled_call_impl", None) is not None:
-            return
         self._handles = [model.register_forward_pre_hook(self._end_input, prepend=True)]
         for layer in _timed_layers(model):
             self._handles.append(layer.register_forward_pre_hook(self._begin_layer))
@@ -123,15 +121,22 @@ class Stragglers:
             part, start, end = self._spans.popleft()
             self._parts_s[part] += start.elapsed_time(end) / 1000 if on_device else end - start
 
+    # In a pass that a user's torch.compile traces, the hooks are nothing: a clock would cut its graph.
     def _end_input(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._end(INPUT, self._step_from)
         self._step_from = None
 
     def _begin_layer(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         is_training = self._handles and module.training and torch.is_grad_enabled()
         self._layer_from = self._mark() if is_training else None
 
     def _end_layer(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._end(FORWARD, self._layer_from)
         self._layer_from = None
 
@@ -140,7 +145,7 @@ def _timed_layers(model: nn.Module) -> list[nn.Module]:
     """Modules whose forward pass exchanges nothing: the whole model, or innermost modules of FSDP2."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return [model]
-    if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
+    if any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in model.modules()):
         return []  # a hook would become a part of the compiled layer
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     layers: list[nn.Module] = [

@@ -16,7 +16,7 @@ from tests.warm import Warm
 def test_a_slowed_rank_is_named_and_equal_ranks_are_not(warm: Warm, tmp_path: Path) -> None:
     log = torchrun(warm, tmp_path, 4, "tests.training.straggler_ranks", "out.json")
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    # A slowed rank takes twice the time; on a busy machine equal ones scatter by more than the share that is named.
+    # A slowed rank takes many times as long; on a busy machine equal ones scatter by more than the share that is named.
     named = {phase: (slowest["rank"], slowest["part"]) for phase, slowest in found.items() if slowest["slower"] > 0.5}
     assert named == {
         "replicated": (2, "compute"), "sharded": (3, "compute"), "input": (1, "input"), "trainer": (2, "compute"),
