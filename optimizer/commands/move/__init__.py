@@ -69,7 +69,7 @@ POLL_S = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Destination:
     """A stack of another region where a run may go on, with the configuration that it gets beside its plan."""
 
     stack: str
@@ -157,7 +157,7 @@ def command(
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {target.stack} --watch 60")
 
 
-def _show(source: StackFile, place: Place) -> None:
+def _show(source: StackFile, place: Destination) -> None:
     """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
     state, carried = read_run(source)
     if state and state.phase == "done":
@@ -236,7 +236,7 @@ def find_place(
     request: Mapping[str, Any] | None = None,
     plans: str | None = None,
     plan_number: int = 1,
-) -> Place:
+) -> Destination:
     """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
 
     Without ``plans`` the request, by default the one that ``gpufleet up`` keeps, is planned for the region.
@@ -268,7 +268,7 @@ def find_place(
     if known:
         _refuse_second_run(known[0])
         say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
-        return Place(stack=name, plan=known[0].plan, config=config)
+        return Destination(stack=name, plan=known[0].plan, config=config)
     if plans is None:
         document = dict(_read_kept_request(source, directory) if request is None else request)
         work = document.get("workload")
@@ -285,7 +285,7 @@ def find_place(
             why="the checkpoint and the meter are of one job",
             next_step=f"plan the same request for the region: gpufleet recommend REQUEST --region {region}",
         )
-    return Place(stack=name, plan=plan, config=config)
+    return Destination(stack=name, plan=plan, config=config)
 
 
 def _refuse_second_run(file: StackFile) -> None:
@@ -344,7 +344,7 @@ def _recommend(document: Mapping[str, Any], job: PlannedJob, region: str, answer
     return run_recommend(str(file), answer, refresh, *flags)
 
 
-def weigh(source: StackFile, place: Place, state: ControllerState | None, carried: Carried) -> Rest:
+def weigh(source: StackFile, place: Destination, state: ControllerState | None, carried: Carried) -> Rest:
     """Forecast the rest of a run in a place, under the spot policy and the ceiling that its stack has there."""
     plan, left_hours = follow_policy(place.plan, place.config), None
     if state and plan.job.deadline_hours:
@@ -382,7 +382,9 @@ def choose(rests: Mapping[str, Rest]) -> str | None:
     return min(paid, key=order, default=None)
 
 
-def stand_up(place: Place, source: StackFile, directory: Path, again: str, *, accept_stale_prices: bool) -> StackFile:
+def stand_up(
+    place: Destination, source: StackFile, directory: Path, again: str, *, accept_stale_prices: bool
+) -> StackFile:
     """Make or update a place's stack without a node; nobody resumes it before the hand-over.
 
     ``again`` is the command to go on with.

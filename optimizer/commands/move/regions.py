@@ -18,7 +18,7 @@ from bootstrap.contract.state import UP, ControllerState
 from optimizer.commands.asking import choose_folder, end_dry_run
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.move import (
-    Place,
+    Destination,
     choose,
     find_place,
     find_run,
@@ -129,7 +129,7 @@ class Walk:
         copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json")
         return plan
 
-    def _choose(self, file: StackFile) -> Place | None:
+    def _choose(self, file: StackFile) -> Destination | None:
         """Plan the rest in the regions that did not refuse lately; return the place to go to, if any is worth it."""
         (state, carried), now = read_run(file), datetime.now(UTC)
         document, places, rests = read_request_file(Path(self.request)), {}, {}

@@ -213,7 +213,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
         answer.write_text(plan_in(EUROPE).to_json())
         return str(answer)
 
-    def enough(place: move.Place, *_: Any, **__: Any) -> None:
+    def enough(place: move.Destination, *_: Any, **__: Any) -> None:
         asked.append(place.plan.region)
         raise KeyboardInterrupt
 

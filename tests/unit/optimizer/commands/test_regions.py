@@ -148,7 +148,7 @@ def test_places_are_weighed_by_what_the_stacks_spot_policy_costs(tmp_path: Path)
             cost["breakdown"]["compute"] += fallback_usd - 100
             cost |= {part: cost[part] + fallback_usd - 100 for part in ("expected", "p50", "p95")}
             plan = plan_in(region, cost_usd=cost, spot_policy=outlook)
-            place = move.Place(stack=region, plan=plan, config=config)
+            place = move.Destination(stack=region, plan=plan, config=config)
             rests[region] = move.weigh(source, place, None, Carried(objects={}, manifest=None, step=0))
         return move.choose(rests)
 
