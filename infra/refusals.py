@@ -245,6 +245,11 @@ def _worker_refusals(settings: StackSettings) -> Iterator[str]:
             f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: where fewer run, they may "
             "be the rented ones beside an idle reservation; use a plan of its nodes alone (--purchase reserved)"
         )
+    if later := settings.plan.purchase.next_blocks:
+        yield (
+            f"purchase.next_blocks {', '.join(block.capacity_reservation_id for block in later)} do not go with "
+            "gpufleet:mode workers, which run in the first block alone; deploy a stack for each block"
+        )
     if scaling.min_nodes > nodes:
         yield (
             f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's "

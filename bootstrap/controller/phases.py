@@ -200,11 +200,12 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     if state.group not in ("", settings.group_of(name)):
         reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
-    if state.desired_seen > 0 and not any(group.desired for group in groups):
-        return _pause(tick, state)
+    # A person does not pause the run where the block's own schedule has set the size to 0 (infra/scaling.py).
     if name not in tick.open_places:
         reason = "the Capacity Block ends: the nodes save, and the run goes on in the next place that opens"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
+    if state.desired_seen > 0 and not any(group.desired for group in groups):
+        return _pause(tick, state)
     in_service = tick.in_service(name)
     if in_service >= count and state.phase == "starting":
         reason = f"{_all_of(count)} in service"

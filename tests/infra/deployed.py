@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from infra.offline.preview import Resource, resources
@@ -51,6 +52,19 @@ def capacity_block(**block: str) -> dict[str, Any]:
     purchase = {"option": "capacity-block", "on_demand_base": 0, "capacity_reservation_id": "cr-0123456789abcdef0"}
     price = {**SPOT_P4D["prices"][0], "item": "capacity block p4d.24xlarge us-east-1", "usd": 11.8}
     return {"purchase": {**purchase, "capacity_block": BLOCK | block}, "zone_ids": ["use1-az6"], "prices": [price]}
+
+
+def block_row(count: int) -> dict[str, Any]:
+    """Changes that make the sample plan run in blocks of a day in a row, and then on demand."""
+    changes = capacity_block(zone_id="use1-az6")
+    days = [f"2099-06-{day:02}T09:00:00Z" for day in range(2, count + 2)]
+    following = [
+        {"start": start, "end": end, "zone_id": "use1-az1", "capacity_reservation_id": f"cr-0123456789abcdef{number}"}
+        for number, (start, end) in enumerate(pairwise(days), start=1)
+    ]
+    changes["purchase"] |= {"next_blocks": following, "fallback": "on-demand"}
+    prices = [*changes["prices"], SPOT_P4D["prices"][1]]
+    return {**changes, "prices": prices, "zone_ids": ["use1-az1", "use1-az6"]}
 
 
 FULL = {**ALARM, "gpufleet:nat": "true"}

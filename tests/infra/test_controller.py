@@ -19,7 +19,7 @@ from infra.naming import Names
 from infra.places import node_prices
 from infra.settings import ConfigError
 from optimizer import catalog
-from optimizer.contract.plan import PurchaseOption
+from optimizer.contract.plan import MOST_BLOCKS, PurchaseOption
 from optimizer.search import plan_builder
 from tests.infra.deployed import (
     CONTAINER,
@@ -27,6 +27,7 @@ from tests.infra.deployed import (
     LONE_NODE,
     WORKERS,
     Deployed,
+    block_row,
     capacity_block,
     deploy,
     on_demand,
@@ -250,6 +251,14 @@ def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> N
     names = list(told(stack).places)
     assert (names[0], names[1]) == ("spot p4d.24xlarge use1-az2", "spot p4de0.24xlarge use1-az1")
     assert names[-1] == "on-demand p4d.24xlarge use1-az2"
+
+
+def test_the_controller_has_room_for_each_paid_block() -> None:
+    stack = deploy(block_row(MOST_BLOCKS))
+    # 300 bytes are left for longer names.
+    assert len(json.dumps(stack.one("Function")["environment"]["variables"])) < 4096 - 300
+    settings = told(stack)
+    assert (len(settings.opening_hours), len(settings.places)) == (MOST_BLOCKS, MOST_BLOCKS + 1)
 
 
 def test_nodes_without_a_price_are_refused_as_nobody_could_meter_them() -> None:

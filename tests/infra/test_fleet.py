@@ -13,6 +13,7 @@ from infra.place_group import PlaceGroup, interfaces
 from tests.infra.deployed import (
     WORKERS,
     Deployed,
+    block_row,
     capacity_block,
     deploy,
     deploy_anew,
@@ -20,7 +21,7 @@ from tests.infra.deployed import (
     reserved,
     workers,
 )
-from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "spot": {},
@@ -83,13 +84,7 @@ def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None
 
 
 def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
-    changes = capacity_block(zone_id="use1-az6")
-    following = {"start": "2099-06-05T09:00:00Z", "end": "2099-06-06T09:00:00Z", "zone_id": "use1-az1"}
-    following["capacity_reservation_id"] = "cr-0123456789abcdef1"
-    changes["purchase"] |= {"next_blocks": [following], "fallback": "on-demand"}
-    changes["prices"] = [*changes["prices"], SPOT_P4D["prices"][1]]
-    changes["zone_ids"] = ["use1-az1", "use1-az6"]
-    stack = deploy(changes)
+    stack = deploy(block_row(2))
     templates = stack.all("LaunchTemplate")
     reserved = [template.inputs.get("capacityReservationSpecification") for template in templates]
     targets = [one and one["capacityReservationTarget"]["capacityReservationId"] for one in reserved]
@@ -99,7 +94,7 @@ def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
     schedules = {each.inputs["autoscalingGroupName"]: each.inputs["startTime"] for each in stack.all("Schedule")}
     assert schedules == {
         "gpufleet-dev-nodes": "2099-06-02T08:25:00Z",
-        "gpufleet-dev-nodes-2": "2099-06-06T08:25:00Z",
+        "gpufleet-dev-nodes-2": "2099-06-03T08:25:00Z",
     }
     # A block may belong to another placement group; the market's nodes have one of the stack's.
     assert len(stack.all("PlacementGroup")) == 1

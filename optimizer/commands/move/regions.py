@@ -87,8 +87,9 @@ class Walk:
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
             consent(follow_policy(plan, {**(kept.config if kept else {}), **self.config}), stack)
             try:
+                # A stack that is half made when its region is left out starts no node beside the next region's.
                 deploy(
-                    plan, stack, self.directory, self.again, config=self.config,
+                    plan, stack, self.directory, self.again, config={**self.config, "gpufleet:waits": True},
                     accept_stale_prices=self.accept_stale_prices,
                 )  # fmt: skip
                 break

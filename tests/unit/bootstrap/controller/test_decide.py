@@ -428,6 +428,25 @@ def test_a_run_goes_on_in_the_next_block_and_then_in_the_market(goes_to_market: 
         assert not world.alive()
 
 
+def test_a_block_that_its_schedule_drains_is_no_pause() -> None:
+    """The controller was late, and the scheduled action of infra/scaling.py has set the size to 0."""
+    day, next_block = timedelta(days=1), "capacity-block cr-2"
+    hours = {
+        OWN: OpeningHours(start=START, end=START + day),
+        next_block: OpeningHours(start=START + day, end=START + 2 * day),
+    }
+    places = {OWN: place(1, "az1", "on-demand", 0.0), next_block: place(2, "az2", "on-demand", 0.0)}
+    world = World(settings(places=places, opening_hours=hours, prices={"on-demand": {"p4d.24xlarge": 30.0}}))
+    world.run_until("running")
+    world.run(int((hours[OWN].end - timedelta(minutes=50) - world.now) / MINUTE))
+    assert world.phase == "running"
+    world.advance(timedelta(minutes=15))
+    world.desired = 0
+    world.run_until("waiting")
+    world.run_until("running")
+    assert world.known.place and world.known.place.name == next_block
+
+
 def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
     block = OpeningHours(start=START, end=START + timedelta(hours=24))
     world = World(

@@ -232,6 +232,21 @@ def test_a_region_that_cannot_carry_out_its_plan_is_left_out(world: World, monke
     assert list(world.stacks) == [f"{world.base}-{OREGON}"]
 
 
+def test_a_region_whose_stack_is_half_made_starts_no_node_beside_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(stack: str, directory: Path, **_: Any) -> None:
+        world.carry_out(stack, directory)
+        if stack.endswith(REGION):
+            raise GpufleetError("an alarm is refused")
+
+    monkeypatch.setattr(deploying, "carry_out", fail)
+    code, _, err = world.up(given=(REGION, OREGON))
+    assert code == 0 and f"{REGION} is left out: an alarm is refused" in err
+    assert not world.state(f"{world.base}-{REGION}").instances
+    assert world.state(f"{world.base}-{OREGON}").instances
+
+
 @given(
     figures=st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(0, 100), st.floats(0, 100))),
     left_usd=st.none() | st.floats(0, 200),

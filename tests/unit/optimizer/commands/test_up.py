@@ -229,6 +229,12 @@ def test_down_saves_destroys_and_says_what_is_left_and_up_goes_on(
     assert deployed.get("control/request.json")["want"] == "run", "no node starts while it asks to stop"
 
 
+def test_up_lets_a_stack_run_that_waits_for_a_first_request(pulumi: Pulumi, up: Up, checked: None) -> None:
+    code, out, err = up("--config", "waits=true", "--no-follow")
+    assert code == 0, err
+    assert "to run; gpufleet status" in out
+
+
 @pytest.mark.parametrize("deployed_protected", [True, False])
 def test_down_says_what_becomes_of_the_checkpoints_as_deployed(
     deployed_protected: bool,
