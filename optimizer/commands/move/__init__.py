@@ -79,7 +79,7 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """What is left of a run in a place: USD with the copy of its checkpoint, hours; a limit of None is none."""
+    """Rest of a run in a place: USD with the copy of its checkpoint, hours; a limit of None is none."""
 
     copy_usd: float
     usd: float
@@ -126,20 +126,26 @@ def command(
     none trains the job there, while the old nodes still train. These save and end as with gpufleet stop. The newest
     valid checkpoint is copied inside S3. The new stack's meter goes on from the old one's dollars, and its controller
     starts the nodes. The old stack stays without nodes; gpufleet down ends what it costs. Nothing of the old bucket
-    changes. A call that was interrupted goes on when repeated.
+    changes. A call that was interrupted goes on when repeated; with the old REGION it is taken back.
     """
     require_pulumi()
     load().check_region(region)
     source, target = find_run(read_stack(stack, directory), directory)
     again = repeat_command({"stack": ["--stack", source.stack]})
-    if target is not None and target.plan.region != region:
+    if target is not None and region not in (source.plan.region, target.plan.region):
         raise InvalidInputError(
             f"the run of stack {source.stack} is on its way to stack {target.stack}",
             next_step=f"gpufleet move {target.plan.region} --stack {source.stack}",
         )
-    if target is None and source.plan.region == region:
-        say(f"the run is in {region} already, as stack {source.stack}")
-        end_dry_run("nothing is left to move")
+    if source.plan.region == region:
+        if target is None:
+            say(f"the run is in {region} already, as stack {source.stack}")
+            end_dry_run("nothing is left to move")
+        else:
+            # The other stack was asked to stop before this one was.
+            end_dry_run(f"stack {source.stack} would go on, and its move to stack {target.stack} be taken back")
+            let_run(*resolve_names(source))
+            say(f"the move to stack {target.stack} is taken back: stack {source.stack} goes on")
         target = source
     else:
         if target is None:

@@ -11,6 +11,7 @@ import pytest
 
 from optimizer.commands import deploying, down, move, stop
 from optimizer.commands.stack_file import write_stack_file
+from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, IDLE, OREGON, Regions, checkpoints, plan_in, save
@@ -119,6 +120,29 @@ def test_an_interrupted_move_loses_nothing_and_goes_on(
     state = regions.tick(new.names.stack)
     assert state.phase == "starting" and spent <= state.spent_usd < spent + 10
     assert old.group.nodes == ()
+
+
+def test_a_move_whose_copy_never_succeeds_is_taken_back(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((name, old),) = regions.stacks.items()
+
+    def refuse(*_: Any) -> None:
+        raise GpufleetError("the key is denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optimizer.commands.move.copy", refuse)
+        assert regions.move(EUROPE, name)[0] == 1
+    new = regions.stacks[f"{name}-{EUROPE}"]
+    assert regions.tick(name).phase == "stopped" and old.group.nodes == ()
+    code, _, err = regions.gpufleet("resume", *old.arguments)
+    assert code == 1 and f"gpufleet move {REGION} --stack {new.names.stack} brings it back" in err
+    code, _, err = regions.move(OREGON, name)
+    assert code == 2 and f"gpufleet move {EUROPE} --stack {name}" in err
+    code, out, err = regions.move(REGION, new.names.stack)
+    assert code == 0 and f"stack {name} goes on" in out, err
+    assert regions.tick(name).phase in ("waiting", "starting")
+    assert regions.tick(new.names.stack).phase == "stopped"
+    # Nothing is left of the move: the next one begins anew.
+    assert "moved_to" not in old.get("control/request.json")
 
 
 def test_a_drought_is_left_and_the_run_comes_back_with_one_meter(regions: Regions) -> None:
