@@ -201,6 +201,6 @@ def read_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
                 int(event["step"])
             read_loss(event), read_straggler(event)
             events.append(event)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             skipped += 1
     return events, skipped

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from bootstrap.contract.node_plan import Expected
 from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler, watch
 
-# Shares of the time limit; what is left is for joining, gradients and links inside nodes.
+# Shares of the time limit; what is left is for joining and gradients.
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0

@@ -21,7 +21,7 @@ from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
-# Settings that decide the memory of a step: another start with others tries its own micro-batch.
+# Settings that decide the memory of a step: a start with different ones tries its own micro-batch.
 _DECIDE = (
     "architecture", "seq_len", "target_len", "micro_batch", "precision", "compiled", "sharding", "tensor_parallel",
     "sequence_parallel", "context_parallel", "activation_checkpointing", "method", "lora_rank", "frozen", "optimizer",

@@ -3,7 +3,8 @@
 Step times name no rank: in every exchange all ranks wait for the slowest. So two parts are timed: from the step's begin
 to the forward pass (input, host) and the forward pass. Megatron-LM's detector times such sections by events of the
 device too (https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/README_STRAGGLER.md). Under FSDP2 the forward
-pass waits for gathered parameters: there, some of its layers are timed after their gathering.
+pass waits for gathered parameters: there, some of its layers are timed after their gathering. Tensor and context ranks
+exchange within a forward pass, so the named rank stands for all ranks of its group.
 """
 
 from __future__ import annotations
@@ -117,8 +118,12 @@ class Stragglers:
     def _collect(self) -> None:
         """Add up the parts that the device has finished."""
         on_device = self._device.type == "cuda"
-        while self._spans and (not on_device or self._spans[0][2].query()):
-            part, start, end = self._spans.popleft()
+        while self._spans:
+            part, start, end = self._spans[0]
+            # Both are asked: a forward pass on another stream may end before the mark on the step's own stream.
+            if on_device and not (start.query() and end.query()):
+                return
+            self._spans.popleft()
             self._parts_s[part] += start.elapsed_time(end) / 1000 if on_device else end - start
 
     # In a pass that a user's torch.compile traces, the hooks are nothing: a clock would cut its graph.
@@ -144,7 +149,9 @@ class Stragglers:
 def _timed_layers(model: nn.Module) -> list[nn.Module]:
     """Modules whose forward pass exchanges nothing: the whole model, or innermost modules of FSDP2."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        return [model]
+        # DDP sends rank 0's buffers before its module's pass. A hook would become a part of a compiled module.
+        inner: Any = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        return [inner if inner._compiled_call_impl is None else model]
     if any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in model.modules()):
         return []  # a hook would become a part of the compiled layer
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]

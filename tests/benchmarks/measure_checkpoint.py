@@ -1,14 +1,11 @@
 """Cost of a checkpoint of SpotTolerantRun.
 
     torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--tiny]
-        [--read-in-forward] [--write-mib 16 4 16 4]
 
 A Llama of 1.2e9 parameters (fp32, AdamW: 13.5 GiB of state) trains with DDP and with FSDP2. Prints one JSON object a
 mode: seconds that all steps of the window after a save took longer than the median before it (largest over the ranks),
 the same over windows without a save, time in the call, time to a durable checkpoint beside writing the same bytes from
-page-locked memory, and time to load and verify beside reading the same bytes past the page cache. ``--write-mib``
-repeats the first part for each size of the blocks that a checkpoint is written in; ``allocations_rank_0`` has the steps
-in which torch asked the GPU for memory.
+page-locked memory, and time to load and verify beside reading the same bytes past the page cache.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from torch import nn
 from bootstrap.training import SpotTolerantRun, Watcher
 from bootstrap.training.notices import Notice
 from bootstrap.training.resume import Resume
-from bootstrap.training.stores import local
 
 BLOCK_BYTES = 16 * 2**20
 WARM_UP = 25
@@ -91,8 +87,6 @@ class Bench:
         window = self.options.window
         walls: list[float] = []
         slower: list[list[float]] = []
-        allocated: list[int] = []
-        allocations: list[list[int]] = []
         rows: dict[str, list[float]] = {"extra_s": [], "no_save_s": [], "blocked_s": [], "durable_s": []}
         begun: int | None = None
         base = 0.0
@@ -107,8 +101,6 @@ class Bench:
             now = time.perf_counter()
             walls.append(now - last)
             last = now
-            if self.device.type == "cuda":
-                allocated.append(torch.cuda.memory_stats(self.device).get("num_device_alloc", 0))
             if begun is not None and len(walls) >= begun + window:
                 took = durable()
                 done = torch.tensor([1 if took is not None else 0], device=self.device)
@@ -122,10 +114,7 @@ class Bench:
                 rows["extra_s"].append(sum(wall - base for wall in walls[begun : begun + window]))
                 slower.append([round(1e3 * (wall - base), 1) for wall in walls[begun:]])
                 rows["no_save_s"].append(sum(wall - base for wall in walls[begun - window : begun]))
-                allocations.append(
-                    [number - begun for number in range(1, len(allocated)) if allocated[number] > allocated[number - 1]]
-                )
-                walls, begun, allocated = [], None, []
+                walls, begun = [], None
                 if len(rows["extra_s"]) == saves:
                     break
         largest = {}
@@ -133,13 +122,7 @@ class Bench:
             tensor = torch.tensor(values, device=self.device)
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
             largest[name] = [round(value, 4) for value in tensor.tolist()]
-        return {
-            **largest,
-            "step_s": round(base, 4),
-            "window_steps": window,
-            "slower_ms_rank_0": slower,
-            "allocations_rank_0": allocations,
-        }
+        return {**largest, "step_s": round(base, 4), "window_steps": window, "slower_ms_rank_0": slower}
 
 
 def ours(bench: Bench, folder: Path) -> dict[str, Any]:
@@ -304,7 +287,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=22, help="9 with --batch 10: one GPU as one rank of two")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--read-in-forward", action="store_true", help="leave the mask's read of the GPU in the model")
-    parser.add_argument("--write-mib", nargs="+", type=int, default=[local.WRITE_BYTES // 2**20])
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
@@ -328,15 +310,7 @@ def main() -> None:
             "mode": mode, "world_size": dist.get_world_size(), "state_gib": round(parameters * 12 / 2**30, 2),
             "device": torch.cuda.get_device_name() if use_cuda else "cpu", "torch": torch.__version__,
         }  # fmt: skip
-        for mib in options.write_mib:
-            local.WRITE_BYTES = mib * 2**20
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(folder)
-                folder.mkdir()
-            gc.collect()
-            dist.barrier()
-            say("ours", {**facts, "write_mib": mib, **ours(bench, folder)})
+        say("ours", {**facts, **ours(bench, folder)})
         say("load", {**facts, **load(bench, folder)})
         dist.barrier()
         if dist.get_rank() == 0:

@@ -16,9 +16,6 @@ from bootstrap.training.stores.base import Buffer, byte_views
 # One thread does not fill an NVMe drive; more than four did not write faster (checksums_202611.md).
 THREADS = 4
 BLOCK_BYTES = 16 * 2**20
-# A write past the page cache may hold the process's address space for as long as it lasts, and the training's next
-# allocation on the GPU waits for it: 0.34 s with blocks of 16 MiB (tests/benchmarks/results/checkpoint_h200_202611.md).
-WRITE_BYTES = 4 * 2**20
 # Offset, length and address of an O_DIRECT write: https://man7.org/linux/man-pages/man2/open.2.html (NOTES)
 PAGE_BYTES = 4096
 
@@ -113,7 +110,7 @@ def _write_file(path: Path, views: list[memoryview]) -> None:
         buffered = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         stack.callback(os.close, buffered)
         descriptors = [buffered]
-        if sum(view.nbytes for view in views) >= WRITE_BYTES:
+        if sum(view.nbytes for view in views) >= BLOCK_BYTES:
             with suppress(OSError):  # a file system without O_DIRECT
                 descriptors.insert(0, os.open(path, os.O_WRONLY | os.O_DIRECT))
                 stack.callback(os.close, descriptors[0])
@@ -123,19 +120,19 @@ def _write_file(path: Path, views: list[memoryview]) -> None:
             def write(start: int, end: int, view: memoryview = view, offset: int = offset) -> None:
                 _write_block(descriptors, view[start:end], offset + start)
 
-            _each_block(view.nbytes, write, WRITE_BYTES)
+            _each_block(view.nbytes, write)
             offset += view.nbytes
         os.fsync(buffered)
 
 
-def _each_block(size: int, do: Callable[[int, int], None], block_bytes: int = BLOCK_BYTES) -> None:
+def _each_block(size: int, do: Callable[[int, int], None]) -> None:
     """Call ``do(start, end)`` for each block, from several threads where there are several."""
-    starts = range(0, size, block_bytes)
+    starts = range(0, size, BLOCK_BYTES)
     if len(starts) < 2:
         do(0, size)
         return
     with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint-blocks") as threads:
-        list(threads.map(lambda start: do(start, min(start + block_bytes, size)), starts))
+        list(threads.map(lambda start: do(start, min(start + BLOCK_BYTES, size)), starts))
 
 
 def _write_block(descriptors: list[int], block: memoryview, offset: int) -> None:

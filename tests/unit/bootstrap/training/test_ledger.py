@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import subprocess
 import sys
@@ -129,12 +130,13 @@ def test_progress_is_written_at_most_once_an_interval(tmp_path: Path, monkeypatc
 
 def test_torn_line_is_skipped_and_the_next_writer_starts_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_text("\n".join(json.dumps(one) for one in KILLED) + '\n{"event": "progr')
+    endless = json.dumps(event("progress", 15.2, step=math.inf))
+    path.write_text("\n".join([*map(json.dumps, KILLED), endless]) + '\n{"event": "progr')
     sink = file_sink(path)
     sink.append(json.dumps(event("progress", 15.5, step=50)))
     summary = read_ledger(str(path))
-    assert (summary.steps, summary.skipped_lines) == (50, 1)
-    assert "1 unreadable" in table(summary)
+    assert (summary.steps, summary.skipped_lines) == (50, 2)
+    assert "2 unreadable" in table(summary)
 
 
 @pytest.mark.parametrize(

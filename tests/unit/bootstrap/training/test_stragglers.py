@@ -3,14 +3,16 @@ from __future__ import annotations
 import copy
 import pickle
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bootstrap.training import stragglers
-from bootstrap.training.stragglers import Stragglers
+from bootstrap.training.stragglers import Stragglers, _timed_layers
 
 
 class Ranks:
@@ -61,3 +63,26 @@ def test_only_training_passes_are_timed_and_copies_carry_no_clock() -> None:
     assert len(watch._spans) == 2
     watch.close()
     assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_under_ddp_the_modules_own_pass_is_timed_without_the_exchange_of_buffers() -> None:
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(2))
+        assert _timed_layers(model) == [model.module]
+        model.module._compiled_call_impl = print  # as after compile()
+        assert _timed_layers(model) == [model]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_span_between_two_streams_waits_for_both_of_its_events() -> None:
+    watch, finished = Stragglers(), {"start": False}
+    watch._device = torch.device("cuda")
+    start = SimpleNamespace(query=lambda: finished["start"], elapsed_time=lambda _: 250.0)
+    watch._spans.append((stragglers.INPUT, start, SimpleNamespace(query=lambda: True)))
+    watch._collect()
+    assert watch._parts_s == [0.0, 0.0]
+    finished["start"] = True
+    watch._collect()
+    assert watch._parts_s == [0.25, 0.0] and not watch._spans
