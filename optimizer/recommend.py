@@ -116,7 +116,7 @@ class Recommendation:
 
         A column is a field of the plan, named by its path: ``node_count``, ``cost_usd.expected``.
         """
-        import pandas as pd  # here: recommend's command line does without
+        import pandas as pd  # the command line does without pandas
 
         chosen = self.plans if plans is None else plans
         frame = pd.json_normalize([plan.model_dump(mode="json") for plan in chosen])

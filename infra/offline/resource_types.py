@@ -44,12 +44,12 @@ def _group(given: Inputs) -> str:
     smallest, largest = int(given["minSize"]), int(given["maxSize"])
     words = [f"{smallest} to {counted(largest, 'node')}"]
     if given.get("protectFromScaleIn"):
-        words = [
-            f"{counted(largest, 'node')} while the controller holds them, else {smallest}; protected from scale-in"
-        ]
+        # A place of two groups shares its nodes between them.
+        most = f"at most {counted(largest, 'node')} while the controller holds them"
+        words = [f"{most}, else {smallest}; protected from scale-in"]
     if mixed := given.get("mixedInstancesPolicy"):
         base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
-        words.append(f"{base} on demand, {largest - base} spot")
+        words.append(f"{base} on demand, {largest - base} spot" if base else "spot")
         types = [override["instanceType"] for override in mixed["launchTemplate"].get("overrides", [])]
         if len(types) > 1:
             words.append(f"of {', '.join(types)}")

@@ -212,8 +212,10 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
     with suppress(*errors.AWS_ERRORS):  # most accounts have not enabled it, or may not ask
         if "ec2" not in down and capacity_manager.is_enabled(ec2):
             may_be_empty = True
-            points = attempt("ec2", capacity_manager.NAME, lambda: capacity_manager.fetch(ec2, now))
-            answer.own_pools = capacity_manager.parse(points or (), types)
+            own = attempt(
+                "ec2", capacity_manager.NAME, lambda: capacity_manager.parse(capacity_manager.fetch(ec2, now), types)
+            )
+            answer.own_pools = own or {}
     return answer
 
 

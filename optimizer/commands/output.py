@@ -42,22 +42,29 @@ def format_option(function: F) -> F:
 
 
 def write_truer(
-    *, spot_days: int = 0, plan: str = "", measured_runs: int | None = None, catalog: Catalog | None = None
+    *,
+    spot_days: int = 0,
+    again: str = "gpufleet recommend REQUEST.yaml --refresh",
+    plan: str = "",
+    plan_number: int = 1,
+    measured_runs: int | None = None,
+    catalog: Catalog | None = None,
 ) -> None:
     """End an answer with the one command that makes it truer, on standard error; with nothing where none would.
 
     Args:
         spot_days: age of spot prices that are too old to buy at.
-        plan: file of the plan that the answer is of.
+        again: command that reads today's.
+        plan: file of the plan that the answer is of; - for standard input.
+        plan_number: its number in the file.
         measured_runs: runs on the estimate's GPU that its speed was fitted to.
         catalog: the prices that the answer is of.
     """
     if spot_days:
-        step = (
-            f"gpufleet recommend --refresh reads today's spot prices; those of this answer are {spot_days:,} days old"
-        )
+        step = f"{again} reads today's spot prices; those of this answer are {spot_days:,} days old"
     elif plan:
-        step = f"gpufleet preflight {shlex.quote(plan)} asks your account for today's prices, quotas and zones"
+        words = ("PLAN" if plan == "-" else shlex.quote(plan)) + f" --plan {plan_number}" * (plan_number > 1)
+        step = f"gpufleet preflight {words} asks your account for today's prices, quotas and zones"
     elif measured_runs == 0:
         step = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE: no run on this GPU was measured"
     elif catalog and (old := stale_lines(catalog)):

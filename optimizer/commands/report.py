@@ -87,7 +87,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
         raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
     say(f"wrote {out}", err=True)
     if not (its_stack and its_stack.is_file()):
-        write_truer(plan=plan if plan != "-" else "PLAN")
+        write_truer(plan=plan, plan_number=plan_number)
 
 
 def _build_run(plan: FleetPlan, ledger: Path) -> Run:

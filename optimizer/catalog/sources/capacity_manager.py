@@ -50,7 +50,7 @@ def parse(points: Iterable[Mapping[str, Any]], types: Collection[str]) -> dict[s
     hours: defaultdict[PoolName, list[tuple[datetime, float, float]]] = defaultdict(list)
     for point in points:
         place = point["Dimension"]
-        values = {value["Metric"]: float(value["Value"]) for value in point["MetricValues"]}
+        values = {value["Metric"]: float(value["Value"]) for value in point.get("MetricValues", ())}
         used, interrupted = values.get(USAGE_HOURS, 0.0), values.get(INTERRUPTIONS, 0.0)
         if place.get("InstanceType") in types and place.get("AvailabilityZoneId") and (used > 0 or interrupted > 0):
             pool = PoolName(place["ResourceRegion"], place["AvailabilityZoneId"], place["InstanceType"], "spot")

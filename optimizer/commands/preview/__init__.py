@@ -89,7 +89,7 @@ def command(
         write_brief(resources, chosen, stack, sums)
         _write_notes(decisive)
         write_text("--all: every resource, every price with its source, the bill by resource, and what it rests on.")
-    write_truer(plan=plan if plan != "-" else "PLAN")
+    write_truer(plan=plan, plan_number=plan_number)
 
 
 def _write_notes(notes: Sequence[str]) -> None:

@@ -179,9 +179,8 @@ def command(
     write_notes(notes)
     if not answer.plans:
         _explain_nothing(answer)
-    write_truer(
-        spot_days=max((p.spot_range.age_days for p in answer.plans if p.spot_range), default=0), catalog=catalog
-    )
+    old = max((plan.spot_range.age_days for plan in answer.plans if plan.spot_range), default=0)
+    write_truer(spot_days=old, again=repeat_command({"refresh": ["--refresh"]}), catalog=catalog)
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:

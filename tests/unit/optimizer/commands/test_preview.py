@@ -25,7 +25,8 @@ def preview(tmp_path: Path, plan: Any, *arguments: str) -> str:
     path.write_text(json.dumps({"plans": plans}))
     done = CliRunner().invoke(cli, ["preview", str(path), *arguments], catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stderr.splitlines()[-1].startswith(f"truer: gpufleet preflight {path} asks your account")
+    number = f" {' '.join(arguments[:2])}" if arguments[:1] == ("--plan",) else ""
+    assert done.stderr.splitlines()[-1].startswith(f"truer: gpufleet preflight {path}{number} asks your account")
     return done.stdout
 
 
@@ -37,14 +38,12 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
     assert answer["stack"] == "nlp"
     rows = answer["resources"]
     assert all(set(row) == {"type", "name", "parent", "protected", "detail"} for row in rows)
-    (group,) = [row for row in rows if row["type"] == "aws:autoscaling/group:Group"]
-    assert group["parent"] == "fleet"
-    assert (
-        group["detail"]
-        == "2 nodes while the controller holds them, else 0; protected from scale-in; 1 on demand, 1 spot"
-    )
-    (template,) = [row for row in rows if row["type"] == "aws:ec2/launchTemplate:LaunchTemplate"]
-    assert template["detail"].startswith("p4d.24xlarge, 4 EFA interfaces, encrypted gp3 of 200 GiB, IMDSv2 required")
+    spot, base = [row for row in rows if row["type"] == "aws:autoscaling/group:Group"]
+    assert spot["parent"] == base["parent"] == "fleet"
+    held = "at most 2 nodes while the controller holds them, else 0; protected from scale-in"
+    assert (spot["detail"], base["detail"]) == (f"{held}; spot", held)
+    for template in [row for row in rows if row["type"] == "aws:ec2/launchTemplate:LaunchTemplate"]:
+        assert template["detail"].startswith("p4d.24xlarge, 4 EFA interfaces, encrypted gp3 of 200 GiB, IMDSv2")
     assert {row["name"] for row in rows if row["protected"]} == {"gpufleet-nlp-key", "gpufleet-nlp-checkpoints"}
     assert answer["cost_usd"] == {**SPOT_P4D["cost_usd"]}
     assert answer["prices"] == [{**price, "usd": price["usd"]} for price in SPOT_P4D["prices"]]
@@ -103,7 +102,7 @@ def test_csv_has_one_row_a_resource(tmp_path: Path) -> None:
         ({"region": "cn-north-1"}, (), "China partition"),
         ({"node": {"gpu": "V100"}}, (), "starts with Turing"),
         ({}, ("--config", "nat"), "'nat' is not KEY=VALUE"),
-        ({}, ("--config", "nat=maybe"), "gpufleet:nat is 'maybe': must be true or false"),
+        ({}, ("--config", "nat=maybe"), "gpufleet:nat: must be true or false (got 'maybe')"),
         ({}, ("--config", "ceilingUSD=500"), "gpufleet:ceilingUSD is no key"),
     ],
 )
@@ -170,6 +169,6 @@ def test_further_places_are_groups_of_the_fleet_and_cost_nothing_beside_the_firs
     plan = SPOT_P4D | {"alternates": [ON_DEMAND_P4D, SPOT_P4DE]}
     lone, several = (json.loads(preview(tmp_path, item, "--format", "json")) for item in (SPOT_P4D, plan))
     groups = [row["parent"] for row in several["resources"] if row["type"] == "aws:autoscaling/group:Group"]
-    assert groups == ["fleet"] * 3
+    assert groups == ["fleet"] * 4, "the first place has a group for its base on demand"
     assert several["totals"]["usd_per_hour"] == pytest.approx(lone["totals"]["usd_per_hour"])
-    assert "Group gpufleet-dev-nodes-3" in preview(tmp_path, plan, "--all")
+    assert "Group gpufleet-dev-nodes-4" in preview(tmp_path, plan, "--all")

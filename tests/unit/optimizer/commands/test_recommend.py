@@ -578,6 +578,7 @@ def test_refresh_plans_at_todays_spot_prices(emulated_url: str, tmp_path: Path) 
     done = gpufleet(*SMALL, *types, "--format", "json", **place)
     assert json.loads(done.stdout)["plans"][0]["purchase"]["option"] == "on-demand"
     assert "days old: add --refresh" in done.stderr
+    assert re.search(r"^truer: gpufleet recommend --model .* --refresh reads today's", done.stderr, re.MULTILINE)
     done = gpufleet(*SMALL, *types, "--format", "json", "--refresh", **place)
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["plans"][0]

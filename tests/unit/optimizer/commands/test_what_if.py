@@ -78,7 +78,7 @@ def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
     (row,) = json.loads(curve("spot", "json")[0])
     assert row["price_stale"] == "yes" and isinstance(row["cost_usd_expected"], float)
     table, notes = curve("spot", "table")
-    assert f"~{row['cost_usd_expected']:.4g}" in table and "truer: gpufleet recommend --refresh" in notes
+    assert f"~{row['cost_usd_expected']:.4g}" in table and "truer: gpufleet recommend REQUEST.yaml --refresh" in notes
     table, notes = curve("on-demand", "table")
     assert "~" not in table + notes and json.loads(curve("on-demand", "json")[0])[0]["price_stale"] == "no"
 
