@@ -107,10 +107,12 @@ def started_by(words: Sequence[str]) -> set[str]:
         or (program and words[program - 1].startswith("-") and "=" not in words[program - 1])  # an option's value
     ):
         program += 1
-    names, rest = names_of(words[: program + 1]), list(words[program:])
+    rest = list(words[program:])
+    # A module of Python's may have the name of a cluster's program: python -m flux.
+    names = names_of([word for last, word in itertools.pairwise(["", *words[: program + 1]]) if last != "-m"])
     for at, word in enumerate(rest[: _script(rest)]):
         if module := re.fullmatch(r"-[a-zA-Z]*?m(\w+\.[\w.]+)?", word):  # python -m MODULE, python -mMODULE
-            names |= names_of([module[1] or " ".join(rest[at + 1 : at + 2])])
+            names |= names_of([module[1] or " ".join(rest[at + 1 : at + 2])]) - CLUSTERS
     if len(rest) > 2 and PurePath(rest[0]).name in SHELLS and re.fullmatch(r"-\w*c", rest[1]):
         for command in re.split(r"[;&|()\n]+", rest[2]):
             names |= started_by(split_command(command) or command.split())
