@@ -70,7 +70,7 @@ def unchanged(deployed: DeployedStack, pulumi: Pulumi, calls: list[str]) -> Iter
 def test_a_run_stays_as_it_is(
     gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
 ) -> None:
-    place = move.Place(stack="new", plan=sample_plan(region=EUROPE), config={})
+    place = move.Destination(stack="new", plan=sample_plan(region=EUROPE), config={})
     monkeypatch.setattr(move, "find_place", lambda *_, **__: place)
     code, out, err = gpufleet(words[0], *words[1:], *deployed.arguments, "--dry-run")
     assert code == 0, err
