@@ -126,7 +126,7 @@ class Network(Component):
         )
         account = _account_zones()
         wanted = [alternate.zone_id for alternate in alternates(settings)]
-        wanted += [block.zone_id for block in settings.plan.purchase.next_blocks if block.zone_id]
+        wanted += [block.zone_id for block in settings.plan.purchase.blocks if block.zone_id]
         others = [account[zone_id] for zone_id in dict.fromkeys(wanted) if zone_id in account]
         for zone in dict.fromkeys((*zones, *others)):
             self.subnets[zone.id] = self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)

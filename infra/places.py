@@ -121,7 +121,7 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
         zones: those that the stack has a subnet in.
 
     Raises:
-        ConfigError: a later Capacity Block is in another zone.
+        ConfigError: a Capacity Block is in a zone without a subnet.
     """
     plan, purchase, found = settings.plan, settings.plan.purchase, dict[str, DeclaredPlace]()
     prices, first = node_prices(plan), None
@@ -161,15 +161,17 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
         )
         found.setdefault(f"{name} {reservation_id}" if block and name in found else name, own)
 
-    add_own(purchase.option, own_zones, purchase.capacity_block, purchase.capacity_reservation_id)
-    for block in purchase.next_blocks if settings.mode == "training" else ():
-        block_zones = [block.zone_id] if block.zone_id else own_zones
-        if not zones.issuperset(block_zones):
+    reserved = [(purchase.capacity_reservation_id, purchase.capacity_block)]
+    reserved += [(block.capacity_reservation_id, block) for block in purchase.next_blocks]
+    for reservation_id, block in reserved if settings.mode == "training" else reserved[:1]:
+        # A paid block is of no use in another zone, which gpufleet:zoneId or the subnets may name.
+        zone_id = block.zone_id if block else None
+        if zone_id and zone_id not in zones:
             raise ConfigError(
-                f"the Capacity Block {block.capacity_reservation_id} is in {block.zone_id}, and the stack's subnets "
-                f"are in {', '.join(sorted(zones))}: leave the block out, or use a VPC that the stack creates"
+                f"the Capacity Block {reservation_id} is in {zone_id}, and the stack's subnets are in "
+                f"{', '.join(sorted(zones))}: leave the block out, or use a VPC that the stack creates"
             )
-        add_own(purchase.option, block_zones, block, block.capacity_reservation_id)
+        add_own(purchase.option, [zone_id] if zone_id else own_zones, block, reservation_id)
     is_replaced = settings.mode == "training" and purchase.fallback == "on-demand"
     for alternate in alternates(settings):
         name = f"{alternate.purchase} {alternate.instance_type} {alternate.zone_id}"

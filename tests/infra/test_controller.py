@@ -253,6 +253,15 @@ def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> N
     assert names[-1] == "on-demand p4d.24xlarge use1-az2"
 
 
+def test_a_paid_block_has_its_nodes_in_its_own_zone() -> None:
+    """A plan before has left gpufleet:zoneId, or the subnets are elsewhere."""
+    changes = {**capacity_block(zone_id="use1-az6"), "zone_ids": ["use1-az1", "use1-az2", "use1-az6"]}
+    ((name, place),) = told(deploy(changes, {"gpufleet:zoneId": "use1-az2"})).places.items()
+    assert name.endswith("use1-az6") and place.subnets == "gpufleet-dev-use1-az6-id"
+    with pytest.raises(ConfigError, match="cr-0123456789abcdef0 is in use1-az6, and the stack's subnets are in"):
+        deploy(changes, EXISTING_VPC)
+
+
 def test_the_controller_has_room_for_each_paid_block() -> None:
     stack = deploy(block_row(MOST_BLOCKS))
     # 300 bytes are left for longer names.
