@@ -74,11 +74,11 @@ def lay_over(catalog: Catalog, path: Path) -> Catalog:
         return replace(catalog, notes=(*catalog.notes, f"{error.got}; {error.next_step}"))
     if not pools:
         return catalog
-    # Capacity Manager counts what the stacks saw once more, and knows no waits.
-    counted = {pool.name for pool in pools if not pool.stack}
+    # Capacity Manager counts again what stacks saw before it was read, and knows no waits.
+    counted = {pool.name: pool.learned_at for pool in pools if not pool.stack}
     pools = [
         replace(pool, events=replace(pool.events, reclaims=0, hours=0.0))
-        if pool.stack and pool.name in counted
+        if pool.stack and pool.name in counted and pool.learned_at <= counted[pool.name]
         else pool
         for pool in pools
     ]

@@ -120,7 +120,7 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
 
     In the region where the account has enabled EC2 Capacity Manager, GetCapacityManagerMetricData gives the
     interruptions of its own spot instances by type and zone. recommend counts them on top of the Spot Advisor's band,
-    which weighs ten, in place of those that catalog learn read.
+    which weighs ten, in place of those that catalog learn read before.
 
     \b
     Example:

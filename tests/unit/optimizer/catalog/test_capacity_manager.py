@@ -72,3 +72,7 @@ def test_the_accounts_rate_takes_the_bands_place_as_it_grows(monkeypatch: pytest
     both = hazard()
     assert both.rate_per_node_hour == pytest.approx(known.rate_per_node_hour)
     assert both.wait_hours < known.wait_hours and "EC2 Capacity Manager, stack dev" in both.source
+    # Nodes that EC2 took back since Capacity Manager was last read count.
+    more = PoolEvents(first_at=NOW, last_at=NOW, asked=1, reclaims=10**6, node_hours=10**6, hours=10**6)
+    keep_events("s3://stack", "dev", {POOL: more}, now=NOW + timedelta(days=1))
+    assert hazard().rate_per_node_hour > 1.5 * known.rate_per_node_hour
