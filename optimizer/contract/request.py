@@ -201,7 +201,7 @@ class ExistingReservation(_Model):
 
     @property
     def takes_top_up(self) -> bool:
-        """One Auto Scaling group can hold its nodes and others on demand.
+        """Nodes on demand may come beside its own, from a second group.
 
         A group that targets no reservation by its id has none to fill first; a block's instances are launched by a
         market type of their own
