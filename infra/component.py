@@ -125,7 +125,7 @@ class Component(pulumi.ComponentResource):
     def _object(
         self,
         name: str,
-        key: str,
+        key: pulumi.Input[str],
         *,
         key_arn: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,

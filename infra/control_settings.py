@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE, ControllerSettings, OpeningHours
+from bootstrap.contract.settings import ControllerSettings, OpeningHours
 from infra.naming import Names
 from infra.places import DeclaredPlace, node_prices
 from infra.settings import StackSettings
@@ -20,10 +19,6 @@ NAT_USD_PER_HOUR = 0.093 + 0.005
 # Interface endpoint beyond those of the plan's cost (ECR), metered likewise: the dearest region of the catalog
 # (the same file, 0.010 to 0.014).
 ENDPOINT_USD_PER_HOUR = 0.014
-
-# Bytes of a function's environment variables, names and values:
-# https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
-VARIABLES_LIMIT = 4096
 
 
 def job_id(plan: FleetPlan) -> str:
@@ -55,7 +50,7 @@ def control_settings(
     plan, purchase = settings.plan, settings.plan.purchase
     # The owner of an existing reservation pays for it, used or not.
     makes_reservation = purchase.option == "reserved" and not purchase.capacity_reservation_id
-    control = ControllerSettings(
+    return ControllerSettings(
         schema_version=1,
         stack=names.stack,
         region=names.region,
@@ -88,24 +83,19 @@ def control_settings(
         waits=settings.waits,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()},
     )
-    while not _fits(control) and len(control.places) > 1:
-        # The last in the plan's order of trying goes first, and the fallback stays.
-        kept = list(control.places)
-        has_fallback = found[kept[-1]].purchase == "on-demand" and purchase.fallback == "on-demand"
-        kept.pop(-2 if has_fallback and len(kept) > 2 else -1)
-        own_hours = {name: times for name, times in hours.items() if name in kept}
-        control = replace(control, places={name: found[name] for name in kept}, opening_hours=own_hours)
-    return control
 
 
-def _fits(control: ControllerSettings) -> bool:
-    # Lambda counts the map of the variables as JSON, in which the quotes of this text are escaped.
-    return len(json.dumps({VARIABLE: variable_text(control)})) < VARIABLES_LIMIT
-
-
-def variable_text(control: ControllerSettings) -> str:
-    """Text of the function's variable."""
+def settings_text(control: ControllerSettings) -> str:
+    """Text of the object that the function reads."""
     return json.dumps(to_json(control), separators=(",", ":"))
+
+
+def settings_key(control_prefix: str, text: str) -> str:
+    """Key of the object with ``text``.
+
+    The digest makes other settings another object: the function takes them and its code in one step.
+    """
+    return f"{control_prefix}/settings-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
 def fixed_usd_per_hour(plan: FleetPlan, *, nat: bool, endpoints: int) -> float:

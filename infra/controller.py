@@ -13,7 +13,7 @@ import pulumi_aws as aws
 from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
-from infra.control_settings import control_settings, variable_text
+from infra.control_settings import control_settings, settings_key, settings_text
 from infra.places import DeclaredPlace
 from infra.policies.roles import assume_role, controller_policy
 
@@ -76,8 +76,17 @@ class Controller(Component):
             "train_archive": args.train_archive,
             "subnets": args.subnets,
         }
-        variable: pulumi.Output[str] = pulumi.Output.all(**given).apply(
-            lambda known: variable_text(control_settings(self._settings, names, places=args.places, **known))
+        text: pulumi.Output[str] = pulumi.Output.all(**given).apply(
+            lambda known: settings_text(control_settings(self._settings, names, places=args.places, **known))
+        )
+        settings = self._object(
+            f"{self._name}-settings",
+            text.apply(lambda known: settings_key(names.control_prefix, known)),
+            bucket=args.bucket,
+            key_arn=args.key_arn,
+            content=text,
+            content_type="application/json",
+            bucket_key_enabled=True,
         )
         return aws.lambda_.Function(
             self._name,
@@ -91,7 +100,9 @@ class Controller(Component):
             memory_size=256,
             timeout=TIMEOUT_S,
             role=role.arn,
-            environment=aws.lambda_.FunctionEnvironmentArgs(variables={VARIABLE: variable}),
+            environment=aws.lambda_.FunctionEnvironmentArgs(
+                variables={VARIABLE: pulumi.Output.format("s3://{0}/{1}", args.bucket, settings.key)}
+            ),
             kms_key_arn=args.key_arn,
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=log_group.name),
             tags=self._tags,

@@ -1,15 +1,14 @@
-"""The controller's settings: one JSON environment variable, written by infra/controller.py."""
+"""The controller's settings: a JSON object in the stack's bucket, written by infra/controller.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 
-# A function's variables have 4 KB together:
+# The function's variable with the object's URI. Variables have 4 KB together, less than eight places need:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
 VARIABLE = "GPUFLEET_CONTROL"
 
@@ -119,14 +118,13 @@ class ControllerSettings:
     waits: bool = False  # starts no node before a person's first request
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> ControllerSettings:
-        """Read the settings from ``GPUFLEET_CONTROL``, or raise a FormatError."""
-        text = environment.get(VARIABLE, "")
+    def from_text(cls, text: str, where: str) -> ControllerSettings:
+        """Read the settings from JSON text; FormatError: it is at fault, and ``where`` names the place."""
         try:
-            data = parse_json(text, VARIABLE)
+            data = parse_json(text, where)
         except FormatError as error:
-            raise FormatError(f"{VARIABLE} is not JSON ({text[:80]!r}): run `pulumi up`, which writes it") from error
-        return from_json(cls, data, VARIABLE)
+            raise FormatError(f"{where} is not JSON ({text[:80]!r}): run `pulumi up`, which writes it") from error
+        return from_json(cls, data, where)
 
     def usd_per_hour(self, lifecycle: Lifecycle, instance_type: str) -> float:
         """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""

@@ -28,6 +28,13 @@ class ConflictError(RuntimeError):
     """Another tick wrote the state since this one read it."""
 
 
+def load_settings(clients: Clients, uri: str) -> ControllerSettings:
+    """Read the settings at ``s3://BUCKET/KEY``; FormatError: they are at fault."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    body = clients.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    return ControllerSettings.from_text(body.decode(errors="replace"), uri)
+
+
 def load_state(clients: Clients, settings: ControllerSettings) -> tuple[ControllerState | None, str | None]:
     """Read the state and its ETag, both None before the first tick, or raise NewerStateError or StateError."""
     key = _key(settings, state.FILE)

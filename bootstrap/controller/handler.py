@@ -15,10 +15,10 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller.actions import GroupAction
-from bootstrap.controller.bucket import ConflictError, StateError, load_state, save_state
+from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
 from bootstrap.controller.carry_out import carry_out, publish_metrics
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.decide import decide, end_all, take_answer
@@ -41,8 +41,9 @@ def log(event: str, **values: Any) -> None:
 
 def handler(event: object, context: object) -> dict[str, Any]:
     """Run a tick for Lambda, whose Errors metric counts failures."""
-    settings = ControllerSettings.from_environment(os.environ)
-    state = tick(_clients(settings.region), settings, datetime.now(UTC))
+    # Lambda sets the region: https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html
+    clients = _clients(os.environ["AWS_REGION"])
+    state = tick(clients, load_settings(clients, os.environ[VARIABLE]), datetime.now(UTC))
     return {"phase": state.phase, "spent_usd": state.spent_usd}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pulumi._types import resource_types
 
-from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from infra.policies.resources import EVENTS
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
 from tests.engine.deployment import Deployment
@@ -227,7 +227,7 @@ def check_controller(deployed: Deployment) -> None:
     """The function runs every minute, only its rule may call it, and its settings parse."""
     functions, events = deployed.aws("lambda"), deployed.aws("events")
     (function,) = functions.list_functions()["Functions"]
-    settings = ControllerSettings.from_environment(function["Environment"]["Variables"])
+    settings = controller_settings(deployed)
     assert (settings.group, settings.stack) == (group(deployed)["AutoScalingGroupName"], deployed.stack.name)
     assert settings.bucket == deployed.stack.outputs()["bucket"]
     assert settings.queue_url == deployed.stack.outputs()["queue_url"]
@@ -278,13 +278,16 @@ def check_scaling(deployed: Deployment) -> None:
     (policy,) = scaling.describe_policies(AutoScalingGroupName=name)["ScalingPolicies"]
     metric = policy["TargetTrackingConfiguration"]["CustomizedMetricSpecification"]
     assert metric["MetricName"] == "GpuUtilizationPercent"
-    assert metric["Namespace"] == controller_settings_namespace(deployed)
+    assert metric["Namespace"] == controller_settings(deployed).metric_namespace
 
 
-def controller_settings_namespace(deployed: Deployment) -> str:
-    """Namespace of the stack's metrics, as the deployed controller publishes them."""
+def controller_settings(deployed: Deployment) -> ControllerSettings:
+    """Settings that the deployed controller reads."""
     (function,) = deployed.aws("lambda").list_functions()["Functions"]
-    return ControllerSettings.from_environment(function["Environment"]["Variables"]).metric_namespace
+    uri = function["Environment"]["Variables"][VARIABLE]
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    body = deployed.aws("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    return ControllerSettings.from_text(body.decode(), uri)
 
 
 def check_reservation(deployed: Deployment, plan: FleetPlan) -> None:

@@ -17,13 +17,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick as controller_tick
 from infra.naming import Names
 from tests.engine.deployment import REGION, Deployment
-from tests.engine.facts import ACCOUNT
+from tests.engine.facts import ACCOUNT, controller_settings
 
 MINUTE = timedelta(minutes=1)
 
@@ -38,11 +37,6 @@ def function(deployed: Deployment) -> dict[str, Any]:
     name = names(deployed).controller
     configuration: dict[str, Any] = deployed.aws("lambda").get_function_configuration(FunctionName=name)
     return configuration
-
-
-def controller_settings(deployed: Deployment) -> ControllerSettings:
-    """Settings in the deployed function's variables."""
-    return ControllerSettings.from_environment(function(deployed)["Environment"]["Variables"])
 
 
 def tick(deployed: Deployment, now: datetime) -> ControllerState:

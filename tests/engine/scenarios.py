@@ -150,7 +150,7 @@ def over_budget(deployed: Deployment, started: datetime) -> None:
     assert set(held.values()) == {"Terminating:Wait"}
     running.tick(deployed, late + running.MINUTE)
     assert running.states(deployed) == held, "a node gets the time its checkpoint needs"
-    settings = running.controller_settings(deployed)
+    settings = facts.controller_settings(deployed)
     running.tick(deployed, late + running.MINUTE + timedelta(seconds=settings.drain_s))
     assert running.states(deployed) == {}, "and no more"
     state = running.tick(deployed, late + 2 * running.MINUTE + timedelta(seconds=settings.drain_s))
@@ -270,7 +270,7 @@ def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
         assert len(running.complete(deployed, "Pending:Wait")) == 2
         state = running.tick(deployed, now + 2 * running.MINUTE)
         prices = sorted(instance.usd_per_hour for instance in state.instances.values())
-        volume = running.controller_settings(deployed).volume_usd_per_node_hour
+        volume = facts.controller_settings(deployed).volume_usd_per_node_hour
         assert state.phase == "running"
         assert prices == [pytest.approx(usd + volume) for usd in (0.5, 21.96)]
         assert_settled(deployed)

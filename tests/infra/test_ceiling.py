@@ -63,8 +63,8 @@ def phase_at(settings: ControllerSettings, spent_usd: float) -> str:
 def test_a_run_as_dear_as_its_95th_percentile_gets_done_under_its_budget(name: str) -> None:
     plan = tightest(OPTIONS[name])
     assert plan.job.budget_usd is not None and plan.cost_usd.p95 < plan.job.budget_usd
-    told = Deployed(resources(plan, stack="dev")).one("Function")["environment"]["variables"]
-    settings = ControllerSettings.from_environment(told)
+    told = Deployed(resources(plan, stack="dev")).one("BucketObjectv2", "-controller-settings")["content"]
+    settings = ControllerSettings.from_text(told, "the settings")
     # The plan's dollars are of cents, and its hourly rates of those.
     cent = 0.05
     a_second = settings.node_count * settings.dearest_usd_per_hour / 3600

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bootstrap.contract.settings import ControllerSettings, FirstGroup, OpeningHours, Place
+from bootstrap.contract.settings import VARIABLE, ControllerSettings, FirstGroup, OpeningHours, Place
 from infra import bundle
 from infra.control_settings import job_id
 from infra.naming import Names
@@ -51,8 +51,10 @@ BASE = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=21.96)
 
 def told(deployed: Deployed) -> ControllerSettings:
     """Settings of the function, read by its own code."""
-    variables = deployed.one("Function")["environment"]["variables"]
-    return ControllerSettings.from_environment(variables)
+    content = deployed.one("BucketObjectv2", "-controller-settings")
+    uri = deployed.one("Function")["environment"]["variables"][VARIABLE]
+    assert uri == f"s3://{content['bucket']}/{content['key']}"
+    return ControllerSettings.from_text(content["content"], uri)
 
 
 def test_the_function_is_small_arm_encrypted_and_over_before_the_next_tick(stack: Deployed) -> None:
@@ -64,16 +66,6 @@ def test_the_function_is_small_arm_encrypted_and_over_before_the_next_tick(stack
     assert function["loggingConfig"]["logGroup"] == NAMES.controller_log_group
     assert stack.one("LogGroup", "-controller")["retentionInDays"] > 0
     assert function["tags"]["gpufleet:stack"] == "dev"
-
-
-def test_lambdas_limit_of_all_variables_is_kept_with_room() -> None:
-    types = [f"p4d{'x' * 20}{number}.24xlarge" for number in range(20)]
-    prices = [*SPOT_P4D["prices"], *({**SPOT_P4D["prices"][0], "item": f"spot {name} us-east-1"} for name in types)]
-    deployed = deploy({"purchase": {"spot_types": types}, "prices": prices})
-    variables = deployed.one("Function")["environment"]["variables"]
-    # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
-    assert sum(len(name) + len(value) for name, value in variables.items()) < 4096
-    assert len(told(deployed).prices["spot"]) == 21
 
 
 def test_the_function_is_told_what_the_plan_says(stack: Deployed) -> None:
@@ -234,7 +226,7 @@ def test_alternates_that_need_another_launch_template_are_left_out() -> None:
     ]
 
 
-def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> None:
+def test_eight_places_and_the_fallback_always() -> None:
     alternates = [
         {**SPOT_P4DE, "zone_id": f"use1-az{zone}", "instance_type": name, "price": {**SPOT_P4DE["price"], "item": item}}
         for number in range(6)
@@ -244,9 +236,6 @@ def test_as_many_places_as_lambdas_variables_hold_and_the_fallback_always() -> N
     ]
     changes = {"purchase": {"zone_id": "use1-az2", "fallback": "on-demand"}}
     stack = deploy({**changes, "alternates": alternates}, {"gpufleet:spotPolicy": "adaptive"})
-    variables = stack.one("Function")["environment"]["variables"]
-    # Lambda counts their JSON.
-    assert 2900 < len(json.dumps(variables)) < 4096
     assert len(stack.all("Group")) == 8
     names = list(told(stack).places)
     assert (names[0], names[1]) == ("spot p4d.24xlarge use1-az2", "spot p4de0.24xlarge use1-az1")

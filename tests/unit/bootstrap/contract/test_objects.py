@@ -13,7 +13,7 @@ import pytest
 from bootstrap.contract import state
 from bootstrap.contract.codec import FormatError, from_json, to_json
 from bootstrap.contract.request import read_request
-from bootstrap.contract.settings import VARIABLE, ControllerSettings
+from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import NewerStateError, read_state
 from bootstrap.contract.timings import LEASE_ACTS
 from tests.unit.bootstrap.controller.world import World, settings, trained
@@ -21,9 +21,9 @@ from tests.unit.bootstrap.controller.world import World, settings, trained
 REQUEST = {"schema_version": 1, "want": "stop", "at": "2026-11-21T16:00:00Z", "by": "arn:aws:iam::1:user/ann"}
 
 
-def test_settings_survive_their_variable() -> None:
+def test_settings_survive_their_object() -> None:
     config = settings(ceiling_usd=100.0)
-    assert ControllerSettings.from_environment({VARIABLE: json.dumps(to_json(config))}) == config
+    assert ControllerSettings.from_text(json.dumps(to_json(config)), "the settings") == config
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def test_settings_survive_their_variable() -> None:
     [
         ("", "not JSON.*pulumi up"),
         ("[1]", "must be an object"),
-        ('{"stack": "dev"}', "lacks block, bucket"),
+        ('{"stack": "dev"}', "lacks bucket, "),
     ],
 )
 def test_malformed_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        ControllerSettings.from_environment({VARIABLE: text})
+        ControllerSettings.from_text(text, "the settings")
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,11 @@ def test_malformed_settings_are_refused(text: str, message: str) -> None:
         ({"colour": "red"}, "unknown fields: colour"),
         ({"prices": {"spot": {"p4d.24xlarge": None}}}, r"prices\.spot\.p4d\.24xlarge is 'None'"),
         ({"waits": 1}, "true or false"),
-        ({"block": {"start": "2026-11-21T16:00:00", "end": "2026-11-22T16:00:00Z"}}, "a time with its zone"),
-        ({"block": {"start": "soon", "end": "2026-11-22T16:00:00Z"}}, "must be a time like"),
+        (
+            {"opening_hours": {"b": {"start": "2026-11-21T16:00:00", "end": "2026-11-22T16:00:00Z"}}},
+            "a time with its zone",
+        ),
+        ({"opening_hours": {"b": {"start": "soon", "end": "2026-11-22T16:00:00Z"}}}, "must be a time like"),
         ({"bucket": 1}, "must be a text"),
     ],
 )

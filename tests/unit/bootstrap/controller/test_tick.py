@@ -774,8 +774,13 @@ def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
     assert (stack.group.min_size, stack.group.max_size, stack.group.desired_capacity) == (0, 0, 0)
 
 
-def test_lambda_runs_a_tick_with_the_settings_of_its_environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, json.dumps(to_json(stack.config)))
+def test_lambda_runs_a_tick_with_the_settings_that_its_variable_names(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(to_json(stack.config))
+    stack.clients.s3.put_object(Bucket=stack.config.bucket, Key="control/settings-1.json", Body=body.encode())
+    monkeypatch.setenv(VARIABLE, f"s3://{stack.config.bucket}/control/settings-1.json")
+    monkeypatch.setenv("AWS_REGION", stack.config.region)
     assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3
 
