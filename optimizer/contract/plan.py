@@ -153,9 +153,8 @@ class CapacityBlock(_Model):
         return self
 
 
-# The controller's environment holds these and one place on demand (VARIABLES_LIMIT of infra/control_settings.py); a
-# paid block that it has no room for would have no nodes.
-MOST_BLOCKS = 6
+# A stack has eight places (bootstrap/contract/settings.py), and one may be on demand.
+MOST_BLOCKS = 7
 
 
 class NextBlock(CapacityBlock):
