@@ -112,7 +112,7 @@ def spot(tools: Tools, scratch: Path) -> None:
         deployed.set_plan(plan)
         updated = stack.up()
         # Other settings of the controller are another object.
-        assert set(updated.changed()) == {"update", "replace"}, updated.output
+        assert set(updated.changed()) == {"update", "replace", *REPLACEMENT}, updated.output
         assert all(name.endswith("-controller-settings") for name in updated.changed()["replace"])
         assert any(GROUP in name for name in updated.changed()["update"])
         after = running.groups(deployed)
