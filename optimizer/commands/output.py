@@ -43,7 +43,7 @@ def format_option(function: F) -> F:
 
 def write_truer(
     *,
-    spot_days: int = 0,
+    is_spot_old: bool = False,
     again: str = "gpufleet recommend REQUEST.yaml --refresh",
     plan: str = "",
     plan_number: int = 1,
@@ -53,15 +53,15 @@ def write_truer(
     """End an answer with the one command that makes it truer, on standard error; with nothing where none would.
 
     Args:
-        spot_days: age of spot prices that are too old to buy at.
+        is_spot_old: spot prices are too old to buy at.
         again: command that reads today's.
         plan: file of the plan that the answer is of; - for standard input.
         plan_number: its number in the file.
         measured_runs: runs on the estimate's GPU that its speed was fitted to.
         catalog: the prices that the answer is of.
     """
-    if spot_days:
-        step = f"{again} reads today's spot prices; those of this answer are {spot_days:,} days old"
+    if is_spot_old:
+        step = f"{again} reads today's spot prices"
     elif plan:
         words = ("PLAN" if plan == "-" else shlex.quote(plan)) + f" --plan {plan_number}" * (plan_number > 1)
         step = f"gpufleet preflight {words} asks your account for today's prices, quotas and zones"

@@ -149,8 +149,12 @@ def command(
         title="What a plan costs, by one limit",
         spare=("steps", "gpus", "parallelism", "region", "hours_expected", "option", "hours_p95"),
     )
-    old = [point.plan.spot_range.age_days for point in curve_points if point.plan and point.plan.spot_range]
-    write_truer(spot_days=max(old, default=0), catalog=catalog)
+    write_truer(
+        is_spot_old=any(
+            point.plan.spot_range and point.plan.spot_range.age_days for point in curve_points if point.plan
+        ),
+        catalog=catalog,
+    )
 
 
 # The request's own parameters have one definition, recommend's.

@@ -179,8 +179,8 @@ def command(
     write_notes(notes)
     if not answer.plans:
         _explain_nothing(answer)
-    old = max((plan.spot_range.age_days for plan in answer.plans if plan.spot_range), default=0)
-    write_truer(spot_days=old, again=repeat_command({"refresh": ["--refresh"]}), catalog=catalog)
+    is_spot_old = any(plan.spot_range and plan.spot_range.age_days for plan in answer.plans)
+    write_truer(is_spot_old=is_spot_old, again=repeat_command({"refresh": ["--refresh"]}), catalog=catalog)
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:
