@@ -113,9 +113,9 @@ load_runtime_env() {
 TORCH_PROBE='import torch; print(torch.__version__.split("+")[0], ".".join(map(str, torch.cuda.nccl.version())), torch.cuda.is_available())'
 
 # imported_modules: print what the training command imports beside torch, as far as that is known: the reference
-# trainer's libraries, with awscrt and boto3 for its checkpoints in S3.
+# trainer's libraries, with boto3 for its checkpoints in S3.
 imported_modules() {
-  if [[ ${GPUFLEET_TRAIN_COMMAND:-} == "-m bootstrap.trainer" ]]; then echo "awscrt, boto3, transformers, torchvision"; fi
+  if [[ ${GPUFLEET_TRAIN_COMMAND:-} == "-m bootstrap.trainer" ]]; then echo "boto3, transformers, torchvision"; fi
 }
 
 # version_at_least VERSION MINIMUM: compare by version order, so 1.9 is below 1.41.

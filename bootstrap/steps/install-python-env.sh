@@ -18,9 +18,9 @@ own=$BOOTSTRAP_DIR/requirements-own.txt # gpufleet:requirements, where it is set
 node_list=$BOOTSTRAP_DIR/requirements-node.txt torch_list=$BOOTSTRAP_DIR/requirements-torch.txt
 # This environment serves the copy of data alone, if training runs in a container (pull-image.sh).
 in_image=${GPUFLEET_IMAGE:-}
-copies=$([[ ${GPUFLEET_TRAIN_DATA:-} != s3://* ]] || echo "awscrt, boto3")
+copies=$([[ ${GPUFLEET_TRAIN_DATA:-} != s3://* ]] || echo boto3)
 modules=$(imported_modules)
-if [[ -n $in_image ]]; then modules=${copies:-boto3}; fi
+if [[ -n $in_image ]]; then modules=boto3; fi
 modules=${modules:-$copies}
 
 has_torch() {
@@ -40,9 +40,8 @@ imports() {
 
 # use PYTHON: give it to gpufleet-train.service, and exit.
 use() {
-  local needs="awscrt, boto3" from="any gpufleet:requirements bring both"
-  if [[ -n $in_image ]]; then needs=boto3 from="gpufleet stack wheels --stack NAME --force packs it"; fi
-  "$1" -c "import $needs" 2>/dev/null || log "WARN ${1#"$ROOT"} has no $needs for objects in S3: $from"
+  "$1" -c 'import boto3' 2>/dev/null ||
+    log "WARN ${1#"$ROOT"} has no boto3 for checkpoints in S3 (gpufleet stack wheels --stack NAME packs it)"
   set_runtime GPUFLEET_PYTHON "${1#"$ROOT"}"
   exit 0
 }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 try:
     from awscrt import checksums
-except ImportError:  # make_client refuses S3 then
+except ImportError:  # an image with an environment of its own: sizes and ETags are compared
     checksums = None
 
 logger = logging.getLogger(__name__)

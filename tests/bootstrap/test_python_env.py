@@ -25,12 +25,7 @@ class cuda:
     is_available = staticmethod(lambda: True)
 """
 # (list, name, version, module's text)
-NODE = [
-    ("awscrt", "0.38", ""),
-    ("boto3", "1.0", ""),
-    ("transformers", "5.0", ""),
-    ("torchvision", "0.26", "import torch"),
-]
+NODE = [("boto3", "1.0", ""), ("transformers", "5.0", ""), ("torchvision", "0.26", "import torch")]
 
 
 def wheel(folder: Path, name: str, version: str, text: str) -> str:
@@ -123,7 +118,7 @@ def test_an_image_that_has_everything_needs_no_wheels(tmp_path: Path, house: Pat
     made = node(tmp_path, house)
     (tmp_path / "wheels.tar").unlink()
     (packages,) = (made.root / "opt/pytorch/lib").glob("python3*/site-packages")
-    for name in ("awscrt", "boto3", "torchvision"):
+    for name in ("boto3", "torchvision"):
         (packages / f"{name}.py").touch()
     done = made.run(STEP)
     assert done.exit_code == 0, done.output

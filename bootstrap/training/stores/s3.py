@@ -18,6 +18,7 @@ from bootstrap.training.stores.transfers import (
     CONNECTIONS,
     RANGE_NOT_SATISFIABLE,
     WRITE_ID,
+    Boto3Transfers,
     CrtTransfers,
     TransferError,
 )
@@ -61,8 +62,11 @@ class S3Store:
         self._tags_deleted = True
 
     @cached_property
-    def _transfers(self) -> CrtTransfers:
-        return CrtTransfers(self._client, self._bucket, connections=self._connections)
+    def _transfers(self) -> CrtTransfers | Boto3Transfers:
+        try:
+            return CrtTransfers(self._client, self._bucket, connections=self._connections)
+        except ImportError:
+            return Boto3Transfers(make_client(attempts=4), self._bucket)
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """See ``Store.write``."""
@@ -150,13 +154,10 @@ class S3Store:
 def make_client(*, attempts: int = 1, connections: int = CONNECTIONS) -> S3Client:
     """Client of S3 that gives a silent connection up well before a final checkpoint's two minutes are over."""
     try:
-        import awscrt  # noqa: F401
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise ConfigurationError(
-            f"checkpoints and data on S3 need boto3 and awscrt: pip install {error.name}"
-        ) from error
+        raise ConfigurationError("checkpoints and data on S3 need boto3: pip install boto3") from error
     config = Config(
         connect_timeout=5,
         read_timeout=20,

@@ -1,14 +1,18 @@
-"""Object bytes between memory and S3, in parallel parts, by the AWS Common Runtime (CRT).
+"""Object bytes between memory and S3, in parallel parts: by the AWS Common Runtime (CRT), or by boto3 without it.
 
-The CRT has threads and retries of its own; boto3's transfer manager copies, checks and encrypts under Python's global
-lock, beside the training loop.
+boto3's transfer manager copies, checks and encrypts under Python's global lock, beside the training loop. The CRT has
+threads and retries of its own.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import SplitResult, urlsplit
 
 from bootstrap.contract.staging import PART_BYTES
@@ -16,6 +20,8 @@ from bootstrap.training.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
 
 # Least memory limit that the CRT accepts; its buffers hold the parts that are on their way.
 BUFFER_BYTES = 2**30
@@ -39,7 +45,10 @@ class TransferError(OSError):
 
 
 class CrtTransfers:
-    """Transfers of one bucket's objects with a boto3 client's credentials, region and endpoint."""
+    """Transfers of one bucket's objects with a boto3 client's credentials, region and endpoint.
+
+    ImportError: awscrt is not installed.
+    """
 
     def __init__(self, client: S3Client, bucket: str, *, connections: int = CONNECTIONS) -> None:
         import boto3
@@ -134,6 +143,57 @@ class CrtTransfers:
         """URL without its query, from boto3, which knows endpoints, partitions and addressing styles."""
         parameters = {"Bucket": self._bucket, "Key": key}
         return urlsplit(self._boto3_client.generate_presigned_url("get_object", Params=parameters))
+
+
+class Boto3Transfers:
+    """``CrtTransfers`` by boto3, which is slower and takes time from the training loop."""
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        logger.warning("awscrt is not installed: boto3 moves the checkpoints, slower; pip install awscrt")
+        self._client, self._bucket = client, bucket
+        for operation in ("PutObject", "CompleteMultipartUpload"):
+            client.meta.events.register(f"provide-client-params.s3.{operation}", _only_if_absent)
+
+    def put(self, key: str, views: list[memoryview], *, write_id: str, kms_key_id: str | None) -> None:
+        """See ``CrtTransfers.put``."""
+        extra: dict[str, Any] = {"Metadata": {WRITE_ID: write_id}}
+        if kms_key_id:
+            extra |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id}
+        with _boto3_errors():
+            self._client.upload_fileobj(cast(BinaryIO, _PartsReader(views)), self._bucket, key, ExtraArgs=extra)
+
+    def get(self, key: str, offset: int, into: memoryview) -> None:
+        """See ``CrtTransfers.get``."""
+
+        def get_part(start: int) -> None:
+            part = into[start : start + PART_BYTES]
+            first = offset + start
+            wanted = f"bytes={first}-{first + part.nbytes - 1}"
+            with _boto3_errors():
+                data = self._client.get_object(Bucket=self._bucket, Key=key, Range=wanted)["Body"].read()
+            if len(data) != part.nbytes:
+                raise TransferError(f"it ends at byte {first + len(data)}", RANGE_NOT_SATISFIABLE)
+            part[:] = data
+
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            list(threads.map(get_part, range(0, into.nbytes, PART_BYTES)))
+
+
+@contextmanager
+def _boto3_errors() -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise TransferError(str(error), error.response["ResponseMetadata"].get("HTTPStatusCode")) from error
+    except BotoCoreError as error:
+        raise TransferError(str(error)) from error
+
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html (read 2026-11)
+def _only_if_absent(params: dict[str, Any], **_: Any) -> None:
+    params.setdefault("IfNoneMatch", "*")
 
 
 class _PartsReader(io.RawIOBase):

@@ -21,17 +21,30 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
+from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
 from tests.unit.bootstrap.training.conftest import BUCKET
 
 IN_PARTS = 20_000_003
 
 
-@pytest.fixture(params=["directory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def without_awscrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("awscrt")
+
+    monkeypatch.setattr("bootstrap.training.stores.s3.CrtTransfers", refuse)
+
+
+@pytest.fixture(params=["directory", "s3", "s3-boto3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "directory":
         return open_store(str(tmp_path / "store"))
     request.getfixturevalue("aws")
-    return open_store(f"s3://{BUCKET}/run/a")
+    if request.param == "s3-boto3":
+        without_awscrt(monkeypatch)
+    store = open_store(f"s3://{BUCKET}/run/a")
+    assert isinstance(store, S3Store)
+    assert isinstance(store._transfers, Boto3Transfers if request.param == "s3-boto3" else CrtTransfers)
+    return store
 
 
 @pytest.mark.parametrize("size", [0, 5, IN_PARTS], ids=["empty", "small", "in-parts"])
@@ -195,7 +208,10 @@ def proxy(aws: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         thread.join()
 
 
-def test_s3_writes_in_parts_and_on_condition(proxy: Proxy) -> None:
+@pytest.mark.parametrize("with_awscrt", [True, False], ids=["crt", "boto3"])
+def test_s3_writes_in_parts_and_on_condition(with_awscrt: bool, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_awscrt:
+        without_awscrt(monkeypatch)
     store = S3Store(BUCKET, "run")
     store.write("small", [b"x"])
     store.write("large", [bytes(IN_PARTS)])
