@@ -11,16 +11,22 @@ from typing import Any
 import click
 import numpy as np
 
+from bootstrap.contract.pool_policy import TRY_HOURS
+from optimizer.catalog import load
+from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import FiniteRange, Hours
-from optimizer.commands.output import format_option, write_rows, write_table
+from optimizer.commands.output import format_option, write_notes, write_rows, write_table
 from optimizer.commands.progress import steps
-from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.units import rounded
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import SimulatedJob
+from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
-from optimizer.economics.simulation.traces import read_trace
+from optimizer.economics.simulation.simulator import Launching
+from optimizer.economics.simulation.traces import CapacityTrace, read_trace
+from optimizer.performance.types import Floats
 
 COLUMNS = {
     "trace": "trace",
@@ -48,6 +54,7 @@ Example:
   gpufleet simulate --trace traces/*.json --work-hours 2d --deadline-hours 3d --policy all --format csv
   gpufleet simulate --trace zone-a.json zone-b.json --together --nodes 16 --work-hours 48 --deadline-hours 72
   gpufleet simulate --trace pool.json --nodes 4 --work-hours 48 --deadline-hours 72 --checkpoint-hours 0.5
+  gpufleet simulate --price-history history.json --work-hours 48 --deadline-hours 72
 """,
 )
 @click.option(
@@ -90,6 +97,15 @@ Example:
     help="On-demand price over spot price.",
 )
 @click.option("--together", is_flag=True, help="One run that may take its nodes from the pools of all traces.")
+@click.option(
+    "--price-history",
+    "price_histories",
+    cls=FurtherOption,
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON of aws ec2 describe-spot-price-history, of one type; repeatable (regions). Implies --together.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, started all or none.")
 @click.option(
     "--policy",
@@ -123,6 +139,7 @@ def command(
     starts: int,
     seed: int,
     together: bool,
+    price_histories: tuple[Path, ...],
     output_format: str,
     **job: Any,
 ) -> None:
@@ -136,21 +153,31 @@ def command(
     all policies, with the trace known beforehand. A policy knows a pool by its own launches only: it asks one pool at a
     time, for all nodes, beside running ones. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number
     of nodes available in each tick.
+
+    With --price-history an hour of spot costs what it did in the trace's zone at that time, beside the catalog's
+    on-demand price: adaptive and omniscient go by these prices. The zone is in the trace's file name, and its begin in
+    metadata.start_time. Without a trace every zone of the history is assumed to have capacity all the time.
     """
+    together = together or bool(price_histories)
     paths = (*first_traces, *more_traces)
-    if not paths:
+    if not paths and not price_histories:
         raise InvalidInputError("no trace is given", next_step="--trace FILE, with the file of a trace")
     repeated = {path for path in paths if paths.count(path) > 1}
     if repeated:
         raise InvalidInputError(f"--trace {min(repeated)} is given twice", next_step="name each trace once")
     asked = SimulatedJob(**job)
     traces = [read_trace(path) for path in paths]
+    ratios: Floats | None = None
+    if price_histories:
+        traces, ratios = _with_prices(read_histories(price_histories), traces, nodes)
     names = NAMES if "all" in policy else tuple(dict.fromkeys(policy))
     with steps("policies", len(names) * (1 if together else len(traces))) as advance:
         results = replay(
             traces,
             asked,
             names,
+            launching=Launching(try_hours=TRY_HOURS),
+            price_ratios=ratios,
             together=together,
             starts=starts,
             seed=seed,
@@ -164,6 +191,38 @@ def command(
     if output_format == "table" and len(traces) > 1 and not together:
         click.echo()
         write_table(_means(results), _MEANS, title=f"Means over {len(paths)} traces", spare=_SPARE)
+
+
+def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int) -> tuple[list[CapacityTrace], Floats]:
+    """The traces, or assumed ones, and on-demand's price over spot's in their pools and ticks."""
+    catalog, zones = load(), ", ".join(zone.zone_name for zone in history.zones)
+    prices = [
+        offer.on_demand
+        for offer in catalog.offers
+        if offer.instance.name == history.instance_type and offer.on_demand
+        if any(
+            zone.zone_name[:-1] == offer.region or zone.zone_id.startswith(f"{zone_prefix(offer.region)}-az")
+            for zone in history.zones
+        )
+    ]
+    if not prices:
+        raise DataMissingError(
+            f"the catalog has no on-demand price of {history.instance_type} in the region of {zones}",
+            why="costs are shares of on-demand's",
+            next_step=f"gpufleet catalog refresh --region {history.zones[0].zone_name[:-1]}",
+        )
+    on_demand = min(prices, key=lambda price: price.usd_per_hour)
+    usd = f"{on_demand.usd_per_hour:g} USD an hour ({on_demand.source}, {on_demand.as_of})"
+    notes: list[object] = [*history.skipped, f"on-demand {history.instance_type} costs {usd}"]
+    if not traces:
+        traces, left_out = assume_capacity(history, nodes=nodes)
+        names = ", ".join(trace.name for trace in traces)
+        notes += [
+            *left_out,
+            f"no trace is given: {names} are assumed to have capacity all the time: only prices differ",
+        ]
+    write_notes(notes)
+    return traces, on_demand.usd_per_hour / usd_by_tick(history, traces)
 
 
 def _row(result: PolicyFigures) -> dict[str, Any]:

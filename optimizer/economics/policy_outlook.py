@@ -29,6 +29,7 @@ from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.policies import Fallback
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
+    Launching,
     NewPolicy,
     PoolsView,
     SimulatedRun,
@@ -76,7 +77,8 @@ class ExponentialRun(SimulatedRun):
         mode: Mode,
     ) -> None:
         losses = [random.uniform(0, job.checkpoint_hours) for _ in range(16)]
-        super().__init__([[]], 0.0, job, [spot_price], policy, [job.restart_hours], losses)
+        launching = Launching(try_hours=delays.try_hours)
+        super().__init__([[]], 0.0, job, launching, [[spot_price]], policy, [job.restart_hours], losses)
         self._delays = delays
         self._believed, self._survivors = believed, survivors
         self._random, self._means = random, (wait_hours, 1 / reclaims_per_hour if reclaims_per_hour else math.inf)
@@ -125,7 +127,7 @@ class ExponentialRun(SimulatedRun):
         """Take a node back: the others are paid until the controller gives them up."""
         super().reclaim(now_hours)
         self._lost_hours = now_hours
-        self.cost += self._survivors * REFUSED_REPLACEMENT / HOUR * self._prices[0]
+        self.cost += self._survivors * REFUSED_REPLACEMENT / HOUR * self._present[0]
         self._ending_hours = ENDING / HOUR
 
     def _draw_end(self) -> None:
@@ -330,7 +332,6 @@ def play_runs(
         price_ratio=1 / price,
         restart_hours=restart_hours,
         checkpoint_hours=lost_hours,
-        try_hours=delays.try_hours,
     )
     # A measured speed has no error.
     log_error = float(fleets.log_error[0]) if slower is None else 0.0

@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.replay import NAMES, OMNISCIENT, PolicyFigures, replay
+from optimizer.economics.simulation.simulator import Launching
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,7 +67,7 @@ def together(
     for gang in (1, 16):
         yield "13 H100 zones", h100, gang, 1.5, soon
         yield "8 of the US", america, gang, 1.5, soon
-        yield "13 H100 zones, lost work", h100, gang, 1.5, {**soon, **UNCERTAIN}
+        yield "13 H100 zones, lost work, slow moves", h100, gang, 1.5, {**soon, **UNCERTAIN, "move_hours": 0.25}
         yield "8 of the US, prices 0.15 to 0.7 of on-demand", america, gang, 1.5, {**soon, "spread": 1}
         yield "8 of the US", america, gang, 1.2, {}
         yield "3 AWS zones, V100 2023", aws, gang, 1.5, {}
@@ -76,7 +78,7 @@ def play(
     traces: list[CapacityTrace], factor: float, extras: Mapping[str, float], **choices: Any
 ) -> list[PolicyFigures]:
     """All policies in one case; ``choices`` are those of ``replay``."""
-    terms = {name: value for name, value in extras.items() if name != "spread"}
+    terms = {name: value for name, value in extras.items() if name not in ("move_hours", "spread")}
     ratios = np.full(len(traces), PRICE_RATIO)
     if extras.get("spread"):
         ratios = 1 / np.random.default_rng(0).permutation(np.linspace(0.15, 0.7, len(traces)))
@@ -86,8 +88,9 @@ def play(
         price_ratio=PRICE_RATIO,
         **{"restart_hours": RESTART_HOURS, **terms},
     )
+    launching = Launching(try_hours=TRY_HOURS, move_hours=extras.get("move_hours", 0.0))
     processes = len(os.sched_getaffinity(0))
-    return replay(traces, job, NAMES, price_ratios=ratios, seed=0, processes=processes, **choices)
+    return replay(traces, job, NAMES, launching=launching, price_ratios=ratios, seed=0, processes=processes, **choices)
 
 
 def compare(results: Sequence[PolicyFigures]) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.aws.paging import pages
-from optimizer.catalog.sources import Skipped
+from optimizer.catalog.sources import Skipped, UnusableRowError
 from optimizer.catalog.sources.offerings import zone_prefix
 
 if TYPE_CHECKING:
@@ -28,6 +28,16 @@ class ZonePrice(NamedTuple):
 
     usd: float
     zone_id: str
+
+
+class Entry(NamedTuple):
+    """One entry of a history: the price of a type in a zone from a moment on; ``zone_id`` may be empty."""
+
+    instance_type: str
+    zone_name: str
+    zone_id: str
+    at: datetime
+    usd: float
 
 
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
@@ -46,6 +56,25 @@ def fetch_zone_ids(client: EC2Client) -> dict[str, str]:
     return {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
 
 
+def parse_entry(entry: Mapping[str, Any]) -> Entry | None:
+    """Parse an entry of the API or of the AWS CLI's JSON; None for another product, UnusableRowError if malformed."""
+    try:
+        if entry["ProductDescription"] not in (PRODUCT, f"{PRODUCT} (Amazon VPC)"):
+            return None
+        usd, at = float(entry["SpotPrice"]), entry["Timestamp"]
+        at = datetime.fromisoformat(at) if isinstance(at, str) else at
+        if at.tzinfo is None:
+            raise ValueError(f"the time {at} has no zone")
+        # Newer answers carry the zone's id themselves.
+        zone_id = entry.get("AvailabilityZoneId") or ""
+        found = Entry(str(entry["InstanceType"]), str(entry["AvailabilityZone"]), zone_id, at.astimezone(UTC), usd)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnusableRowError(f"malformed entry: {error!r}") from error
+    if not 0 < usd < float("inf"):
+        raise UnusableRowError(f"a price is above 0 USD per hour, got {usd}")
+    return found
+
+
 def parse(
     entries: Iterable[Mapping[str, Any]],
     zone_ids: Mapping[str, str],
@@ -60,20 +89,17 @@ def parse(
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     skipped: list[Skipped] = []
     for entry in entries:
-        if entry["ProductDescription"] not in (PRODUCT, f"{PRODUCT} (Amazon VPC)"):
-            continue
-        name, zone = entry["InstanceType"], entry["AvailabilityZone"]
-        # Newer answers carry the zone's id themselves.
-        zone_id = entry.get("AvailabilityZoneId") or zone_ids.get(zone)
         try:
-            priced = entry["Timestamp"], float(entry["SpotPrice"])
-            if not 0 < priced[1] < float("inf"):
-                raise ValueError(f"a price is above 0 USD per hour, got {priced[1]}")
-            if not zone_id:
-                raise ValueError(f"zone {zone} is unknown")
-        except (TypeError, ValueError) as error:
-            skipped.append(Skipped(source=NAME, place=f"{name} in {zone}", reason=str(error)))
+            found = parse_entry(entry)
+            zone_id = found and (found.zone_id or zone_ids[found.zone_name])
+        except (UnusableRowError, KeyError) as error:
+            place = f"{entry.get('InstanceType')} in {entry.get('AvailabilityZone')}"
+            reason = f"zone {error} is unknown" if isinstance(error, KeyError) else str(error)
+            skipped.append(Skipped(source=NAME, place=place, reason=reason))
             continue
+        if found is None or zone_id is None:
+            continue
+        name, priced = found.instance_type, (found.at, found.usd)
         if own_zone.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
             latest[name, zone_id] = max(latest.get((name, zone_id), priced), priced)
     by_type: defaultdict[str, list[ZonePrice]] = defaultdict(list)

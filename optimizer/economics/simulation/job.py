@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Floats
 
@@ -26,7 +25,6 @@ class SimulatedJob:
         restart_p95_hours: 95th percentile of that time, lognormal; None: constant.
         checkpoint_hours: checkpoint interval. An interruption loses a uniform part of it; 0 loses nothing. A node that
             the policy itself ends saves first.
-        try_hours: from a launch to the knowledge that it was refused.
     """
 
     work_hours: float
@@ -35,7 +33,6 @@ class SimulatedJob:
     restart_hours: float
     restart_p95_hours: float | None = None
     checkpoint_hours: float = 0.0
-    try_hours: float = TRY_HOURS
 
     def __post_init__(self) -> None:
         """Refuse a job that no policy can finish and a tail that no lognormal distribution has."""

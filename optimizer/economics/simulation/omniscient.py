@@ -47,10 +47,10 @@ def lower_bound(available: Bools, gap_s: float, job: SimulatedJob, prices: Float
 
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
-        prices: an hour of spot in each pool, shape (runs, pools); on-demand's is 1.
+        prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
     """
-    lengths, stretches = _stretches(available, gap_s / 3600, job.deadline_hours)
-    rates = np.concatenate([np.ones((1, len(prices))), prices.T])
+    by_tick = np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
+    lengths, stretches, rates = _stretches(available, by_tick, gap_s / 3600, job.deadline_hours)
     count = len(available)
     too_little = _Sequences(*(np.zeros(count) for _ in _Sequences._fields))
     enough = _best_sequences(lengths, stretches, job, rates, np.full(count, _ANY_PRICE))
@@ -82,13 +82,14 @@ def _chosen(mask: Bools, yes: _Sequences, no: _Sequences) -> _Sequences:
     return _Sequences(*(np.where(mask, *pair) for pair in zip(yes, no, strict=True)))
 
 
-def _stretches(available: Bools, gap_hours: float, hours: float) -> tuple[Floats, Bools]:
-    """Lengths, h, and availability of the runs' stretches, in which no pool changes.
+def _stretches(available: Bools, prices: Floats, gap_hours: float, hours: float) -> tuple[Floats, Bools, Floats]:
+    """Lengths, h, availability and hourly rates of the runs' stretches, in which no pool changes.
 
-    Shapes (stretches, runs) and (stretches, pools, runs). A run with fewer stretches has some of 0 h at its end.
+    Shapes (stretches, runs), (stretches, pools, runs) and (stretches, 1 + pools, runs): the rates begin with on-demand.
+    A run with fewer stretches has some of 0 h at its end.
     """
     count, _, ticks = available.shape
-    changes = np.diff(available, axis=2).any(axis=1)
+    changes = (np.diff(available, axis=2) | (np.diff(prices, axis=2) != 0)).any(axis=1)
     which = np.cumsum(np.concatenate([np.zeros((count, 1), dtype=bool), changes], axis=1), axis=1)
     rows = np.broadcast_to(np.arange(count)[:, None], which.shape)
     shape = which[:, -1].max() + 1, count
@@ -99,22 +100,23 @@ def _stretches(available: Bools, gap_hours: float, hours: float) -> tuple[Floats
     # At the end nothing is taken back.
     pools = np.ones((*shape, available.shape[1]), dtype=bool)
     pools[which, rows] = available.transpose(0, 2, 1)
-    return lengths, np.ascontiguousarray(pools.transpose(0, 2, 1))
+    rates = np.ones((*shape, 1 + available.shape[1]))
+    rates[which, rows, 1:] = prices.transpose(0, 2, 1)
+    return lengths, np.ascontiguousarray(pools.transpose(0, 2, 1)), np.ascontiguousarray(rates.transpose(0, 2, 1))
 
 
 def _best_sequences(lengths: Floats, available: Bools, job: SimulatedJob, rates: Floats, price: Floats) -> _Sequences:
     """For each run, the modes of the stretches that maximise price times work minus cost.
 
-    The modes are _IDLE, _ON_DEMAND, and from _SPOT on the pools; ``rates`` are their hourly prices, from _ON_DEMAND on,
-    shape (1 + pools, runs).
+    The modes are _IDLE, _ON_DEMAND, and from _SPOT on the pools; ``rates`` are hourly prices, from _ON_DEMAND on.
     """
     count = lengths.shape[1]
     # Columns are worth, spot hours, on-demand hours, cost, launches, reclaims.
-    state = np.zeros((1 + len(rates), 6, count))
+    state = np.zeros((1 + rates.shape[1], 6, count))
     state[_ON_DEMAND:, 0] = -np.inf
     launch = price * job.restart_hours
     columns = np.arange(count)
-    for hours, has_spot in zip(lengths, available, strict=True):
+    for hours, has_spot, usd in zip(lengths, available, rates, strict=True):
         best = state[:, 0].argmax(axis=0)
         from_best = state[best, :, columns].T
         # A pool that a stretch without capacity ends takes its nodes back, wherever the run goes from there.
@@ -122,10 +124,10 @@ def _best_sequences(lengths: Floats, available: Bools, job: SimulatedJob, rates:
         starts = from_best[0] - launch > state[_ON_DEMAND:, 0]
         state[_ON_DEMAND:] = np.where(starts[:, None], from_best, state[_ON_DEMAND:])
         state[_IDLE] = from_best
-        state[_ON_DEMAND:, 0] += (price - rates) * hours - starts * launch
+        state[_ON_DEMAND:, 0] += (price - usd) * hours - starts * launch
         state[_ON_DEMAND, 2] += hours
         state[_SPOT:, 1] += hours
-        state[_ON_DEMAND:, 3] += rates * hours
+        state[_ON_DEMAND:, 3] += usd * hours
         state[_ON_DEMAND:, 4] += starts
         state[_SPOT:, 0][~has_spot] = -np.inf
     best = state[:, 0].argmax(axis=0)

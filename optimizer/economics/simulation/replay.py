@@ -16,7 +16,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.simulator import Runs, simulate
+from optimizer.economics.simulation.simulator import Launching, Runs, simulate
 from optimizer.economics.simulation.traces import CapacityTrace, draw_places
 from optimizer.performance.types import Bools, Floats
 
@@ -58,6 +58,7 @@ class _Task:
     prices: Floats
     gap_s: float
     job: SimulatedJob
+    launching: Launching
     seed: int
 
 
@@ -66,6 +67,7 @@ def replay(
     job: SimulatedJob,
     policies: Iterable[str],
     *,
+    launching: Launching,
     starts: int,
     seed: int,
     price_ratios: Sequence[float] | Floats | None = None,
@@ -77,7 +79,7 @@ def replay(
     """Simulate each of ``policies`` (of NAMES) from ``starts`` places of each trace, or of all traces ``together``.
 
     Together, every run meets the pools in an order of its own, so that no policy gains from the order of the files.
-    ``price_ratios`` are on-demand's price over each pool's spot price; by default the
+    ``price_ratios`` are on-demand's price over each pool's spot price, shape (pools,) or (pools, ticks); by default the
     job's. ``told`` gets the policy's name after it has been played on a trace.
 
     Raises:
@@ -99,6 +101,7 @@ def replay(
                 prices=prices,
                 gap_s=members[0].gap_s,
                 job=job,
+                launching=launching,
                 seed=seed,
             )
             tasks.append(task)
@@ -120,7 +123,7 @@ def _play(task: _Task) -> PolicyFigures:
     else:
         new_policy = POLICIES[task.policy]
         gap_hours = task.gap_s / 3600
-        runs = simulate(task.available, gap_hours, task.job, task.prices, new_policy, seed=task.seed)
+        runs = simulate(task.available, gap_hours, task.job, task.launching, task.prices, new_policy, seed=task.seed)
     return _summarise(task, runs)
 
 
@@ -157,7 +160,9 @@ def _cut(
     random = np.random.default_rng([seed, len(traces)])
     order = random.permuted(np.tile(np.arange(len(traces)), (starts, 1)), axis=1)
     available = np.take_along_axis(available, order[:, :, None], axis=1)
-    return available, prices[order]
+    if prices.ndim == 1:
+        return available, prices[order]
+    return available, np.take_along_axis(prices[:, places].transpose(1, 0, 2), order[:, :, None], axis=1)
 
 
 def _check_fit(traces: Sequence[CapacityTrace]) -> None:
@@ -167,5 +172,13 @@ def _check_fit(traces: Sequence[CapacityTrace]) -> None:
             f"the traces have ticks of {', '.join(f'{gap:g}' for gap in sorted(gaps))} s",
             limit="one tick for all",
             why="pools that are taken together are watched at the same times",
+            next_step="traces of one collection",
+        )
+    begins = {trace.start_time for trace in traces if trace.start_time}
+    if len(begins) > 1:
+        raise InvalidInputError(
+            f"the traces begin at {min(begins)} and at {max(begins)}",
+            limit="one start_time for all",
+            why="a tick is the same moment in all pools",
             next_step="traces of one collection",
         )

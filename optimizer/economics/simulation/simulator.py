@@ -41,6 +41,19 @@ NewPolicy = Callable[[int, SimulatedJob], SpotPolicy]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Launching:
+    """Time costs of a launch.
+
+    Attributes:
+        try_hours: from a launch to the knowledge that it was refused.
+        move_hours: added to the restart where the nodes come in another pool than the last: the checkpoint's copy.
+    """
+
+    try_hours: float
+    move_hours: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Runs:
     """Simulated runs, one an element.
 
@@ -63,6 +76,7 @@ def simulate(
     available: Bools,
     gap_hours: float,
     job: SimulatedJob,
+    launching: Launching,
     prices: Floats,
     new_policy: NewPolicy,
     *,
@@ -74,16 +88,17 @@ def simulate(
 
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
-        prices: an hour of spot in each pool, shape (runs, pools); on-demand's is 1.
+        prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
         new_policy: makes a policy from the number of pools and the job.
     """
     random = np.random.default_rng(seed)
     count = len(available)
     restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
     played = []
-    for window, price, restart, lost in zip(available, prices.tolist(), restarts, losses, strict=True):
+    for window, by_pool, restart, lost in zip(available, prices, restarts, losses, strict=True):
+        price = by_pool.T.tolist() if by_pool.ndim == 2 else [by_pool.tolist()] * window.shape[1]
         policy = new_policy(len(window), job)
-        run = SimulatedRun(window.tolist(), gap_hours, job, price, policy, restart, lost)
+        run = SimulatedRun(window.tolist(), gap_hours, job, launching, price, policy, restart, lost)
         run.play()
         played.append(run)
 
@@ -118,21 +133,22 @@ class SimulatedRun:
         available: list[list[bool]],
         gap_hours: float,
         job: SimulatedJob,
-        prices: Sequence[float],
+        launching: Launching,
+        prices: Sequence[Sequence[float]],
         policy: SpotPolicy,
         restarts: list[float],
         losses: list[float],
     ) -> None:
-        self._available, self._gap_hours, self._job = available, gap_hours, job
+        self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
         self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
         # A policy that never leaves on-demand nodes is not asked in each of their ticks.
         self._stays_on_demand = getattr(policy, "stays_on_demand", False)
-        self._tick = 0
+        self._present, self._tick = prices[0], 0
         self._delays = Delays(
             restart_hours=job.restart_hours,
             restart_bound_hours=job.restart_bound_hours,
             lost_bound_hours=job.checkpoint_hours,
-            try_hours=job.try_hours,
+            try_hours=launching.try_hours,
         )
         self.mode, self.pool = Mode.IDLE, -1
         self.loading_hours = self._fresh = 0.0
@@ -146,17 +162,17 @@ class SimulatedRun:
     def play(self) -> None:
         """Play all ticks."""
         kept_launch = -1
-        for tick in range(len(self._available[0])):
+        for tick, prices in enumerate(self._prices):
             if self.work <= DONE_HOURS:
                 return
-            self._tick, elapsed = tick, tick * self._gap_hours
+            self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
             step = min(self._gap_hours, self._job.deadline_hours - elapsed)
             working = self.mode is Mode.SPOT and self.loading_hours <= 0
             # A policy that kept working nodes in the cheapest pool keeps them again, as work uses up no slack: it need
             # not be asked.
             kept = working and kept_launch == self._launches and self.has_capacity(self.pool)
             stays = self.mode is Mode.ON_DEMAND and self._stays_on_demand
-            if stays or (kept and self._prices[self.pool] <= min(self._prices)):
+            if stays or (kept and prices[self.pool] <= min(prices)):
                 self.advance(step)
                 continue
             before = self._launches
@@ -195,7 +211,7 @@ class SimulatedRun:
             step_hours=step,
             work_hours=self.work,
             whole_hours=self._job.work_hours,
-            prices=self._prices,
+            prices=self._present,
             mode=self.mode,
             pool=self.pool,
             loading_hours=self.loading_hours,
@@ -215,14 +231,15 @@ class SimulatedRun:
                 return tried, pool
             self._policy.note(Event.REFUSED, pool, elapsed + tried)
             self.refusals += 1
-            tried += self._job.try_hours
+            tried += self._launching.try_hours
             self._next_try_hours = elapsed + tried
         return min(tried, step), None
 
     def launch(self, mode: Mode, pool: int) -> None:
-        """Start nodes; the restart takes its draw."""
+        """Start nodes; the restart takes its draw, and the checkpoint's copy to another pool on top."""
         moves = mode is Mode.SPOT and self.pool not in (-1, pool)
         self.loading_hours = self._restarts[self._launches % len(self._restarts)]
+        self.loading_hours += self._launching.move_hours if moves else 0.0
         self._launches += 1
         self._fresh = 0.0
         self.mode, self.pool = mode, pool
@@ -254,7 +271,7 @@ class SimulatedRun:
         self._fresh += hours - loaded
         if self.mode is Mode.SPOT:
             self.spot_hours += hours
-            self.cost += hours * self._prices[self.pool]
+            self.cost += hours * self._present[self.pool]
         else:
             self.on_demand_hours += hours
             self.cost += hours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ class _Metadata(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     gap_seconds: float = Field(gt=0, allow_inf_nan=False)
+    start_time: datetime | None = None
 
 
 class _TraceFile(BaseModel):
@@ -37,6 +39,7 @@ class CapacityTrace:
     name: str
     gap_s: float
     nodes: Ints
+    start_time: datetime | None = None
 
     @property
     def hours(self) -> float:
@@ -60,10 +63,12 @@ def read_trace(path: Path) -> CapacityTrace:
         raise InvalidInputError(f"trace {path}: {describe_invalid(error)[0]}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
+    start = content.metadata.start_time
     return CapacityTrace(
         name=path.name,
         gap_s=content.metadata.gap_seconds,
         nodes=np.array(content.data, dtype=np.int64),
+        start_time=start.replace(tzinfo=start.tzinfo or UTC) if start else None,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from optimizer.contract.errors import InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 
 ASKED = ("--work-hours", "6", "--deadline-hours", "9h", "--starts", "20")
 
@@ -67,3 +67,40 @@ def test_one_run_in_the_pools_of_all_traces(trace: str, tmp_path: Path) -> None:
     assert rows["adaptive"]["moves"] > 0 and rows["omniscient"]["moves"] is None
     gangs = {row["policy"]: row for row in json.loads(simulate(*pools, "--nodes", "2", "--format", "json"))}
     assert gangs["omniscient"]["mean_normalised_cost"] > rows["omniscient"]["mean_normalised_cost"]
+
+
+def test_a_price_history_gives_the_prices_of_its_zones(tmp_path: Path) -> None:
+    entries = [
+        {
+            "AvailabilityZone": f"us-east-1{zone}",
+            "InstanceType": "p4d.24xlarge",
+            "ProductDescription": "Linux/UNIX",
+            "SpotPrice": usd,
+            "Timestamp": f"2026-11-0{day}T00:00:00+00:00",
+        }
+        for zone, usd in (("a", "20.0"), ("b", "10.0"), ("b", "bad"))
+        for day in (1, 3)
+    ]
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps({"SpotPriceHistory": entries}))
+    arguments = ("--price-history", str(history), *ASKED, "--format", "json")
+    done = CliRunner().invoke(cli, ["simulate", *arguments], catch_exceptions=False)
+    assert "history.json, line 1, entry 5: malformed entry" in done.stderr
+    assert "us-east-1a, us-east-1b are assumed to have capacity all the time" in done.stderr
+    # The catalog's on-demand price, which the note names.
+    on_demand = float(done.stderr.split("on-demand p4d.24xlarge costs ")[1].split()[0])
+    costs = {row["policy"]: row["mean_normalised_cost"] for row in json.loads(done.stdout)}
+    # The adaptive policy and the bound know the cheap zone; greedy takes the zones in turn.
+    # A lower bound: below the optimum by less than a launch.
+    assert costs["omniscient"] == pytest.approx(10 / on_demand, rel=0.02)
+    assert costs["adaptive"] == pytest.approx(costs["omniscient"], rel=0.02) and costs["greedy"] > costs["adaptive"]
+    timed = tmp_path / "us-east-1b.json"
+    metadata = {"gap_seconds": 600, "start_time": "2026-11-01T12:00:00Z"}
+    timed.write_text(json.dumps({"metadata": metadata, "data": [1] * 180}))
+    (row,) = json.loads(
+        simulate("--price-history", str(history), "--trace", str(timed), "--policy", "greedy", "--format", "json")
+    )
+    assert row["mean_normalised_cost"] == pytest.approx(10 / on_demand, rel=1e-5)
+    history.write_text(json.dumps({"SpotPriceHistory": [entries[0] | {"InstanceType": "p99.metal"}]}))
+    with pytest.raises(DataMissingError, match=r"no on-demand price of p99.metal in the region of us-east-1a"):
+        simulate("--price-history", str(history))
