@@ -19,4 +19,6 @@ def test_the_engine_previews_a_folder_of_init_with_the_wheel(tools: Tools, tmp_p
         deployed.set_plan(sample_plan())
         deployed.set_config({"nat": True})
         created = deployed.stack.preview().types()
-        assert created["aws:ec2/launchTemplate:LaunchTemplate"] == created["aws:lambda/function:Function"] == 1
+        # One for the nodes on demand and one for the spot nodes.
+        assert created["aws:ec2/launchTemplate:LaunchTemplate"] == 2
+        assert created["aws:lambda/function:Function"] == 1
