@@ -69,7 +69,8 @@ def train(name: str, slow_rank: int) -> None:
     parts = trainer.assemble(config, trainer.set_device(config))
     if dist.get_rank() == slow_rank:
         for layer in parts.model.model.layers:  # type: ignore[union-attr]
-            layer.register_forward_pre_hook(lambda *_: time.sleep(SLOW_S))
+            # Inside the layer: a layer's own hook would come before the one that times it.
+            layer.self_attn.register_forward_pre_hook(lambda *_: time.sleep(SLOW_S))
     trainer._train(parts, trainer.open_samples(config), None)
 
 
