@@ -210,6 +210,15 @@ def list_stacks(directory: Path) -> list[str]:
     return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in paths)
 
 
+def run_options(function: F) -> F:
+    """Add ``--accept-stale-prices`` and ``--follow`` to a command that deploys a run."""
+    stale = click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
+    follow = click.option(
+        "--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended."
+    )
+    return stale(follow(function))
+
+
 def one_stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
     stack = click.option(

@@ -23,6 +23,7 @@ from optimizer.commands.options import (
     plan_number_option,
     read_plan_argument,
     repeat_command,
+    run_options,
 )
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import require_pulumi
@@ -65,8 +66,7 @@ Example:
     default=None,
     help="Read today's spot prices for a request.  [default: where it may take spot nodes]",
 )
-@click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended.")
+@run_options
 def command(
     source: str,
     plan_number: int,

@@ -35,6 +35,7 @@ from optimizer.commands.options import (
     plan_number_option,
     read_plan_argument,
     repeat_command,
+    run_options,
 )
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience, relayed
@@ -106,8 +107,7 @@ Example:
 @click.option(
     "--refresh/--no-refresh", default=None, help="Read today's spot prices.  [default: for a request with spot nodes]"
 )
-@click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended.")
+@run_options
 def command(
     region: str,
     stack: str | None,

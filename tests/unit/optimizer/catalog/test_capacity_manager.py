@@ -66,7 +66,7 @@ def test_the_accounts_rate_takes_the_bands_place_as_it_grows(monkeypatch: pytest
     known = hazard()
     assert known.rate_per_node_hour == pytest.approx(0.1, rel=0.05) and known.wait_hours == band.wait_hours
     assert "Spot Advisor band" in known.source and "learned from EC2 Capacity Manager, " in known.source
-    # What a stack saw is among the account's instances: only its waits are new.
+    # Capacity Manager has counted a stack's reclaims already: of what the stack saw, only the waits are new.
     seen = PoolEvents(first_at=NOW, last_at=NOW, asked=1, reclaims=500, node_hours=9, hours=9, returns=9, empty_hours=2)
     keep_events("s3://stack", "dev", {POOL: seen}, now=NOW)
     both = hazard()
