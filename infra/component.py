@@ -49,7 +49,7 @@ ENDED_WITHIN = pulumi.CustomTimeouts(delete="60m")
 class Component(pulumi.ComponentResource):
     """Resources of one concern, named after the stack and tagged alike."""
 
-    def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None, suffix: str = "") -> None:
+    def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None = None, suffix: str = "") -> None:
         kind = type(self).__name__
         super().__init__(f"gpufleet:infra:{kind}", f"{kind.lower()}{suffix}", None, opts)
         self._settings, self._names, self._tags = stack.settings, stack.names, stack.tags

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -14,26 +13,18 @@ from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
 from infra.control_settings import control_settings, settings_key, settings_text
+from infra.fleet import Fleet
+from infra.network import Network
+from infra.observability import Observability
 from infra.places import DeclaredPlace
 from infra.policies.roles import assume_role, controller_policy
+from infra.security import Security
+from infra.storage import Storage
 
 # A tick is a dozen calls, each cut off and retried within seconds; it must be over before the next one.
 TIMEOUT_S = 55
 # bootstrap.contract.timings.TICK, in EventBridge's words.
 SCHEDULE = "rate(1 minute)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerArgs:
-    """Arguments of Controller: the places it chooses from, and where its state and events are."""
-
-    key_arn: pulumi.Input[str]
-    bucket: pulumi.Input[str]
-    queue_url: pulumi.Input[str]
-    group_name: pulumi.Input[str]
-    train_archive: pulumi.Input[str]
-    places: Mapping[str, DeclaredPlace]
-    subnets: dict[str, pulumi.Input[str]]
 
 
 class Controller(Component):
@@ -43,47 +34,57 @@ class Controller(Component):
     stack is being destroyed.
     """
 
-    def __init__(self, stack: Stack, args: ControllerArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
-        self._args = args
+    def __init__(
+        self,
+        stack: Stack,
+        network: Network,
+        security: Security,
+        storage: Storage,
+        observability: Observability,
+        fleet: Fleet,
+    ) -> None:
+        # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
+        super().__init__(stack, pulumi.ResourceOptions(depends_on=[fleet, observability]))
         self._name = f"{self._prefix}-controller"
-        self._schedule(self._function())
+        given = {
+            "bucket": storage.bucket,
+            "queue_url": observability.queue_url,
+            "group": fleet.group_name,
+            "train_archive": storage.train_archive,
+            "subnets": network.subnets,
+        }
+        self._schedule(self._function(network.places, security.key_arn, given))
         self.register_outputs({})
 
-    def _function(self) -> aws.lambda_.Function:
-        args, names = self._args, self._names
+    def _function(
+        self, places: Mapping[str, DeclaredPlace], key_arn: pulumi.Input[str], given: Mapping[str, Any]
+    ) -> aws.lambda_.Function:
+        names, bucket = self._names, given["bucket"]
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        policy = self._policy(controller_policy, args.key_arn)
+        policy = self._policy(controller_policy, key_arn)
         permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
         archive = self._object(
             self._name,
             # By its digest, so that changed code is a changed key, which makes Lambda take it.
             f"{names.bootstrap_prefix}/controller-{code.sha256}.zip",
-            bucket=args.bucket,
-            key_arn=args.key_arn,
+            bucket=bucket,
+            key_arn=key_arn,
             content_base64=base64.b64encode(code.content).decode(),
             content_type="application/zip",
             bucket_key_enabled=True,
         )
         # Lambda would make the log group itself, unencrypted and kept for ever.
-        log_group = self._log_group(self._name, names.controller_log_group, args.key_arn)
+        log_group = self._log_group(self._name, names.controller_log_group, key_arn)
 
-        given: dict[str, Any] = {
-            "bucket": args.bucket,
-            "queue_url": args.queue_url,
-            "group": args.group_name,
-            "train_archive": args.train_archive,
-            "subnets": args.subnets,
-        }
         text: pulumi.Output[str] = pulumi.Output.all(**given).apply(
-            lambda known: settings_text(control_settings(self._settings, names, places=args.places, **known))
+            lambda known: settings_text(control_settings(self._settings, names, places=places, **known))
         )
         settings = self._object(
             f"{self._name}-settings",
             text.apply(lambda known: settings_key(names.control_prefix, known)),
-            bucket=args.bucket,
-            key_arn=args.key_arn,
+            bucket=bucket,
+            key_arn=key_arn,
             content=text,
             content_type="application/json",
             bucket_key_enabled=True,
@@ -92,7 +93,7 @@ class Controller(Component):
             self._name,
             name=names.controller,
             description="Starts, meters and ends the nodes of the stack, once a minute",
-            s3_bucket=args.bucket,
+            s3_bucket=bucket,
             s3_key=archive.key,
             runtime="python3.13",
             handler=bundle.CONTROLLER_HANDLER,
@@ -101,9 +102,9 @@ class Controller(Component):
             timeout=TIMEOUT_S,
             role=role.arn,
             environment=aws.lambda_.FunctionEnvironmentArgs(
-                variables={VARIABLE: pulumi.Output.format("s3://{0}/{1}", args.bucket, settings.key)}
+                variables={VARIABLE: pulumi.Output.format("s3://{0}/{1}", bucket, settings.key)}
             ),
-            kms_key_arn=args.key_arn,
+            kms_key_arn=key_arn,
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=log_group.name),
             tags=self._tags,
             # Lambda tries the role out when it makes the function.

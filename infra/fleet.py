@@ -2,104 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.bundle import Bundle
 from infra.component import Component, Stack
 from infra.images import Image
-from infra.place_group import PlaceGroup, PlaceGroupArgs
+from infra.lustre import Lustre
+from infra.network import Network
+from infra.observability import Observability
+from infra.place_group import PlaceGroup
 from infra.places import DeclaredPlace
+from infra.security import Security
+from infra.storage import Storage
 from infra.user_data import NodeFacts, user_data
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetArgs:
-    """Arguments of Fleet: the nodes' image, files, permissions and places."""
-
-    image: Image
-    bundle_sha256: str
-    bundle_key: pulumi.Input[str]
-    train_archive: pulumi.Input[str]
-    bucket: pulumi.Input[str]
-    log_group: pulumi.Input[str]
-    key_arn: pulumi.Input[str]
-    service_role_arn: pulumi.Input[str]
-    instance_profile_arn: pulumi.Input[str]
-    node_group_id: pulumi.Input[str]
-    places: Mapping[str, DeclaredPlace]
-    subnets: Mapping[str, pulumi.Input[str]]
-    zone_name: str
-    placement_groups: Mapping[int, aws.ec2.PlacementGroup]
-    lustre: pulumi.Input[str] = ""
 
 
 class Fleet(Component):
     """The groups of the places, and a capacity reservation where the plan buys one."""
 
-    def __init__(self, stack: Stack, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
-        self._args, self._plan = args, stack.settings.plan
-        self.capacity_reservation_id = self._reservation()
-        names = stack.names
-        node_facts: pulumi.Output[NodeFacts] = pulumi.Output.all(
-            bucket=args.bucket,
-            bundle_key=args.bundle_key,
-            train_archive=args.train_archive,
-            key_arn=args.key_arn,
-            log_group=args.log_group,
-            lustre=args.lustre,
-        ).apply(
-            lambda known: NodeFacts(
-                ami_kind=args.image.kind, bundle_sha256=args.bundle_sha256, group=names.group, **known
+    def __init__(
+        self,
+        stack: Stack,
+        image: Image,
+        bundle: Bundle,
+        network: Network,
+        security: Security,
+        storage: Storage,
+        observability: Observability,
+        lustre: Lustre | None,
+    ) -> None:
+        # A node needs its endpoints, permissions and files from its start to its end.
+        needed = [network, security, *storage.node_files, *filter(None, [lustre])]
+        super().__init__(stack, pulumi.ResourceOptions(depends_on=needed))
+        settings, names, plan = stack.settings, stack.names, stack.settings.plan
+        self.capacity_reservation_id = plan.purchase.capacity_reservation_id or self._reservation(network)
+        facts: pulumi.Output[NodeFacts] = pulumi.Output.all(
+            bucket=storage.bucket,
+            bundle_key=storage.bundle_key,
+            train_archive=storage.train_archive,
+            key_arn=security.key_arn,
+            log_group=observability.log_group,
+            lustre=lustre.address if lustre else "",
+        ).apply(lambda known: NodeFacts(ami_kind=image.kind, bundle_sha256=bundle.sha256, group=names.group, **known))
+
+        def place_group(place: DeclaredPlace, group: DeclaredPlace) -> PlaceGroup:
+            # The stack's own reservation has no other group.
+            made = None if plan.purchase.capacity_reservation_id else self.capacity_reservation_id
+            numbers = [group.number, *(other.number for other in place.groups if other.number != group.number)]
+            groups = ",".join(names.groups[number - 1] for number in numbers)
+            return PlaceGroup(
+                stack,
+                group,
+                image,
+                facts.apply(lambda known: user_data(settings, names, replace(known, group=groups))),
+                network,
+                security,
+                group.reservation_id or (made if group.number == 1 else None),
+                self._own,
             )
-        )
-        groups = {
-            group.number: self._place_group(stack, node_facts, place, group)
-            for place in args.places.values()
-            for group in place.groups
-        }
+
+        places = network.places.values()
+        groups = {group.number: place_group(place, group) for place in places for group in place.groups}
         self.group_names = [group.name for group in groups.values()]
         self.group_name, self.launch_template_id = groups[1].name, groups[1].launch_template_id
         self.register_outputs({"group_name": self.group_name})
 
-    def _place_group(
-        self,
-        stack: Stack,
-        facts: pulumi.Output[NodeFacts],
-        place: DeclaredPlace,
-        own: DeclaredPlace,
-    ) -> PlaceGroup:
-        """Declare the ``own`` group of a place."""
-        args, settings, names = self._args, stack.settings, stack.names
-        # The stack's own reservation has no other group.
-        made = None if self._plan.purchase.capacity_reservation_id else self.capacity_reservation_id
-        numbers = [own.number, *(group.number for group in place.groups if group.number != own.number)]
-        groups = ",".join(names.groups[number - 1] for number in numbers)
-        text = facts.apply(lambda known: user_data(settings, names, replace(known, group=groups)))
-        return PlaceGroup(
-            stack,
-            PlaceGroupArgs(
-                place=own,
-                image=args.image,
-                user_data=text,
-                key_arn=args.key_arn,
-                service_role_arn=args.service_role_arn,
-                instance_profile_arn=args.instance_profile_arn,
-                node_group_id=args.node_group_id,
-                subnet_ids=[args.subnets[zone_id] for zone_id in place.zone_ids],
-                placement_group=args.placement_groups.get(place.number),
-                capacity_reservation_id=own.reservation_id or (made if own.number == 1 else None),
-            ),
-            self._own,
-        )
-
-    def _reservation(self) -> pulumi.Input[str] | None:
-        args, plan = self._args, self._plan
-        if plan.purchase.capacity_reservation_id:
-            return plan.purchase.capacity_reservation_id
+    def _reservation(self, network: Network) -> pulumi.Output[str] | None:
+        plan = self._settings.plan
         if plan.purchase.option != "reserved":
             return None
         # Billed until destroyed, used or not. In the placement group, as its instances use no capacity from outside:
@@ -109,11 +81,11 @@ class Fleet(Component):
             instance_type=plan.instance_type,
             instance_count=plan.node_count,
             instance_platform="Linux/UNIX",
-            availability_zone=args.zone_name,
+            availability_zone=network.zone_name,
             ebs_optimized=True,
             instance_match_criteria="targeted",
             end_date_type="unlimited",
-            placement_group_arn=args.placement_groups[1].arn if args.placement_groups else None,
+            placement_group_arn=network.placement_groups[1].arn if network.placement_groups else None,
             tags=self._named(self._names.group),
             opts=self._own,
         )

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pulumi
 import pulumi_aws as aws
 
 from infra.component import Component, Stack
-from optimizer.contract.plan import LUSTRE_MB_PER_S_PER_TIB, PlannedLustre
+from infra.network import Network
+from infra.security import Security
+from optimizer.contract.plan import LUSTRE_MB_PER_S_PER_TIB
 
 # The provider waits 10 minutes for an association, whose deletion took 8 to 10 (read in public notes, 2026-11-23).
 TIMEOUTS = pulumi.CustomTimeouts(create="60m", delete="60m")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LustreArgs:
-    """Arguments of Lustre: size, key, and the nodes' own zone and security group."""
-
-    planned: PlannedLustre
-    key_arn: pulumi.Input[str]
-    subnet_id: pulumi.Input[str]
-    node_group_id: pulumi.Input[str]
 
 
 class Lustre(Component):
@@ -30,8 +20,10 @@ class Lustre(Component):
     ``address`` is what nodes mount. Nothing is written back: the association has no export.
     """
 
-    def __init__(self, stack: Stack, args: LustreArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
+    def __init__(self, stack: Stack, network: Network, security: Security) -> None:
+        # The file system's servers talk to each other and to the nodes by the rules of the nodes' group.
+        super().__init__(stack, pulumi.ResourceOptions(depends_on=[security]))
+        assert stack.settings.plan.lustre
         name = f"{self._prefix}-data"
         options = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
         system = aws.fsx.LustreFileSystem(
@@ -43,13 +35,13 @@ class Lustre(Component):
             storage_type="SSD",
             # AWS recommends it for new file systems (API_CreateFileSystem.html); the default is older.
             file_system_type_version="2.15",
-            storage_capacity=args.planned.storage_gib,
+            storage_capacity=stack.settings.plan.lustre.storage_gib,
             per_unit_storage_throughput=LUSTRE_MB_PER_S_PER_TIB,
-            subnet_ids=args.subnet_id,
+            subnet_ids=network.subnet_ids[0],
             # Ports 988 and 1018 to 1023 between servers and clients; members of the nodes' group reach each other:
             # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
-            security_group_ids=[args.node_group_id],
-            kms_key_id=args.key_arn,
+            security_group_ids=[security.node_group_id],
+            kms_key_id=security.key_arn,
             # A linked file system can have no backups; S3 has the data.
             automatic_backup_retention_days=0,
             tags=self._named(name),

@@ -73,11 +73,11 @@ class Network(Component):
         places: by name; ``own_zones`` are the zone ids of the plan's own.
         subnets: subnet by zone id, those of the plan's alternates too.
         zone_name: zone of a fleet that runs in one zone, for a capacity reservation.
-        placement_groups: cluster placement group by place's number; none for a lone node.
+        placement_groups: cluster placement group by the number of a group of nodes; none for a lone node.
     """
 
-    def __init__(self, stack: Stack, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack)
         settings = self._settings
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
@@ -98,7 +98,13 @@ class Network(Component):
             self.zone_name = zones[0].name
             self._create(zones)
         self.places = declare_places(settings, own_zones=self.own_zones, zones=set(self.subnets))
-        self.placement_groups = {place.number: self._placement_group(place) for place in self._placed()}
+        self.placement_groups: dict[int, aws.ec2.PlacementGroup] = {}
+        for place in self.places.values():
+            # An existing reservation may belong to another placement group, and is then closed to this one:
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+            if settings.gang and not place.reservation_id:
+                shared = self._placement_group(place)
+                self.placement_groups |= {group.number: shared for group in place.groups}
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
 
     def _create(self, zones: list[Zone]) -> None:
@@ -275,12 +281,6 @@ class Network(Component):
             opts=self._own,
             **arguments,
         )
-
-    def _placed(self) -> list[DeclaredPlace]:
-        # An existing reservation may belong to another placement group, and is then closed to this one:
-        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
-        is_gang = self._settings.gang
-        return [place for place in self.places.values() if is_gang and not place.reservation_id]
 
     def _placement_group(self, place: DeclaredPlace) -> aws.ec2.PlacementGroup:
         name = f"{self._prefix}-cluster" if place.number == 1 else f"{self._prefix}-cluster-{place.number}"

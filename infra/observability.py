@@ -12,6 +12,7 @@ from infra.alarms import Alarm, alarms
 from infra.component import Component, Stack
 from infra.naming import PROJECT
 from infra.policies.resources import EVENTS, queue_policy, topic_policy
+from infra.security import Security
 
 EVENT_RETENTION_S = 86_400
 DEAD_RETENTION_S = 14 * 86_400
@@ -23,11 +24,11 @@ BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECA
 class Observability(Component):
     """EventBridge rules into a queue, the nodes' logs; budget and alarms for an address."""
 
-    def __init__(self, stack: Stack, key_arn: pulumi.Input[str], claim: pulumi.Resource) -> None:
-        super().__init__(stack, None)
-        self._key_arn, self._claimed = key_arn, self._after(claim)
+    def __init__(self, stack: Stack, security: Security) -> None:
+        super().__init__(stack)
+        self._key_arn, self._claimed = security.key_arn, self._after(security.claim)
         names, settings, prefix = self._names, self._settings, self._prefix
-        log_group = self._log_group(f"{prefix}-nodes", names.log_group, key_arn)
+        log_group = self._log_group(f"{prefix}-nodes", names.log_group, self._key_arn)
         dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
         queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
         # EC2's events name no group or tag, so the controller drops those of other instances:

@@ -7,7 +7,6 @@ nothing else of them, so a second `up` finds nothing to do.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -15,7 +14,9 @@ import pulumi_aws as aws
 
 from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, launch_tags
 from infra.images import Image
+from infra.network import Network
 from infra.places import DeclaredPlace
+from infra.security import Security
 from optimizer.contract.plan import NodeSpec
 
 # Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
@@ -24,22 +25,6 @@ LAUNCH_TIMEOUT_S = 1800
 HEALTH_CHECK_GRACE_S = 60
 # From entering service to work that the metrics show: model and data load, then two samples a minute apart.
 WARMUP_S = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaceGroupArgs:
-    """Arguments of PlaceGroup: the nodes' image, permissions, first program and place."""
-
-    place: DeclaredPlace
-    image: Image
-    user_data: pulumi.Output[str]
-    key_arn: pulumi.Input[str]
-    service_role_arn: pulumi.Input[str]
-    instance_profile_arn: pulumi.Input[str]
-    node_group_id: pulumi.Input[str]
-    subnet_ids: list[pulumi.Input[str]]
-    placement_group: aws.ec2.PlacementGroup | None
-    capacity_reservation_id: pulumi.Input[str] | None
 
 
 def interfaces(
@@ -64,57 +49,68 @@ def interfaces(
 class PlaceGroup(Component):
     """Launch template and Auto Scaling group of one place, with its lifecycle hooks; it starts without a node."""
 
-    def __init__(self, stack: Stack, args: PlaceGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        number = args.place.number
-        self._suffix = "" if number == 1 else f"-{number}"
+    def __init__(
+        self,
+        stack: Stack,
+        place: DeclaredPlace,
+        image: Image,
+        user_data: pulumi.Output[str],
+        network: Network,
+        security: Security,
+        reservation_id: pulumi.Input[str] | None,
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        self._suffix = "" if place.number == 1 else f"-{place.number}"
         super().__init__(stack, opts, self._suffix)
-        self._args, self._plan = args, stack.settings.plan
-        self._name = stack.names.groups[number - 1]
-        template = self._template()
+        self._place, self._plan, self._network, self._security = place, stack.settings.plan, network, security
+        self._name = stack.names.groups[place.number - 1]
+        template = self._template(image, user_data, reservation_id)
         self.name = self._group(template).name
         self.launch_template_id = template.id
         self.register_outputs({"group_name": self.name})
 
-    def _template(self) -> aws.ec2.LaunchTemplate:
-        args, plan = self._args, self._plan
-        tags, instance_type = self._named(self._name), args.place.instance_types[0]
+    def _template(
+        self, image: Image, user_data: pulumi.Output[str], reservation_id: pulumi.Input[str] | None
+    ) -> aws.ec2.LaunchTemplate:
+        plan, place, security = self._plan, self._place, self._security
+        tags, instance_type = self._named(self._name), place.instance_types[0]
         reservation: aws.ec2.LaunchTemplateCapacityReservationSpecificationArgsDict | None = None
         placement = market = None
-        if args.placement_group:
-            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=args.placement_group.name, tenancy="default")
-        if args.capacity_reservation_id is not None:
-            reservation = {"capacity_reservation_target": {"capacity_reservation_id": args.capacity_reservation_id}}
-        if args.place.block:
+        if cluster := self._network.placement_groups.get(place.number):
+            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=cluster.name, tenancy="default")
+        if reservation_id is not None:
+            reservation = {"capacity_reservation_target": {"capacity_reservation_id": reservation_id}}
+        if place.block:
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
         return aws.ec2.LaunchTemplate(
             f"{self._prefix}-node{self._suffix}",
             # EC2 takes 255 characters, and a model's name may be longer.
             description=f"gpufleet {self._names.stack}: {instance_type} for {plan.job.model}"[:255],
-            image_id=args.image.id,
+            image_id=image.id,
             instance_type=instance_type,
-            user_data=args.user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
+            user_data=user_data.apply(lambda text: base64.b64encode(text.encode()).decode()),
             update_default_version=True,
             ebs_optimized="true",
             instance_initiated_shutdown_behavior="terminate",
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=args.instance_profile_arn),
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=security.instance_profile_arn),
             metadata_options=METADATA_OPTIONS,
             monitoring=aws.ec2.LaunchTemplateMonitoringArgs(enabled=False),
             block_device_mappings=[
                 aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=args.image.root_device,
+                    device_name=image.root_device,
                     ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                         volume_type="gp3",
                         volume_size=plan.volumes.root_gib,
                         iops=plan.volumes.iops,
                         throughput=plan.volumes.throughput_mib_per_s,
                         encrypted="true",
-                        kms_key_id=args.key_arn,
+                        kms_key_id=security.key_arn,
                         delete_on_termination="true",
                     ),
                 )
             ],
-            network_interfaces=interfaces(plan.node, args.node_group_id),
+            network_interfaces=interfaces(plan.node, security.node_group_id),
             placement=placement,
             capacity_reservation_specification=reservation,
             instance_market_options=market,
@@ -124,7 +120,7 @@ class PlaceGroup(Component):
         )
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
-        args, plan, workers = self._args, self._plan, self._settings.mode == "workers"
+        plan, workers = self._plan, self._settings.mode == "workers"
         hooks: list[dict[str, Any]] = [
             {
                 "name": name,
@@ -137,7 +133,7 @@ class PlaceGroup(Component):
                 (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
             )
         ]
-        mixed = args.place.purchase == "spot"
+        mixed = self._place.purchase == "spot"
         # Not "$Latest": the group's state then says which template its next node gets.
         version = template.latest_version.apply(str)
         group = aws.autoscaling.Group(
@@ -146,10 +142,10 @@ class PlaceGroup(Component):
             # No desired capacity is declared: the controller alone starts, meters and ends nodes.
             min_size=0,
             max_size=plan.node_count,
-            vpc_zone_identifiers=args.subnet_ids,
+            vpc_zone_identifiers=[self._network.subnets[zone_id] for zone_id in self._place.zone_ids],
             launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
             mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
-            service_linked_role_arn=args.service_role_arn,
+            service_linked_role_arn=self._security.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
             wait_for_capacity_timeout="0",
             # A rebalance recommendation is a sign of risk only, and replacing a node kills the running step of all:
@@ -157,7 +153,7 @@ class PlaceGroup(Component):
             capacity_rebalance=False,
             # Workers protect themselves while they work (bootstrap/agent); a scheduled action must be able to drain
             # the nodes of a Capacity Block.
-            protect_from_scale_in=not workers and not args.place.block,
+            protect_from_scale_in=not workers and not self._place.block,
             # AZRebalance would terminate healthy nodes to even out zones.
             suspended_processes=["AZRebalance"],
             # An unhealthy node ends at once, and its replacement is launched beside it. Without a policy the account
@@ -205,7 +201,7 @@ class PlaceGroup(Component):
 
         https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
         """
-        if self._args.place.block:
+        if self._place.block:
             return None  # its nodes train unprotected
         return aws.autoscaling.GroupInstanceRefreshArgs(
             strategy="Rolling",
@@ -233,7 +229,7 @@ class PlaceGroup(Component):
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]
     ) -> aws.autoscaling.GroupMixedInstancesPolicyArgsDict:
-        place, is_workers = self._args.place, self._settings.mode == "workers"
+        place, is_workers = self._place, self._settings.mode == "workers"
         return {
             "instances_distribution": {
                 # A gang's nodes on demand are a group of their own.

@@ -24,7 +24,7 @@ class Scaling(Component):
     """Target tracking on GPU utilisation, and a scheduled action before a Capacity Block ends."""
 
     def __init__(self, stack: Stack, places: Iterable[DeclaredPlace], group_names: Sequence[pulumi.Input[str]]) -> None:
-        super().__init__(stack, None)
+        super().__init__(stack)
         self._group_name = group_names[0]
         scaling = self._settings.scaling
         if scaling and scaling.gpu_utilization_percent is not None:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
 
 from infra.component import ENDED_WITHIN, Component, Stack
+from infra.network import Network
 from infra.policies.resources import key_policy
 from infra.policies.roles import assume_role, node_policy, training_policy, training_trust
 
 _ANYWHERE = "0.0.0.0/0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecurityArgs:
-    """Arguments of Security; an existing VPC has no endpoint group and no prefix list."""
-
-    vpc_id: pulumi.Input[str]
-    placement_groups: Sequence[aws.ec2.PlacementGroup]
-    endpoint_group_id: pulumi.Output[str] | None
-    s3_prefix_list_id: pulumi.Output[str] | None
 
 
 class Security(Component):
@@ -35,14 +24,14 @@ class Security(Component):
             (naming.py has the list); a second such stack fails at it, with nothing of the first touched.
     """
 
-    def __init__(self, stack: Stack, args: SecurityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
+    def __init__(self, stack: Stack, network: Network) -> None:
+        super().__init__(stack)
         self.claim = self._service_role()
         self.service_role_arn = self.claim.arn
         key = self._key()
         self.key_arn = key.arn
-        self.instance_profile_arn = self._instance_profile(args.vpc_id)
-        self.node_group_id = self._node_group(args)
+        self.instance_profile_arn = self._instance_profile(network.vpc_id)
+        self.node_group_id = self._node_group(network)
         self.register_outputs({"key_arn": self.key_arn, "node_group_id": self.node_group_id})
 
     def _service_role(self) -> aws.iam.ServiceLinkedRole:
@@ -114,18 +103,18 @@ class Security(Component):
         # A node fetches its bundle within seconds of its start.
         return self._profile(name, role, self._after(*granted))
 
-    def _node_group(self, args: SecurityArgs) -> pulumi.Output[str]:
+    def _node_group(self, network: Network) -> pulumi.Output[str]:
         name = f"{self._prefix}-nodes"
         group = aws.ec2.SecurityGroup(
             name,
             description="GPU nodes: all traffic among themselves, nothing from outside",
-            vpc_id=args.vpc_id,
+            vpc_id=network.vpc_id,
             tags=self._named(name),
             # On destroy the provider asks for this group's deletion until the last node's interfaces are gone, and only
             # then, once, for a placement group's, which EC2 refuses while instances shut down:
             # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DeleteSecurityGroup.html
             # https://github.com/hashicorp/terraform-provider-aws/issues/21460
-            opts=self._after(*args.placement_groups, custom_timeouts=ENDED_WITHIN),
+            opts=self._after(*network.placement_groups.values(), custom_timeouts=ENDED_WITHIN),
         )
         # EFA needs all protocols to and from the same group:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html#nccl-start-base-setup
@@ -136,7 +125,7 @@ class Security(Component):
             self._rule(
                 kind, rule, group.id, description, protocol="-1", port=None, referenced_security_group_id=group.id
             )
-        out, endpoints, s3 = SecurityGroupEgressRule, args.endpoint_group_id, args.s3_prefix_list_id
+        out, endpoints, s3 = SecurityGroupEgressRule, network.endpoint_group_id, network.s3_prefix_list_id
         if s3 is not None:
             self._rule(out, "to-s3", group.id, "S3 gateway endpoint", prefix_list_id=s3)
         if endpoints is not None:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_DAYS, PRUNED_TAG
-from infra.bundle import Bundle
+from infra.bundle import Bundle, pack
 from infra.component import Component, Stack
 from infra.policies.resources import bucket_policy
+from infra.security import Security
 
 # S3's shortest, for what is not a checkpoint: the controller's state has a version a minute.
 NONCURRENT_DAYS = 1
 ABANDONED_UPLOAD_DAYS = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class StorageArgs:
-    """Arguments of Storage: the key, what comes before the bucket, and the archives to upload."""
-
-    key_arn: pulumi.Input[str]
-    claim: pulumi.Resource
-    bundle: Bundle
-    train_code: Bundle | None
 
 
 class Storage(Component):
@@ -34,9 +24,9 @@ class Storage(Component):
     `pulumi destroy --exclude-protected` deletes the rest of the stack. Without training code ``train_archive`` is "".
     """
 
-    def __init__(self, stack: Stack, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(stack, opts)
-        self._key_arn = args.key_arn
+    def __init__(self, stack: Stack, security: Security, archive: Bundle) -> None:
+        super().__init__(stack)
+        self._key_arn = security.key_arn
         self._guarded = pulumi.ResourceOptions(parent=self, protect=not self._settings.force_destroy)
         self._logical = f"{self._prefix}-checkpoints"
         bucket = aws.s3.Bucket(
@@ -44,17 +34,17 @@ class Storage(Component):
             bucket=self._names.bucket,
             force_destroy=self._settings.force_destroy,
             tags=self._tags,
-            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[args.claim])),
+            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[security.claim])),
         )
         self.bucket = bucket.id
         ready = self._after(self._encryption(), self._access(), self._versions())
         prefix = self._names.bootstrap_prefix
-        bundle = self._archive("bootstrap", f"{prefix}/{args.bundle.sha256}.tar.gz", args.bundle, ready)
+        bundle = self._archive("bootstrap", f"{prefix}/{archive.sha256}.tar.gz", archive, ready)
         self.bundle_key = bundle.key
         self.node_files: list[pulumi.Resource] = [bundle]
         self.train_archive: pulumi.Input[str] = ""
-        if args.train_code:
-            code = args.train_code
+        if self._settings.train_dir:
+            code = pack(self._settings.train_dir, "train")
             uploaded = self._archive("train-code", f"{prefix}/train-{code.sha256}.tar.gz", code, ready)
             self.train_archive = uploaded.key
             self.node_files.append(uploaded)
