@@ -44,7 +44,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     # argparse would take the first option of the other program for its own.
     runs_python = arguments[:1] == ["run-python"]
     options = parser.parse_args(arguments[:1] if runs_python else arguments)
-    settings = Settings.from_environment(environ)
+    settings = Settings(environ)
     group = GroupClient(settings)
     try:
         if options.command is None:

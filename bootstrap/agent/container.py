@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bootstrap.agent.commands import BOOTSTRAP, output_of
-from bootstrap.agent.settings import Settings, user_of
+from bootstrap.agent.settings import Settings
 
 # One training container a node.
 NAME = "gpufleet-train"
@@ -57,7 +57,7 @@ def command(
         words += ["--gpus", "all"]
     for device in (path for pattern in DEVICES for path in sorted((settings.root / "dev").glob(pattern))):
         words += ["--device", str(device)]
-    if (user := user_of(settings.train_user)) is not None:
+    if (user := settings.user) is not None:
         words += ["--user", f"{user.pw_uid}:{user.pw_gid}"]
         # The image does not know the user; libraries and mpirun ask for its name and write below its home.
         for file in ("/etc/passwd", "/etc/group"):

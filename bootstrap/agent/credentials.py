@@ -14,7 +14,7 @@ import time
 from bootstrap.agent.commands import aws_cli
 from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
-from bootstrap.agent.settings import Settings, user_of
+from bootstrap.agent.settings import Settings
 
 # A role taken with a role's credentials lasts an hour at most:
 # https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
@@ -80,8 +80,7 @@ class TrainingCredentials:
         return True
 
     def _write(self, credentials: str) -> None:
-        user = user_of(self._settings.train_user)
-        group = user.pw_gid if user else -1
+        group = user.pw_gid if (user := self._settings.user) else -1
         # Others than the training's user have no business here.
         self._folder.mkdir(mode=0o750, exist_ok=True)
         os.chown(self._folder, -1, group)

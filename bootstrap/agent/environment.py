@@ -10,7 +10,7 @@ from bootstrap.agent.commands import AWS_ENVIRONMENT, output_of, python_path
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
-from bootstrap.agent.settings import Settings, user_of
+from bootstrap.agent.settings import Settings
 from bootstrap.contract.checkpoint import FOLDER
 
 # A system service's PATH lacks the programs of the EFA installer, which brings Open MPI, and CUDA:
@@ -45,7 +45,7 @@ def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) ->
         # process in 0 of 10.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    if (user := user_of(settings.train_user)) is not None:
+    if (user := settings.user) is not None:
         made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     made |= node.credentials.environment()
     if settings.gpudirect and not settings.image:  # else the image's plugin counts (__main__.py, run-python)

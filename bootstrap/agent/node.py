@@ -81,7 +81,7 @@ class SupervisedNode:
         self.settings = settings
         self.notices = NoticeFiles(settings.run_dir / "drain")
         settings.run_dir.mkdir(parents=True, exist_ok=True)
-        if settings.train_user:
+        if settings.user:
             # Sticky, as /tmp is: the training writes files of its own, and cannot remove or redirect the agent's
             # (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
             settings.run_dir.chmod(0o1777)

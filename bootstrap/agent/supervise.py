@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -57,15 +56,8 @@ def supervise(settings: Settings) -> int:
 def _train(node: SupervisedNode) -> int:
     settings = node.settings
     if not settings.train_command.strip():
-        log(f"nothing to train: GPUFLEET_TRAIN_COMMAND is empty in {settings.node_env}")
+        log("nothing to train: GPUFLEET_TRAIN_COMMAND is empty")
         return finish(node, 0)
-    problems = list(settings.problems)
-    if not os.access(settings.train_dir, os.X_OK):
-        problems.append(f"GPUFLEET_TRAIN_DIR is {settings.train_dir}, and there is no such folder")
-    if problems:
-        for problem in problems:
-            log(f"FAIL {problem}")
-        return give_up(node, EXIT_AT_FAULT, "the training command cannot be started")
     if not _has_credentials(node):
         return give_up(node, 1, f"the training's role {settings.train_role_arn} cannot be taken")
     failures = 0
@@ -253,7 +245,7 @@ def _drain(node: SupervisedNode, torchrun: Torchrun, notice: Notice) -> None:
             told = str(notice)
             log(f"leaving: {notice}; {notice.save_by - time.time():.0f} s to save the state")
         if notice.source.startswith("autoscaling/") and time.monotonic() >= heartbeat_at:
-            heartbeat_at = time.monotonic() + node.settings.hook_heartbeat_s
+            heartbeat_at = time.monotonic() + node.settings.limits.hook_heartbeat_s
             threading.Thread(target=node.group.extend_terminate_hook, daemon=True).start()
         if not node.notices.is_read() and not signalled:
             # Between two starts torchrun has no workers; a later pass signals them.

@@ -15,8 +15,9 @@ from bootstrap.agent.environment import training_environment
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
-from bootstrap.agent.settings import Settings, user_of
+from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command, start_of
+from bootstrap.contract.node_plan import read_node_plan
 from bootstrap.contract.words import counted
 from bootstrap.processes import children, descendants, is_running, lone_world
 
@@ -44,7 +45,8 @@ def version(settings: Settings) -> str:
     """
     words = [settings.train_archive, settings.train_command]
     words += [f"{name}={settings.environ[name]}" for name in FOLLOWED if settings.environ.get(name)]
-    words += [settings.plan.layout] if settings.plan else []
+    plan = read_node_plan(settings.environ)
+    words += [plan.layout] if plan else []
     text = " ".join(words) + "\n"
     return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:12]
 
@@ -81,7 +83,6 @@ class Torchrun:
             self._look_from = time.monotonic() if node.settings.is_gang else math.inf
         options = arguments(node.settings, rendezvous, ranks, test=bool(test))
         node.notices.stop_listening()  # a killed process could not
-        user = user_of(node.settings.train_user)
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
         words = ["-m", "bootstrap.training.torchrun", *options, *command]
@@ -89,10 +90,12 @@ class Torchrun:
         if node.settings.image:
             container.remove()
             words, environment = container.command(node.settings, environment, words, container.NAME)
-            user = None  # docker starts torchrun as that user
         else:
             words = [node.settings.python, *words]
-        self._process = start_as(user, words, environment, node.settings.train_dir)
+        # docker starts torchrun as that user.
+        self._process = start_as(
+            None if node.settings.image else node.settings.user, words, environment, node.settings.train_dir
+        )
         self._last_workers: list[int] = []
 
     def runs(self) -> bool:

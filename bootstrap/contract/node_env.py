@@ -15,7 +15,7 @@ class PlanEnvironment(TypedDict):
     """Variables of the plan, which every training of it has (optimizer/contract/plan_variables.py)."""
 
     GPUFLEET_NODE_COUNT: str  # 1 in mode workers
-    GPUFLEET_GPUS_PER_NODE: str  # a fraction of a GPU counts as 1
+    GPUFLEET_GPUS_PER_NODE: str  # ranks; a fraction of a GPU counts as 1
     GPUFLEET_EFA_CARDS: str  # EFA interfaces of a node
     GPUFLEET_GPUDIRECT: str  # 1 where EFA reads and writes GPU memory, else 0
     GPUFLEET_INSTANCE_TYPE: str  # the plan's; a spot fleet may hold others with the same GPUs

@@ -54,34 +54,10 @@ def test_a_command_is_split_as_xargs_splits_it(command: str) -> None:
     assert words == (done.stdout.decode().split("\0")[:-1] if done.returncode == 0 else None)
 
 
-def test_a_wrong_setting_is_named_and_the_node_can_still_leave() -> None:
-    wrong = {
-        "GPUFLEET_MODE": "both", "GPUFLEET_NODE_COUNT": "0",
-        "GPUFLEET_AGENT": '{"max_launches": "many", "join_poll_s": -1, "patience_s": 1, "gang_test_s": 7}',
-        "GPUFLEET_GPUDIRECT": "0", "GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_TERMINATE_HOOK": "drain-hook",
-    }  # fmt: skip
-    settings = Settings.from_environment(wrong)
-    assert settings.problems[:2] == (
-        "GPUFLEET_MODE is 'both'; expected training or workers in /etc/gpufleet/node.env",
-        "GPUFLEET_NODE_COUNT is '0'; expected a count of at least 1 in /etc/gpufleet/node.env",
-    )
-    for problem, told in zip(
-        settings.problems[2:], ("max_launches 'many'", "join_poll_s -1", "patience_s 1"), strict=True
-    ):
-        assert problem.startswith(f"GPUFLEET_AGENT has {told} in /etc/gpufleet/node.env; expected one of AgentLimits(")
-    assert Settings.from_environment({"GPUFLEET_AGENT": "7"}).problems == (
-        "GPUFLEET_AGENT is no JSON object in /etc/gpufleet/node.env",
-    )
-    assert settings.limits.gang_test_s == 7
-    assert (settings.limits.max_launches, settings.limits.join_poll_s, settings.gpudirect) == (5, 10.0, False)
-    assert settings.in_group and settings.terminate_hook == "drain-hook"
-    assert not Settings.from_environment({"GPUFLEET_NODE_COUNT": ""}).problems
-
-
 def test_shell_and_agent_keep_the_same_heartbeat() -> None:
     """The shell reads no Python, so the number stands twice."""
     (seconds,) = re.findall(r"HOOK_HEARTBEAT_S:=(\d+)", (BOOTSTRAP / "lib.sh").read_text())
-    assert float(seconds) == Settings.from_environment({}).hook_heartbeat_s
+    assert float(seconds) == Settings({}).limits.hook_heartbeat_s
 
 
 def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +72,7 @@ def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyP
     def held_s(limit_s: float, counts: Callable[[], str | None], notice: Callable[[], Notice] = lambda: hook) -> float:
         nonlocal now
         now = 0.0
-        settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
+        settings = Settings({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
         group = GroupClient(settings)
         monkeypatch.setattr(group, "_aws", lambda *arguments: counts())
         node = cast(SupervisedNode, SimpleNamespace(leaving=notice))
@@ -109,7 +85,7 @@ def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyP
     assert held_s(240, lambda: "1\t2\n") == held_s(240, lambda: None) == held_s(240, lambda: "None\n") == 240
     assert held_s(240, lambda: "1\t2\n", lambda: hook if now < 30 else spot) == 30
     assert held_s(0, lambda: "1\t2\n") == 0
-    assert Settings.from_environment({}).limits.bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
+    assert Settings({}).limits.bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
 
 
 def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +93,7 @@ def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.M
     states = {"i-1": "InService", "i-2": "Terminating:Wait", "i-3": "Pending:Wait", "i-4": "InService"}
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
     answer = {"AutoScalingGroups": [{"DesiredCapacity": 3, "Instances": members}]}
-    group = GroupClient(Settings.from_environment({"GPUFLEET_INSTANCE_ID": "i-1"}))
+    group = GroupClient(Settings({"GPUFLEET_INSTANCE_ID": "i-1"}))
     found: list[list[int]] = []
     monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
     assert not group.is_full_without_this_node()
@@ -138,7 +114,7 @@ def test_a_gang_lacks_a_node_though_its_size_was_lowered(
 ) -> None:
     names = {"ASG_NAME": "fleet-1", "INSTANCE_ID": "i-1", "NODE_COUNT": "3", "BUCKET": "b", "REGION": "us-east-1"}
     given = {f"GPUFLEET_{name}": value for name, value in {**names, "MODE": mode}.items()}
-    group = GroupClient(Settings.from_environment(given))
+    group = GroupClient(Settings(given))
     state = json.dumps({"phase": phase, "group": "fleet-1" if mode == "training" else ""})
     monkeypatch.setattr(group, "_aws", lambda *words: state if words[0] == "s3" else counts)
     assert group.is_full_without_this_node() is is_full
@@ -159,16 +135,16 @@ def test_only_the_group_that_the_controller_chose_trains(
     state: str | None, trains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two groups that train at once would write the same checkpoints."""
-    group = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_BUCKET": "b"}))
+    group = GroupClient(Settings({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_BUCKET": "b"}))
     monkeypatch.setattr(group, "_aws", lambda *_: state)
     assert group.is_chosen() == trains
-    alone = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1"}))
+    alone = GroupClient(Settings({"GPUFLEET_ASG_NAME": "fleet-1"}))
     assert alone.is_chosen(), "without a bucket there is no controller"
 
 
 def test_a_waiting_node_asks_ec2_only_where_the_group_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """DescribeInstances without filters or pages refills at 10 calls/s; ten waiting fleets of 64 nodes made 64."""
-    group = GroupClient(Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
+    group = GroupClient(Settings({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"}))
     calls: list[tuple[str, ...]] = []
     launched = ("12:00:05Z\ti-2\t10.0.0.2", "12:00:00Z\ti-1\t10.0.0.1", "11:59:00Z\ti-9\t10.0.0.9")
     lines = "".join(f"2026-11-26T{line}\n" for line in launched)
@@ -195,7 +171,7 @@ def test_nodes_look_for_each_other_at_times_of_their_own_and_less_often_where_aw
     silence = [None] * 5
     looks: Iterator[list[Instance] | None] = iter([[], *silence, []])
     rests: list[float] = []
-    settings = Settings.from_environment({"GPUFLEET_NODE_COUNT": "64", "GPUFLEET_ASG_NAME": "fleet-1"})
+    settings = Settings({"GPUFLEET_NODE_COUNT": "64", "GPUFLEET_ASG_NAME": "fleet-1"})
     group = SimpleNamespace(instance_id=lambda: "i-1", in_service=lambda enough: next(looks))
     notices = iter([None] * 6 + [Notice(source=SPOT_PATH, detail="terminate")])
     node = SimpleNamespace(settings=settings, group=group, rest=rests.append, leaving=lambda: next(notices))
@@ -229,11 +205,11 @@ def test_data_loaders_can_fork_beside_efa(tmp_path: Path) -> None:
 
 def test_programs_beside_the_trainings_python_are_found_first() -> None:
     given = {"GPUFLEET_PYTHON": "/opt/gpufleet/venv/bin/python3", "PATH": "/usr/bin", "ROOT": "/"}
-    path = _path(Settings.from_environment(given))
+    path = _path(Settings(given))
     assert path.startswith("/opt/gpufleet/venv/bin:/usr/bin:/opt/amazon/") and "/opt/amazon/openmpi/bin" in path.split(
         ":"
     )
-    assert _path(Settings.from_environment({"PATH": "/usr/bin"})).startswith("/usr/bin:")
+    assert _path(Settings({"PATH": "/usr/bin"})).startswith("/usr/bin:")
 
 
 def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +234,7 @@ def test_a_container_has_what_the_training_has_on_the_node(tmp_path: Path, monke
         "GPUFLEET_CHECKPOINT_URI": "s3://bucket/checkpoints", "GPUFLEET_TRAIN_DIR": f"{tmp_path}/code/train",
         "NCCL_DEBUG": "INFO", "PATH": "/usr/bin", "LD_LIBRARY_PATH": "/usr/lib", "HOME": "/home/x",
     }  # fmt: skip
-    words, environment = container.command(Settings.from_environment(given), given, ["-m", "train"], "one")
+    words, environment = container.command(Settings(given), given, ["-m", "train"], "one")
     text = " ".join(words)
     assert re.findall(r"--mount type=bind,source=(\S+),target=\1", text) == [
         f"{tmp_path}/{name}" for name in ("code", "nvme", "run", "run-credentials", "weights")
@@ -309,7 +285,7 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     monkeypatch.setattr("threading.Thread.start", lambda thread: kept.append(thread))
     role = "arn:aws:iam::123456789012:role/train"
     given = {"GPUFLEET_RUN_DIR": str(tmp_path / "run"), "GPUFLEET_REGION": "us-east-1", "GPUFLEET_INSTANCE_ID": "i-1"}
-    without, settings = (Settings.from_environment(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
+    without, settings = (Settings(given | {"GPUFLEET_TRAIN_ROLE_ARN": arn}) for arn in ("", role))
     nodes_own = TrainingCredentials(without, GroupClient(without))
     assert nodes_own.take() and nodes_own.environment() == {}
     own = TrainingCredentials(settings, GroupClient(settings))
@@ -362,7 +338,7 @@ def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, mo
         "GPUFLEET_INSTANCE_ID": "i-1",
         "GPUFLEET_RUN_DIR": f"{tmp_path}/file/run",
     }
-    settings = Settings.from_environment(given)
+    settings = Settings(given)
     assert not TrainingCredentials(settings, GroupClient(settings)).take()
 
 
@@ -378,7 +354,7 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
     monkeypatch.setattr("bootstrap.agent.group.aws_cli", put)
     names = ("BUCKET", "ASG_NAME", "INSTANCE_ID", "RUN")
     given = {f"GPUFLEET_{name}": name.lower() for name in names} | {"GPUFLEET_RUN_DIR": f"{tmp_path}/run/gpufleet"}
-    group = GroupClient(Settings.from_environment(given))
+    group = GroupClient(Settings(given))
     reports = Reports(group, 0.0)
     for done_steps in (None, None, 40):
         reports.tell("training", 0, done_steps=done_steps)
@@ -388,7 +364,7 @@ def test_steps_reach_the_controller_with_the_nodes_report(tmp_path: Path, monkey
 
 
 def test_a_union_s_nodes_find_each_other_in_both_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings.from_environment({"GPUFLEET_ASG_NAME": "fleet-2,fleet", "GPUFLEET_REGION": "us-east-1"})
+    settings = Settings({"GPUFLEET_ASG_NAME": "fleet-2,fleet", "GPUFLEET_REGION": "us-east-1"})
     asked: list[tuple[str, ...]] = []
 
     def answer(region: str, *arguments: str) -> str:

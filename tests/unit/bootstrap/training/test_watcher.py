@@ -398,7 +398,7 @@ def test_times_of_a_drain_fit_into_the_two_minutes_of_a_spot_notice() -> None:
     """One place for each number, and together they are what EC2 and systemd give."""
     agent = "".join(path.read_text() for path in Path(bootstrap.agent.__file__).parent.glob("*.py"))
     unit = (Path(bootstrap.training.__file__).parents[1] / "gpufleet-train.service").read_text()
-    kill_after_s = Settings.from_environment({}).limits.kill_after_s
+    kill_after_s = Settings({}).limits.kill_after_s
     stop_s = float(re.findall(r"TimeoutStopSec=(\d+)", unit)[0])
     assert kill_after_s > 30, "torchrun's own SIGKILL comes first"
     assert NOTICE_LIMIT_S + kill_after_s < stop_s
