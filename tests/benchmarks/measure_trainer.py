@@ -136,6 +136,8 @@ class Bench:
     def seconds(self, step: Step, least_s: float = 2.5) -> tuple[float, int]:
         """Measure a step: warm-up of 1 s, then blocks of steps without a wait in between; median block."""
         self.block(step, 3)
+        gc.collect()
+        gc.freeze()  # as the run does after its first step
         each = self.agreed(self.block(step, 2))
         self.block(step, max(0, int(1.0 / each)) if not self.tiny else 0)
         if self.device.type == "cuda":
