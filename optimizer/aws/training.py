@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 SEGMENTS_READ = 15
 # Objects of a ledger to read at once: a day has 1,440 of them, 30 ms each.
 DOWNLOADS = 16
-# Points of a line in a terminal.
-MOST_POINTS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +37,6 @@ class TrainingProgress:
     loss: float | None = None  # newest that was reported; None where it was not finite
     loss_step: int | None = None  # None where none was reported
     straggler: Straggler | None = None  # slowest rank of the last minute
-    recent_losses: tuple[float, ...] = ()  # finite, the newest last
-    recent_steps_per_second: tuple[float, ...] = ()  # of equal times since the last start
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
@@ -73,7 +69,6 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     finished = False
     step = None
     loss: tuple[int, float | None] | None = None
-    losses: list[float] = []
     straggler: Straggler | None = None
     marks: list[tuple[float, int]] = []  # since the last start
     for event in events:
@@ -88,7 +83,6 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         step = int(event["step"])
         if (reported := read_loss(event)) is not None:
             loss = reported
-            losses += [reported[1]] if reported[1] is not None else []
         straggler = read_straggler(event) or straggler
         if event["event"] == "train":
             marks = []
@@ -109,22 +103,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         loss=loss[1] if loss else None,
         loss_step=loss[0] if loss else None,
         straggler=straggler,
-        recent_losses=tuple(losses[:: -max(1, -(-len(losses) // MOST_POINTS))][::-1]),
-        recent_steps_per_second=_speeds(marks, measured_s / MOST_POINTS),
     )
-
-
-def _speeds(marks: Iterable[tuple[float, int]], window_s: float) -> tuple[float, ...]:
-    """Steps a second of windows that are at least ``window_s`` long."""
-    speeds: list[float] = []
-    before: tuple[float, int] | None = None
-    for at, step in marks:
-        if before is None:
-            before = at, step
-        elif at - before[0] >= window_s > 0:
-            speeds.append((step - before[1]) / (at - before[0]))
-            before = at, step
-    return tuple(speeds)
 
 
 @dataclass(kw_only=True)

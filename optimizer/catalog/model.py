@@ -69,7 +69,7 @@ class Source:
     rows: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The source as in JSON answers and manifests."""
+        """The source as in JSON answers."""
         return asdict(self) | {"as_of": self.as_of.isoformat(), "newest": self.newest.isoformat()}
 
 

@@ -1,7 +1,4 @@
-"""Catalog snapshots on disk: three tables and a manifest that names them with their checksums.
-
-The tables' file names hold their checksums, and the manifest is replaced last and atomically: a reader sees the old
-snapshot or the new one, never half of each.
+"""Catalog snapshots on disk: one JSON file of three tables, replaced atomically.
 
 ``load()`` reads the first of:
     1. the directory given to it, or in the environment variable GPUFLEET_CATALOG;
@@ -12,7 +9,6 @@ Over 2 and 3 it lays what the user's stacks learned (``learned.py``).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -22,19 +18,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
 
 from bootstrap.contract.capacity import PoolEvents
 from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.learned import Learned, LearnedStack
 from optimizer.catalog.model import Catalog, Source
-from optimizer.catalog.tables import TABLES, OfferRow, Tables, encode_table, parse_table
+from optimizer.catalog.tables import OfferRow, Tables, encode_tables, parse_tables
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import InstanceType, Offer
 
-FORMAT_VERSION = 6
-MANIFEST = "manifest.json"
+FORMAT_VERSION = 7
+FILE = "catalog.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
 
@@ -73,7 +68,7 @@ def read_newest() -> Snapshot:
     """The newer of the user's and the shipped snapshot, if the user's can be read."""
     shipped = read_snapshot(SHIPPED, origin="shipped")
     directory = user_directory()
-    if not (directory / MANIFEST).exists():
+    if not (directory / FILE).exists():
         return shipped
     try:
         user = read_snapshot(directory)
@@ -89,60 +84,28 @@ def read_newest() -> Snapshot:
 
 def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
     """Read a snapshot; DataMissingError where it is missing, empty, damaged, or of another format."""
-    manifest_path = directory / MANIFEST
+    path = directory / FILE
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        if manifest["format_version"] != FORMAT_VERSION:
-            raise _unusable(manifest_path, f"format version {manifest['format_version']}, not {FORMAT_VERSION}")
-        made_at = datetime.fromisoformat(manifest["made_at"])
-        tables = Tables(**{name: _read_table(directory, name, manifest["tables"][name]) for name in TABLES})
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format_version"] != FORMAT_VERSION:
+            raise _unusable(path, f"format version {document['format_version']}, not {FORMAT_VERSION}")
+        made_at, tables = datetime.fromisoformat(document["made_at"]), parse_tables(document)
     except OSError as error:
-        raise _unusable(manifest_path, f"cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unusable(manifest_path, f"is not a catalog manifest: {error!r}") from error
+        raise _unusable(path, f"cannot be read: {error.strerror}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, f"is no catalog: {error!r}") from error
     for name in ("instance_types", "offers"):
         if not getattr(tables, name):
-            raise _unusable(directory, f"table {name} has no rows")
+            raise _unusable(path, f"has no {name}")
     return Snapshot(tables=tables, made_at=made_at, origin=origin or str(directory))
 
 
-def _read_table(directory: Path, name: str, entry: Mapping[str, Any]) -> list[Any]:
-    path = directory / Path(str(entry["file"])).name
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _unusable(path, f"cannot be read: {error.strerror}") from error
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise _unusable(path, f"{len(data)} bytes with another checksum than {MANIFEST} gives")
-    try:
-        return parse_table(name, data)
-    except ValueError as error:
-        raise _unusable(path, str(error)) from error
-
-
-def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> dict[str, Any]:
-    """Write a snapshot and return its manifest; an existing snapshot stays whole until the last step."""
+def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> None:
+    """Write a snapshot; an existing one stays whole until the last step."""
     directory.mkdir(parents=True, exist_ok=True)
-    entries = {}
-    for name in TABLES:
-        data = encode_table(name, tables)
-        checksum = hashlib.sha256(data).hexdigest()
-        file = f"{name}-{checksum[:12]}.json"
-        _replace(directory / file, data)
-        entries[name] = {"file": file, "rows": len(getattr(tables, name)), "sha256": checksum}
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "made_at": made_at.astimezone(UTC).isoformat(timespec="seconds"),
-        "tables": entries,
-        "sources": [source.to_dict() for source in list_sources(tables)],
-    }
-    _replace(directory / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    kept = {entry["file"] for entry in entries.values()}
-    for name in TABLES:
-        for old in directory.glob(f"{name}-*"):
-            if old.name not in kept:
-                old.unlink(missing_ok=True)
-    return manifest
+    made = made_at.astimezone(UTC).isoformat(timespec="seconds")
+    head = f'{{\n"format_version": {FORMAT_VERSION},\n"made_at": "{made}",\n'
+    _replace(directory / FILE, f"{head}{encode_tables(tables)}\n}}\n".encode())
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -255,7 +218,7 @@ def _unusable(path: Path, problem: str) -> DataMissingError:
         next_step = f"unset {DIRECTORY_VARIABLE} to use the shipped snapshot, or write one by gpufleet catalog refresh"
     return DataMissingError(
         f"catalog {path} {problem}",
-        limit=f"a directory with {MANIFEST} and the tables it names, as `gpufleet catalog refresh` writes it",
+        limit=f"a folder with {FILE}, as `gpufleet catalog refresh` writes it",
         why="prices and instance facts are never guessed",
         next_step=next_step,
     )

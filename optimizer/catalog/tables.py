@@ -1,4 +1,4 @@
-"""The catalog's three tables: their rows, and their files, JSON with one row a line.
+"""The catalog's three tables: their rows, and their JSON, with one row a line.
 
 Rows are named tuples: a dataclass takes ten times as long to define, and every command reads them.
 """
@@ -101,21 +101,21 @@ TABLES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def parse_table(name: str, data: bytes) -> list[Any]:
-    """Return the rows of a file; ValueError: not JSON, other fields, or an unknown GPU or unit price."""
-    rows = json.loads(data)
-    try:
-        return [TABLES[name](row) for row in rows]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"has other fields than gpufleet's {name}: {error}") from error
+def parse_tables(document: dict[str, Any]) -> Tables:
+    """Return the tables of a file; KeyError, TypeError or ValueError: other fields, an unknown GPU or unit price."""
+    return Tables(**{name: list(map(parse, document[name])) for name, parse in TABLES.items()})
 
 
-def encode_table(name: str, tables: Tables) -> bytes:
-    """Return table ``name`` as a file, sorted by type and region, or by item and region."""
-    rows = [_plain(row) for row in getattr(tables, name)]
-    rows.sort(key=lambda row: [str(value) for value in list(row.values())[:2]])
-    lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
-    return f"[\n{lines}\n]\n".encode()
+def encode_tables(tables: Tables) -> str:
+    """Return the tables as members of a JSON object, sorted by type and region, or by item and region."""
+    members = []
+    for name in TABLES:
+        rows = sorted(
+            map(_plain, getattr(tables, name)), key=lambda row: [str(value) for value in list(row.values())[:2]]
+        )
+        lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
+        members.append(f'"{name}": [\n{lines}\n]')
+    return ",\n".join(members)
 
 
 def _plain(fact: Any) -> Any:

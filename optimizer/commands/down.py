@@ -39,10 +39,9 @@ Example:
 def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, save: bool) -> None:
     """End a fleet: save a checkpoint, end every node, destroy the stack's resources.
 
-    Nodes end as with gpufleet stop; then pulumi destroy --exclude-protected runs (by Pulumi's Automation API; needs the
-    Pulumi CLI) and waits until the last instance is gone, which takes many minutes for large GPU nodes. The bucket with
-    the checkpoints and its key stay, and are named, unless the last pulumi up had gpufleet:forceDestroy; gpufleet
-    up goes on from them.
+    Nodes end as with gpufleet stop; then pulumi destroy --exclude-protected runs (needs the Pulumi CLI) and
+    waits until the last instance is gone, which takes many minutes for large GPU nodes. The bucket with the checkpoints
+    and its key stay, and are named, unless the last pulumi up had gpufleet:forceDestroy; gpufleet up goes on from them.
     --everywhere ends all stacks of gpufleet up --regions, or of a run that moved.
     """
     require_pulumi()

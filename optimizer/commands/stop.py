@@ -18,7 +18,6 @@ from optimizer.aws.drain import Drain
 from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.progress import relayed
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 
@@ -112,11 +111,11 @@ def follow_drain(names: Names, save: timedelta) -> None:
         save=save,
         now=lambda: datetime.now(UTC),
         sleep=time.sleep,
-        say=lambda line: show(f"{datetime.now(UTC):%H:%M:%SZ} {line}"),
+        say=lambda line: say(f"{datetime.now(UTC):%H:%M:%SZ} {line}", err=True),
     )
+    say(f"nodes save, each within {save.total_seconds() / 60:.0f} min, and end", err=True)
     try:
-        with relayed(f"nodes save, each within {save.total_seconds() / 60:.0f} min, and end") as show:
-            drain.run()
+        drain.run()
     except KeyboardInterrupt as error:
         raise GpufleetError(
             "no longer followed; the request to stop stands",

@@ -83,10 +83,10 @@ def command(
     """Stand up a fleet for a request or a plan, and follow its run.
 
     The steps are those of the single commands: recommend (of a REQUEST; its answer is kept as plans.NAME.json, and
-    --plan picks from it), a question, stack set, wheels (where the stack names none), preflight, pulumi up (by
-    Pulumi's Automation API; needs the Pulumi CLI), and status --watch until the run has ended. A step that fails ends
-    the command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is
-    YAML, a PLAN is JSON; - reads a PLAN from standard input.
+    --plan picks from it), a question, stack set, wheels (where the stack names none), preflight, pulumi up (needs the
+    Pulumi CLI), and status --watch until the run has ended. A step that fails ends the command with its own error and
+    exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is YAML, a PLAN is JSON; - reads a
+    PLAN from standard input.
 
     With --regions a REQUEST is planned for all of them, and the run begins in the best as stack NAME-REGION. Once AWS
     has refused all nodes for --wait-minutes, the run goes on in the next region, as with gpufleet move: its newest

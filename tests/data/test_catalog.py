@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
-import json
 from collections import Counter
 from datetime import date
 from importlib import metadata
@@ -16,7 +14,7 @@ import pytest
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.region_transfer import transfer_price
-from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot
+from optimizer.catalog.snapshot import SHIPPED, read_snapshot
 from optimizer.catalog.tables import TABLES
 from optimizer.commands.offers import FIELDS, row
 from optimizer.search.plan_builder import describe_node
@@ -222,18 +220,6 @@ def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
 def test_unit_prices_of_us_east_1_are_known_without_bounds(catalog: Catalog) -> None:
     for item in ("gp3-storage", "gp3-iops", "gp3-throughput", "s3-standard-storage", "vpc-endpoint", "kms-key"):
         assert not catalog.unit_price(item, "us-east-1").source.startswith("upper bound")
-
-
-def test_provenance_gives_each_tables_checksum() -> None:
-    text = (DATA / "PROVENANCE.md").read_text(encoding="utf-8")
-    manifest = json.loads((SHIPPED / MANIFEST).read_text(encoding="utf-8"))
-    for table in manifest["tables"].values():
-        assert hashlib.sha256((SHIPPED / table["file"]).read_bytes()).hexdigest() == table["sha256"]
-        assert table["sha256"] in text
-    assert {path.name for path in SHIPPED.iterdir()} == {
-        MANIFEST,
-        *(table["file"] for table in manifest["tables"].values()),
-    }
 
 
 def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:

@@ -38,7 +38,7 @@ from optimizer.commands.options import (
     run_options,
 )
 from optimizer.commands.output import say
-from optimizer.commands.progress import patience, relayed
+from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import (
@@ -415,15 +415,13 @@ def hand_over(source: StackFile, target: StackFile, again: str) -> None:
             time.sleep(POLL_S)
     _, carried = read_run(source)
     new, _ = resolve_names(target)
-    with (
-        errors.explained(
-            f"the copy to {new.bucket} did not end",
-            why=f"stack {source.stack} has no node, and its checkpoints are as they were",
-            next_step=again,
-        ),
-        relayed(f"copying {carried.gib:,.2f} GiB inside S3") as show,
+    say(f"copying {carried.gib:,.2f} GiB inside S3", err=True)
+    with errors.explained(
+        f"the copy to {new.bucket} did not end",
+        why=f"stack {source.stack} has no node, and its checkpoints are as they were",
+        next_step=again,
     ):
-        copy(names, new, carried, show)
+        copy(names, new, carried, lambda line: say(line, err=True))
     # The controller may not have ticked since the run came here.
     request = read_asked(names)
     elsewhere = merge_spends(state.elsewhere if state else {}, request.elsewhere if request else {})

@@ -32,13 +32,12 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
+from optimizer.commands.status.live import POLL_S, watch
 from optimizer.commands.status.measures import MEASURES, compare, headline
 from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
-# The controller ticks once a minute.
-WATCH_S = 20
 # Keys of the controller's state in --format json.
 STATE_KEYS = (
     *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
@@ -85,11 +84,10 @@ Example:
     "--watch",
     "watch_s",
     is_flag=False,
-    flag_value=WATCH_S,
+    flag_value=POLL_S,
     type=FiniteRange(min=5),
     metavar="[SECONDS]",
-    help=f"Until Ctrl-C a live page in a terminal, elsewhere a line an event; CSV and JSON again and again.  [every "
-    f"{WATCH_S} s]",
+    help=f"Show it again and again until Ctrl-C; elsewhere than in a terminal a line an event.  [every {POLL_S} s]",
 )
 @format_option
 def command(stack: str | None, directory: Path, watch_s: float | None, output_format: str) -> None:
@@ -109,13 +107,12 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         file = read_stack(stack, directory)
         names, _ = resolve_names(file)
         plan = follow_policy(file.plan, file.config)
-        if watch_s is not None and output_format == "table":
-            from optimizer.commands.status.live import watch
-
+        is_watched = watch_s is not None and output_format == "table"
+        if watch_s is not None and is_watched and not sys.stdout.isatty():
             with suppress(KeyboardInterrupt):
-                watch(plan, file.stack, lambda: read_file(file, names), watch_s, live=sys.stdout.isatty())
+                watch(plan, lambda: read_file(file, names), watch_s)
             return
-        show = partial(_show, file, names, plan, output_format)
+        show = partial(_show, file, names, plan, output_format, is_redrawn=is_watched)
     with suppress(KeyboardInterrupt) if watch_s else nullcontext():
         while True:
             show()
@@ -125,10 +122,12 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
             click.echo("")
 
 
-def _show(file: StackFile, names: Names, plan: FleetPlan, output_format: str) -> None:
+def _show(file: StackFile, names: Names, plan: FleetPlan, output_format: str, *, is_redrawn: bool) -> None:
     with patience("reading the stack"):
         reading = read_file(file, names)
     document = as_json(names, plan, reading)
+    if is_redrawn:
+        click.clear()
     if output_format == "json":
         write_json(document)
     elif output_format == "csv":

@@ -1,83 +1,46 @@
-"""A run that is watched: a live page in a terminal, redrawn until Ctrl-C, elsewhere a line an event."""
+"""A run that is watched: a line an event, until Ctrl-C or the run's end."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console, ConsoleOptions, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
 from bootstrap.contract.state import ENDED, UP, ControllerState, Phase
 from bootstrap.contract.words import counted
 from infra.naming import Names
-from optimizer.commands.output import format_number, output_width, say
+from optimizer.commands.output import format_number, say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, follow_policy
-from optimizer.commands.status.forecast import Forecast, current_progress, forecast, notices, utc
-from optimizer.commands.status.gpus import gpu_notices
-from optimizer.commands.status.measures import compare, headline
+from optimizer.commands.status.forecast import Forecast, current_progress, forecast, utc
+from optimizer.commands.status.measures import compare
 from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.plan import FleetPlan
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-EVENTS_SHOWN = 8
 # The controller ticks once a minute.
 POLL_S = 20
 # Measures of a line on a step.
 _STEP_LINE = ("speed", "loss", "cost so far", "hours left", "cost at the end")
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def watch(
     plan: FleetPlan,
-    stack: str,
     read: Callable[[], Reading],
     every_s: float,
     *,
-    live: bool,
     ended: Callable[[Reading], bool] = lambda reading: False,
 ) -> Reading:
-    """Show a run until a reading has ``ended`` it, or Ctrl-C; return that reading.
-
-    ``live`` redraws a page and leaves the last one standing; otherwise each event is a line.
-    """
+    """Print a run's events until a reading has ``ended`` it; return that reading."""
     with patience("reading the stack"):
         reading = read()
     before: Reading | None = None
-    with _live_page(plan, stack, every_s) if live else nullcontext(partial(print_events, plan)) as show:
-        while True:
-            show(before, reading)
-            if ended(reading):
-                return reading
-            time.sleep(every_s)
-            before, reading = reading, read()
-
-
-@contextmanager
-def _live_page(plan: FleetPlan, stack: str, every_s: float) -> Iterator[Callable[[Reading | None, Reading], None]]:
-    """Yield a function that redraws the page for a reading and the one before it."""
-    events: deque[str] = deque(maxlen=EVENTS_SHOWN)
-    with Live(console=Console(width=output_width(), highlight=False), auto_refresh=False) as drawn:
-
-        def show(before: Reading | None, reading: Reading) -> None:
-            events.extend(f"{reading.at:%H:%M:%S} {event}" for event in changes(before, reading))
-            drawn.update(page(plan, stack, reading, list(events), every_s), refresh=True)
-
-        yield show
+    while True:
+        print_events(plan, before, reading)
+        if ended(reading):
+            return reading
+        time.sleep(every_s)
+        before, reading = reading, read()
 
 
 def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> None:
@@ -119,50 +82,6 @@ def _standing(plan: FleetPlan, reading: Reading) -> list[str]:
 def _is_known(row: dict[str, Any]) -> bool:
     """Return whether a measure has a value, or is a loss that is not finite, as its note says."""
     return row["actual"] is not None or row["measure"] == "loss"
-
-
-def page(plan: FleetPlan, stack: str, reading: Reading, events: list[str], every_s: float) -> RenderableType:
-    """Lay out one page: what the stack does, its measures, notices, and the last events."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    ahead, progress = forecast(plan, reading), current_progress(reading)
-    lines: dict[str, tuple[float, ...]] = {}
-    if progress is not None:
-        per_step = plan.job.global_batch * plan.job.seq_len
-        speeds = tuple(per_step * speed for speed in progress.recent_steps_per_second)
-        lines = {"speed": speeds, "loss": progress.recent_losses}
-    for row in compare(plan, reading, ahead):
-        if _is_known(row):
-            planned = "" if row["predicted"] is None else f"planned {format_number(row['predicted'])}"
-            words = ", ".join(filter(None, (f"{row['unit']} {planned}".strip(), row["note"])))
-            actual = "-" if row["actual"] is None else format_number(row["actual"])
-            table.add_row(row["measure"], actual, Text(words))
-            if len(values := lines.get(row["measure"], ())) > 1:
-                table.add_row("", "", Sparkline(values))
-    decision = next_decision(reading, ahead)
-    said = [*headline(plan, reading), *([f"next: {decision}"] if decision else [])]
-    parts: list[RenderableType] = [Panel(Group(*map(Text, said), table), title=Text(stack), title_align="left")]
-    told = [*notices(plan, ahead, stack), *gpu_notices(reading, stack)]
-    parts += [Text(line, style="yellow") for line in told]
-    parts += [Text(f"{part} cannot be read: {reason}", style="red") for part, reason in reading.unread.items()]
-    parts.append(Panel(Text("\n".join(events) or "none yet"), title="last events", title_align="left"))
-    parts.append(Text(f"read at {utc(reading.at)}, again every {every_s:g} s; Ctrl-C ends the page, not the run"))
-    return Group(*parts)
-
-
-@dataclass
-class Sparkline:
-    """Bars between the least and the largest value, which alone a terminal that knows ASCII only gets."""
-
-    values: Sequence[float]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        values = self.values[-options.max_width :]
-        low, high = min(values), max(values)
-        bars = "".join(_BARS[int(7 * (value - low) / (high - low or 1))] for value in values)
-        yield Text(f"{'' if options.ascii_only else bars} {format_number(low)} to {format_number(high)}".strip())
 
 
 def _decides_at(reading: Reading, state: ControllerState) -> datetime | None:
@@ -227,10 +146,8 @@ def follow(
 
     last = watch(
         follow_policy(file.plan, file.config),
-        file.stack,
         lambda: read_file(file, names),
         POLL_S,
-        live=sys.stdout.isatty(),
         ended=ended,
     )
     assert last.state is not None  # ended

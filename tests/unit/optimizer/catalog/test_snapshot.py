@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import load, snapshot
-from optimizer.catalog.snapshot import MANIFEST, SHIPPED, read_snapshot, write_snapshot
-from optimizer.catalog.tables import TABLES, Tables
+from optimizer.catalog.snapshot import FILE, SHIPPED, read_snapshot, write_snapshot
+from optimizer.catalog.tables import Tables
 from optimizer.contract.errors import DataMissingError
 
 MADE_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
@@ -28,11 +28,6 @@ def written(tmp_path: Path, tables: Tables) -> Path:
     return tmp_path / "catalog"
 
 
-def _table(directory: Path, name: str) -> Path:
-    manifest = json.loads((directory / MANIFEST).read_text())
-    return directory / str(manifest["tables"][name]["file"])
-
-
 def test_a_snapshot_reads_back_as_written(written: Path, tables: Tables) -> None:
     read = read_snapshot(written)
     assert read.made_at == MADE_AT
@@ -44,27 +39,21 @@ def test_writing_again_replaces_the_tables_and_leaves_nothing_behind(written: Pa
     tables.offers.pop()
     write_snapshot(written, tables, made_at=MADE_AT)
     assert len(load(written).offers) == len(tables.offers)
-    assert len(list(written.iterdir())) == 1 + len(TABLES)
+    assert [path.name for path in written.iterdir()] == [FILE]
 
 
 def test_a_write_that_dies_leaves_the_old_snapshot_whole(
     written: Path, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = load(written)
-    replaced = []
-    rename = Path.replace
 
     def dies(source: Path, target: Path) -> None:
-        if target.name == MANIFEST:
-            raise KeyboardInterrupt
-        replaced.append(target)
-        rename(source, target)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", dies)
     del tables.offers[10:]
     with pytest.raises(KeyboardInterrupt):
         write_snapshot(written, tables, made_at=MADE_AT)
-    assert replaced
     assert load(written).offers == before.offers
 
 
@@ -83,16 +72,14 @@ Rows = list[dict[str, Any]]
 
 
 def _rewritten(name: str, change: Callable[[Rows], Rows]) -> Callable[[Path], None]:
-    """Change a table and make the manifest agree, as a faulty program would."""
+    return _changed(lambda document: document.update({name: change(document[name])}))
 
+
+def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def do(directory: Path) -> None:
-        import hashlib
-
-        path = _table(directory, name)
-        path.write_text(json.dumps(change(json.loads(path.read_text()))))
-        manifest = json.loads((directory / MANIFEST).read_text())
-        manifest["tables"][name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        (directory / MANIFEST).write_text(json.dumps(manifest))
+        document = json.loads((directory / FILE).read_text())
+        change(document)
+        (directory / FILE).write_text(json.dumps(document))
 
     return do
 
@@ -107,32 +94,21 @@ def _priced(kind: str, usd: float) -> Callable[[Path], None]:
     return _rewritten("offers", change)
 
 
-def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
-    def do(directory: Path) -> None:
-        manifest = json.loads((directory / MANIFEST).read_text())
-        change(manifest)
-        (directory / MANIFEST).write_text(json.dumps(manifest))
-
-    return do
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (_no_directory, "No such file"),
         (_a_file, "Not a directory"),
-        (lambda d: (d / MANIFEST).unlink(), "No such file"),
-        (lambda d: (d / MANIFEST).write_text(""), "is not a catalog manifest"),
-        (lambda d: (d / MANIFEST).write_text("[]"), "is not a catalog manifest"),
-        (lambda d: (d / MANIFEST).write_text('{"format_version": 6}'), "is not a catalog manifest"),
-        (lambda d: (d / MANIFEST).write_bytes(b"\xff\xfe"), "is not a catalog manifest"),
-        (_manifest(lambda m: m.update(format_version=99)), "format version 99, not 6"),
-        (_manifest(lambda m: m.update(made_at="once")), "is not a catalog manifest"),
-        (lambda d: _table(d, "offers").write_bytes(b""), "0 bytes with another checksum"),
-        (lambda d: _table(d, "offers").write_bytes(_table(d, "offers").read_bytes()[:-100]), "another checksum"),
-        (lambda d: _table(d, "unit_prices").unlink(), "No such file"),
-        (_rewritten("offers", lambda rows: []), "table offers has no rows"),
-        (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "has other fields than gpufleet's offers"),
+        (lambda d: (d / FILE).write_text(""), "is no catalog"),
+        (lambda d: (d / FILE).write_text("[]"), "is no catalog"),
+        (lambda d: (d / FILE).write_text('{"format_version": 7}'), "is no catalog"),
+        (lambda d: (d / FILE).write_bytes(b"\xff\xfe"), "is no catalog"),
+        (lambda d: (d / FILE).write_bytes((d / FILE).read_bytes()[:-100]), "is no catalog"),
+        (_changed(lambda d: d.update(format_version=99)), "format version 99, not 7"),
+        (_changed(lambda d: d.update(made_at="once")), "is no catalog"),
+        (_changed(lambda d: d.pop("unit_prices")), "is no catalog"),
+        (_rewritten("offers", lambda rows: []), "has no offers"),
+        (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "is no catalog.*colour"),
         (_rewritten("instance_types", lambda rows: rows[1:]), "is of unknown type"),
         # A traceback, or a fleet for the price of its disks.
         (_priced("on_demand", math.nan), "a price of nan USD, not above 0"),
@@ -156,16 +132,10 @@ def test_a_damaged_snapshot_is_refused_with_what_is_wrong(
 
 def test_a_damaged_shipped_snapshot_asks_for_a_new_installation(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "SHIPPED", written)
-    (written / MANIFEST).write_bytes(b"")
+    (written / FILE).write_bytes(b"")
     with pytest.raises(DataMissingError) as caught:
         load()
     assert caught.value.next_step.startswith("pip install --force-reinstall gpufleet")
-
-
-def test_a_manifest_cannot_name_a_file_outside_its_directory(written: Path) -> None:
-    _manifest(lambda m: m["tables"]["offers"].update(file="../../etc/passwd"))(written)  # type: ignore[index]
-    with pytest.raises(DataMissingError, match=f"{written}/passwd cannot be read"):
-        load(written)
 
 
 def test_the_environment_names_another_snapshot(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +162,7 @@ class TestTheUsersSnapshot:
 
     def test_a_damaged_one_is_passed_over_with_a_note(self, tables: Tables) -> None:
         write_snapshot(snapshot.user_directory(), tables, made_at=load().made_at + timedelta(hours=1))
-        _table(snapshot.user_directory(), "offers").write_bytes(b"")
+        (snapshot.user_directory() / FILE).write_bytes(b"")
         assert load().origin == "shipped"
         assert "the shipped one is read instead" in load().notes[0]
 

@@ -8,12 +8,12 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
-from rich.console import Console
 
 from bootstrap.contract.measured import object_name
 from bootstrap.contract.state import read_state
@@ -22,7 +22,7 @@ from optimizer.aws.log_group import read_copies
 from optimizer.aws.training import TrainingProgress
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack, write_stack_file
 from optimizer.commands.status.forecast import forecast
-from optimizer.commands.status.live import changes, next_decision, page, print_events, watch
+from optimizer.commands.status.live import changes, next_decision, print_events
 from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import Reading, read, read_file
 from tests.plans import sample_plan
@@ -251,8 +251,7 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     _, out, _ = gpufleet("status", *deployed.arguments)
     row = next(line for line in out.splitlines() if line.startswith(first))
     assert "97" in row and "61.2" in row and "Xid 94 x 3" in row
-    page_text = " ".join(live_page(deployed, 120).replace("│", " ").split())
-    assert "GPU utilization 48.5 %, least busy node 0%" in page_text
+    assert re.search(r"GPU utilization +% +- +48.5 +least busy node 0%", out)
     # Before training and after it, nobody wants the GPUs busy.
     deployed.write_state(phase="starting")
     _, out, _ = gpufleet("status", *deployed.arguments, "--format", "json")
@@ -429,55 +428,8 @@ def test_a_loss_that_is_not_finite_is_seen_while_the_run_is_watched(
 ) -> None:
     deployed.write_state()
     write_ledger(deployed, loss=None)
-    assert re.search(r"loss +- +NOT FINITE at step 999", live_page(deployed, 100))
     print_events(sample_plan(), None, read(deployed.names, datetime.now(UTC)))
     assert "loss NOT FINITE at step 999" in capsys.readouterr().out
-
-
-def live_page(deployed: DeployedStack, columns: int, *, events: list[str] | None = None) -> str:
-    console = Console(file=io.StringIO(), width=columns)
-    reading = read(deployed.names, datetime.now(UTC))
-    console.print(page(sample_plan(), "dev", reading, events or [], 20))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-@pytest.mark.parametrize("columns", [120, 80, 60])
-def test_the_live_page_shows_the_run_within_the_terminal(deployed: DeployedStack, columns: int) -> None:
-    deployed.write_state(ceiling_usd=100.0)
-    write_ledger(deployed)
-    text = live_page(deployed, columns, events=["12:00:00 running: both nodes are in service"])
-    assert max(map(len, text.splitlines())) <= columns
-    said = " ".join(text.replace("│", " ").split())
-    assert "running since" in said and "both nodes are in service" in said
-    assert "2 of 2 wanted nodes in service" in said
-    assert "steps 1,000 steps planned 2,000, saved up to 988" in said
-    assert "cost so far 44 USD" in said and "ceiling 100.00" in said
-    assert "2.432 at step 999" in said and "tokens/s planned" in said
-    assert "next: save and end the nodes at about" in said
-    assert "ABOVE its ceiling" in said and "12:00:00 running: both nodes" in said
-
-
-@pytest.mark.parametrize(
-    ("encoding", "losses", "speeds"),
-    [("utf-8", "█▄▁ 2 to 4", "▁▁█ 26,214 to 52,429"), ("ascii", "2 to 4", "26,214 to 52,429")],
-)
-def test_the_live_page_draws_loss_and_speed(deployed: DeployedStack, encoding: str, losses: str, speeds: str) -> None:
-    now = time.time()
-    marks = [(60, 100, 4.0), (40, 102, 3.0), (20, 104, None), (0, 108, 2.0)]
-    events: list[dict[str, Any]] = [{"event": "start", "t": now - 70}]
-    events += [
-        {"event": "progress", "t": now - ago_s, "step": step, "loss_step": step, "loss": loss}
-        for ago_s, step, loss in marks
-    ]
-    lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
-    deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    console = Console(file=file, width=120)
-    console.print(page(sample_plan(), "dev", read(deployed.names, datetime.now(UTC)), [], 20))
-    file.seek(0)
-    text = file.read()
-    assert losses in text and speeds in text
 
 
 def test_changes_between_two_readings_are_events(deployed: DeployedStack) -> None:
@@ -497,8 +449,8 @@ def test_changes_between_two_readings_are_events(deployed: DeployedStack) -> Non
     assert "checkpoint of step 988 is complete" in events
 
 
-def test_the_page_is_redrawn_until_ctrl_c(
-    deployed: DeployedStack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_terminal_is_redrawn_until_ctrl_c(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployed.write_state()
     slept: list[float] = []
@@ -509,11 +461,13 @@ def test_the_page_is_redrawn_until_ctrl_c(
         if len(slept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("optimizer.commands.status.live.time.sleep", sleep)
-    with pytest.raises(KeyboardInterrupt):
-        watch(sample_plan(), "dev", lambda: read(deployed.names, datetime.now(UTC)), 5, live=True)
-    assert slept == [5, 5]
-    assert "draining: asked to stop" in capsys.readouterr().out
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cleared = Mock()
+    monkeypatch.setattr("click.clear", cleared)
+    code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "5")
+    assert code == 0 and slept == [5, 5] and cleared.call_count == 2
+    assert out.count("measure") == 2 and "draining" in out.rpartition("measure")[0].rpartition("measure")[2]
 
 
 def test_events_say_that_the_controller_is_silent_or_never_spoke(
