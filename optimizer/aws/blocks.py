@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from botocore import exceptions
 from botocore.exceptions import ClientError
 
-from bootstrap.contract.timings import BLOCK_TAIL
 from optimizer.aws import errors, quotas
 from optimizer.aws.paging import filters, pages
 from optimizer.contract.plan import CapacityBlock, FleetPlan
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 MOST_NODES = SIZES[-1]
 # Lengths of a block: days up to 14, then weeks up to 26 (CapacityDurationHours of DescribeCapacityBlockOfferings).
-_DAY_H, _DAYS, _WEEK_H, _WEEKS = 24, 14, 7 * 24, 26
-LONGEST_H = _WEEKS * _WEEK_H
+LENGTHS_H: tuple[int, ...] = (*range(24, 15 * 24, 24), *range(3 * 168, 27 * 168, 168))
 PLATFORM: Final = "Linux/UNIX"
 # Blocks of one length begin a day or more apart; a reservation's times may be rounded.
 _SAME = timedelta(hours=1)
@@ -53,10 +51,10 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offering:
-    """A Capacity Block that can be bought: ``usd`` is its whole price, paid upfront."""
+    """A Capacity Block that can be bought, and the search that found it: ``usd`` is its whole price, paid upfront."""
 
     id: str
-    instance_type: str
+    search: Search
     zone: str
     nodes: int
     times: CapacityBlock
@@ -72,38 +70,20 @@ class Offering:
         """Price of an hour of one instance."""
         return float(self.usd) / (self.nodes * self.hours)
 
-    def surplus_usd(self, nodes: int) -> float:
-        """Part of the price that pays instances beyond ``nodes``."""
-        return float(self.usd) * (self.nodes - nodes) / self.nodes
 
-    @property
-    def price(self) -> str:
-        """Exact price in USD, with two decimals or as many as it has."""
-        whole, _, cents = f"{self.usd:f}".partition(".")
-        return f"{whole}.{cents.rstrip('0'):0<2}"
+def block_hours(hours: float, window_hours: float = math.inf) -> int:
+    """Return the length of the shortest block of at least ``hours``, else of the longest that the window holds."""
+    lengths = tuple(length for length in LENGTHS_H if length <= window_hours) or LENGTHS_H[:1]
+    return next((length for length in lengths if length >= hours), lengths[-1])
 
 
-def block_hours(hours: float) -> int | None:
-    """Return the length of the shortest Capacity Block of at least ``hours``; None above the longest one."""
-    days = math.ceil(hours / _DAY_H)
-    if days <= _DAYS:
-        return days * _DAY_H
-    weeks = math.ceil(hours / _WEEK_H)
-    return weeks * _WEEK_H if weeks <= _WEEKS else None
+def train_hours(plan: FleetPlan, times: CapacityBlock, now: datetime) -> float:
+    """Hours of a block that the plan can train in, its last checkpoint saved."""
+    return times.usable_hours(now) - plan.reserve_s / 3600
 
 
-def early_hours(plan: FleetPlan) -> float:
-    """Hours at a block's end that a plan cannot train in: AWS ends the instances, and the last checkpoint is saved."""
-    return (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / timedelta(hours=1)
-
-
-def fits(plan: FleetPlan, times: CapacityBlock, now: datetime) -> bool:
-    """Return whether the plan's hours at the 95th percentile and its last checkpoint fit into a block."""
-    return times.usable_hours(now) - plan.reserve_s / 3600 >= plan.hours.p95
-
-
-def find(client: EC2Client, search: Search) -> tuple[list[Offering], int]:
-    """Return the offerings for a search, the cheapest first, and the number of those that no plan can use.
+def find(client: EC2Client, search: Search) -> list[Offering]:
+    """Return the offerings for a search that a plan can use, the cheapest first.
 
     Asks for the exact count and, where that is none of SIZES, for the next of them.
     """
@@ -114,8 +94,9 @@ def find(client: EC2Client, search: Search) -> tuple[list[Offering], int]:
         except ClientError as error:
             if count in SIZES or not errors.code(error).startswith("InvalidParameter"):
                 raise
-    usable = [offering for block in offered.values() if (offering := _read(block)) and offering.nodes >= search.nodes]
-    return sorted(usable, key=lambda one: (one.usd, one.times.start)), len(offered) - len(usable)
+    read = (_read(block, search) for block in offered.values())
+    usable = [offering for offering in read if offering and offering.nodes >= search.nodes]
+    return sorted(usable, key=lambda offering: (offering.usd, offering.times.start))
 
 
 def _describe(client: EC2Client, search: Search, count: int) -> Iterator[Any]:
@@ -129,7 +110,7 @@ def _describe(client: EC2Client, search: Search, count: int) -> Iterator[Any]:
     return pages(client, "describe_capacity_block_offerings", "CapacityBlockOfferings", **asked)
 
 
-def _read(offer: Any) -> Offering | None:
+def _read(offer: Any, search: Search) -> Offering | None:
     """Return an offering, or None for one of another currency or tenancy, or of several segments (zones, times)."""
     try:
         usd = Decimal(offer["UpfrontFee"])
@@ -142,7 +123,7 @@ def _read(offer: Any) -> Offering | None:
         return None
     return Offering(
         id=offer["CapacityBlockOfferingId"],
-        instance_type=offer["InstanceType"],
+        search=search,
         zone=offer["AvailabilityZone"],
         nodes=offer["InstanceCount"],
         times=CapacityBlock(start=offer["StartDate"], end=offer["EndDate"]),
@@ -152,7 +133,7 @@ def _read(offer: Any) -> Offering | None:
 
 def bought(client: EC2Client, offering: Offering) -> list[Any]:
     """Return the account's Capacity Blocks of an offering's type, zone, count and times, paid or to be paid."""
-    of_type = filters({"instance-type": [offering.instance_type]})
+    of_type = filters({"instance-type": [offering.search.instance_type]})
     return [
         reservation
         for reservation in pages(client, "describe_capacity_reservations", "CapacityReservations", Filters=of_type)

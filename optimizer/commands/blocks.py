@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,10 +13,10 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from bootstrap.contract.codec import time_text
+from bootstrap.contract.timings import BLOCK_TAIL, BOOT, HOUR
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering, Search
-from optimizer.aws.errors import CHECK_CREDENTIALS
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument
@@ -23,21 +24,19 @@ from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan
-from optimizer.preflight.model import Unknown, ask
 
 # Days of a calendar. A block starts up to eight weeks ahead:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
 CALENDAR, MOST_AHEAD = timedelta(days=60), timedelta(weeks=8)
 F = TypeVar("F", bound=Callable[..., Any])
 region_option = click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
-T = TypeVar("T")
 
 # Published: programs read these names, in this order; further ones go to the end.
 FIELDS = (
     *("offering_id", "instance_type", "region", "zone", "nodes", "start", "end", "hours", "upfront_usd"),
-    *("usd_per_node_hour", "surplus_nodes", "surplus_usd", "usable_hours", "fits_p95"),
+    *("usd_per_node_hour", "surplus_nodes", "usable_hours", "fits_p95"),
 )
-SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "surplus_usd", "end", "zone")
+SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "end", "zone")
 
 
 def search_options(function: F) -> F:
@@ -67,8 +66,8 @@ def find(plan: str, plan_number: int, output_format: str, **flags: Any) -> None:
 
     AWS offers up to six blocks, of about the length asked for, all ending at 11:30 UTC. fits_p95 says whether PLAN's
     hours at the 95th percentile and its last checkpoint end before AWS ends the instances, 30 minutes before the
-    block's end. surplus_usd is the part of the price for nodes beyond those asked for. Nothing is bought. Needs the
-    permission ec2:DescribeCapacityBlockOfferings.
+    block's end. Blocks of the same nodes can follow each other in one run: --from and --until find one for a part of
+    it. Nothing is bought. Needs the permission ec2:DescribeCapacityBlockOfferings.
 
     Exit status: 0 found, 1 AWS cannot be asked, 2 wrong usage, 3 none is offered, or none that PLAN fits into.
 
@@ -79,7 +78,7 @@ def find(plan: str, plan_number: int, output_format: str, **flags: Any) -> None:
     """
     chosen = read_plan_argument(plan, plan_number)
     search = _search(chosen, **flags)
-    _answer([(offering, search) for offering in _offered(search)], search, chosen, plan, plan_number, output_format)
+    _answer(_offered(search), search, chosen, plan, plan_number, output_format)
 
 
 @command.command()
@@ -102,60 +101,48 @@ def calendar(plan: str, plan_number: int, region: str | None, output_format: str
     chosen = read_plan_argument(plan, plan_number)
     whole = _search(chosen, region=region, start=None, until=None)
     now = datetime.now(UTC).replace(microsecond=0)
-    found: dict[str, tuple[Offering, Search]] = {}
+    found: dict[str, Offering] = {}
     for day in range(0, MOST_AHEAD.days, 7):
         is_last = day + 7 >= MOST_AHEAD.days
         until = now + (CALENDAR if is_last else timedelta(days=day + 7)) + timedelta(hours=whole.hours)
         search = replace(whole, start=now + timedelta(days=day) if day else None, until=until)
-        found = {offering.id: (offering, search) for offering in _offered(search)} | found
-    offered = sorted(found.values(), key=lambda pair: pair[0].times.start)
-    _answer(offered, whole, chosen, plan, plan_number, output_format)
+        found = {offering.id: offering for offering in _offered(search)} | found
+    _answer(sorted(found.values(), key=lambda each: each.times.start), whole, chosen, plan, plan_number, output_format)
 
 
 def _answer(
-    offered: Sequence[tuple[Offering, Search]],
-    whole: Search,
-    plan: FleetPlan,
-    path: str,
-    plan_number: int,
-    output_format: str,
+    offered: Sequence[Offering], whole: Search, plan: FleetPlan, path: str, plan_number: int, output_format: str
 ) -> None:
-    """Print offerings with the searches that found them, and how to buy the cheapest that the plan fits into."""
+    """Print offerings, and how to buy the cheapest that the plan fits into."""
     now = datetime.now(UTC)
-    fitting = [pair for pair in offered if blocks.fits(plan, pair[0].times, now)]
-    rows = [_row(*pair, now) | {"fits_p95": pair in fitting} for pair in offered]
-    columns = {name: name for name in FIELDS}
-    if output_format == "table":
-        # The price stays exact, for it is to be typed.
-        rows = [row | {"upfront_usd": pair[0].price} for row, pair in zip(rows, offered, strict=True)]
-        columns = {name: name.replace("_", " ") for name in FIELDS}
+    fitting = [each for each in offered if blocks.train_hours(plan, each.times, now) >= plan.hours.p95]
+    rows = [_row(each, now) | {"fits_p95": each in fitting} for each in offered]
     if rows or output_format != "table":
-        write_rows(rows, columns, output_format, spare=SPARE)
+        write_rows(rows, {name: name.replace("_", " ") for name in FIELDS}, output_format, spare=SPARE)
     if not fitting:
         short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if offered else ""
         raise NothingFeasibleError(
             f"AWS offers no Capacity Block of {whole} in {whole.region}{short}",
-            next_step="another --region, --from or --until; fewer nodes; offers change within hours",
+            next_step="another --region, --from or --until; fewer nodes; several blocks, which follow each other",
         )
-    cheapest, search = min(fitting, key=lambda pair: pair[0].usd)
-    say(f"next: {shlex.join(['gpufleet', 'blocks', 'buy', cheapest.id, *_again(path, plan_number, search)])}", err=True)
+    cheapest = min(fitting, key=lambda each: each.usd)
+    say(f"next: {_buy(cheapest, path, plan_number)}", err=True)
 
 
-def _row(one: Offering, search: Search, now: datetime) -> dict[str, Any]:
+def _row(offering: Offering, now: datetime) -> dict[str, Any]:
     return {
-        "offering_id": one.id,
-        "instance_type": one.instance_type,
-        "region": search.region,
-        "zone": one.zone,
-        "nodes": one.nodes,
-        "start": time_text(one.times.start),
-        "end": time_text(one.times.end),
-        "hours": round(one.hours, 2),
-        "upfront_usd": float(one.price),
-        "usd_per_node_hour": round(one.usd_per_node_hour, 4),
-        "surplus_nodes": one.nodes - search.nodes,
-        "surplus_usd": round(one.surplus_usd(search.nodes), 2),
-        "usable_hours": round(one.times.usable_hours(now), 2),
+        "offering_id": offering.id,
+        "instance_type": offering.search.instance_type,
+        "region": offering.search.region,
+        "zone": offering.zone,
+        "nodes": offering.nodes,
+        "start": time_text(offering.times.start),
+        "end": time_text(offering.times.end),
+        "hours": round(offering.hours, 2),
+        "upfront_usd": float(offering.usd),
+        "usd_per_node_hour": round(offering.usd_per_node_hour, 4),
+        "surplus_nodes": offering.nodes - offering.search.nodes,
+        "usable_hours": round(offering.times.usable_hours(now), 2),
     }
 
 
@@ -179,8 +166,8 @@ def buy(offering_id: str, plan: str, plan_number: int, buys: bool, price: str | 
     Give the PLAN and the flags that found it: AWS tells an offering's price only as an answer to a search. A block is
     paid at once, for all of its hours, and cannot be cancelled or given back. --buy asks for the exact price to be
     typed; no flag but --price, the same price, stands in for it, and a price that is not the offering's current one
-    buys nothing. Nor is a block bought a second time (same type, zone, nodes and times), or one that PLAN does not fit
-    into. AWS's call to buy cannot be repeated safely, so it is sent once; where its outcome is unknown, the command
+    buys nothing. Nor is a block bought a second time (same type, zone, nodes and times), or one that ends before PLAN
+    trains. AWS's call to buy cannot be repeated safely, so it is sent once; where its outcome is unknown, the command
     says how to look.
 
     Afterwards the lines for the request are printed that make a plan for the block: its start and end follow. Without
@@ -195,10 +182,9 @@ def buy(offering_id: str, plan: str, plan_number: int, buys: bool, price: str | 
     typed = None if price is None else _parse_price(price)
     chosen = read_plan_argument(plan, plan_number)
     search = _search(chosen, **flags)
-    offering = _current(search, offering_id)
-    _check_buyable(offering, search, chosen)
-    say(_describe(offering, search))
-    again = shlex.join(["gpufleet", "blocks", "buy", offering_id, *_again(plan, plan_number, search)])
+    offering = _find_buyable(search, offering_id, chosen)
+    say(_describe(offering, chosen))
+    again = _buy(offering, plan, plan_number)
     if not buys or is_dry_run():
         say(f"nothing was bought; to buy it: {again} --buy")
         return
@@ -206,121 +192,103 @@ def buy(offering_id: str, plan: str, plan_number: int, buys: bool, price: str | 
         require_terminal(why="a block is paid at once and cannot be given back", next_step=f"{again} --buy --price USD")
         typed = _parse_price(click.prompt("It cannot be given back. Type its exact price in USD to buy it", err=True))
         # The block may have been sold, or have another price, while a person read.
-        offering = _current(search, offering_id)
-        _check_buyable(offering, search, chosen)
+        offering = _find_buyable(search, offering_id, chosen)
     if typed != offering.usd:
         raise InvalidInputError(
             f"the price given is {typed} USD",
-            limit=f"{offering.price} USD, what AWS asks for {offering_id} now",
+            limit=f"{offering.usd} USD, what AWS asks for {offering_id} now",
             why="nothing was bought: a block cannot be given back",
             next_step=again,
         )
-    reservation = _purchase(offering, search)
-    say(_afterwards(offering, search, reservation))
+    say(_afterwards(offering, _purchase(offering)))
 
 
 def _search(plan: FleetPlan, *, region: str | None, start: datetime | None, until: datetime | None) -> Search:
-    """Return the search that PLAN and the flags ask for."""
-    nodes, hours = plan.node_count, plan.hours.p95 + blocks.early_hours(plan)
-    if nodes > blocks.MOST_NODES:
+    """Return the search that PLAN and the flags ask for, of a part of the run where their days hold no more."""
+    if plan.node_count > blocks.MOST_NODES:
         raise InvalidInputError(
-            f"{nodes} nodes are wanted",
+            f"{plan.node_count} nodes are wanted",
             limit=f"{blocks.MOST_NODES}, the largest Capacity Block",
             why="a fleet runs in one reservation",
             next_step=f"gpufleet recommend --max-nodes {blocks.MOST_NODES}",
         )
-    length = blocks.block_hours(hours)
-    if length is None:
-        raise InvalidInputError(
-            f"{hours:,.1f} h are wanted",
-            limit=f"{blocks.LONGEST_H:,} h, the longest Capacity Block",
-            why="AWS sells none that is longer",
-            next_step="gpufleet recommend with a shorter deadline, or --purchase on-demand",
-        )
+    now = datetime.now(UTC)
     begin, end = (day and day.replace(tzinfo=UTC) for day in (start, until))
-    if begin and begin <= datetime.now(UTC):
-        begin = None
-    if end and end <= (begin or datetime.now(UTC)):
+    begin = begin if begin and begin > now else None
+    window_hours = (end - (begin or now)) / HOUR if end else math.inf
+    if end and window_hours <= 0:
         raise click.UsageError(f"--until {time_text(end)} is not after the earliest start")
+    hours = plan.hours.p95 + (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / HOUR
     return Search(
         instance_type=plan.instance_type,
         region=region or plan.region,
-        nodes=nodes,
-        hours=length,
+        nodes=plan.node_count,
+        hours=blocks.block_hours(hours, window_hours),
         start=begin,
         until=end,
     )
 
 
-def _again(plan: str, plan_number: int, search: Search) -> list[str]:
-    """Return the words that make the same search."""
+def _buy(offering: Offering, path: str, plan_number: int) -> str:
+    """Return the command that makes the search again, and shows the offering."""
+    search = offering.search
     dates = {"--from": search.start, "--until": search.until}
     number = ["--plan", str(plan_number)] if plan_number > 1 else []
     given = (word for name, day in dates.items() if day for word in (name, time_text(day)))
-    return [plan, *number, "--region", search.region, *given]
-
-
-def _ask_aws(call: Callable[[], T]) -> T:
-    with patience("asking AWS"):
-        answer = ask(call)
-    if isinstance(answer, Unknown):
-        next_step = f"allow {answer.action}" if answer.action else CHECK_CREDENTIALS
-        raise GpufleetError(f"AWS cannot be asked: {answer.reason}", next_step=next_step)
-    return answer
+    return shlex.join(["gpufleet", "blocks", "buy", offering.id, path, *number, "--region", search.region, *given])
 
 
 def _offered(search: Search) -> list[Offering]:
-    offered, unusable = _ask_aws(lambda: blocks.find(clients.ec2(search.region), search))
-    if unusable:
-        say(
-            f"note: {counted(unusable, 'offer is', 'offers are')} left out: not in USD, of dedicated tenancy, "
-            "or of several zones or times, and a fleet runs in one reservation",
-            err=True,
-        )
-    return offered
+    with (
+        patience("asking AWS"),
+        errors.explained("AWS cannot be asked", next_step="allow ec2:DescribeCapacityBlockOfferings"),
+    ):
+        return blocks.find(clients.ec2(search.region), search)
 
 
-def _current(search: Search, offering_id: str) -> Offering:
+def _find_buyable(search: Search, offering_id: str, plan: FleetPlan) -> Offering:
     offered = _offered(search)
-    for offering in offered:
-        if offering.id == offering_id:
-            return offering
-    raise NothingFeasibleError(
-        f"{offering_id} is not among the {counted(len(offered), 'block')} of {search} that AWS offers "
-        f"in {search.region} now",
-        why="it is sold, or another search found it; without it its price is not known, so nothing was bought",
-        next_step="gpufleet blocks find with the same PLAN or flags",
-    )
-
-
-def _check_buyable(offering: Offering, search: Search, plan: FleetPlan) -> None:
-    if not blocks.fits(plan, offering.times, datetime.now(UTC)):
+    offering = next((each for each in offered if each.id == offering_id), None)
+    if offering is None:
         raise NothingFeasibleError(
-            f"{offering.id} lasts {offering.hours:.1f} h, and the run takes {plan.hours.p95:.1f} h at the 95th "
-            f"percentile besides {blocks.early_hours(plan):.1f} h to save and end",
-            why="AWS ends the instances 30 minutes before a block's end",
-            next_step="gpufleet blocks find PLAN, and take one that fits",
+            f"{offering_id} is not among the {counted(len(offered), 'block')} of {search} that AWS offers "
+            f"in {search.region} now",
+            why="it is sold, or another search found it; without it its price is not known, so nothing was bought",
+            next_step="gpufleet blocks find with the same PLAN and flags",
         )
-    if there := _ask_aws(lambda: blocks.bought(clients.ec2(search.region), offering)):
+    if blocks.train_hours(plan, offering.times, datetime.now(UTC)) <= BOOT / HOUR:
+        raise NothingFeasibleError(
+            f"{offering.id} ends before the run trains in it",
+            why="AWS ends the instances 30 minutes before a block's end, and the last checkpoint is saved before",
+            next_step="gpufleet blocks find PLAN",
+        )
+    with errors.explained("AWS cannot be asked", next_step="allow ec2:DescribeCapacityReservations"):
+        there = blocks.bought(clients.ec2(search.region), offering)
+    if there:
         raise GpufleetError(
             f"the account has this block already: {there[0]['CapacityReservationId']} ({there[0]['State']}), of the "
             "same type, zone, nodes and times",
             why="a second one would be paid too; nothing was bought now",
             next_step=f"put it into the request's existing_reservations: {_look(search)}",
         )
+    return offering
 
 
-def _describe(offering: Offering, search: Search) -> str:
-    surplus = offering.nodes - search.nodes
+def _describe(offering: Offering, plan: FleetPlan) -> str:
+    surplus, hours = offering.nodes - plan.node_count, blocks.train_hours(plan, offering.times, datetime.now(UTC))
     lines = [
-        f"{offering.id}: {offering.nodes} x {offering.instance_type} in {offering.zone} ({search.region})",
+        f"{offering.id}: {offering.nodes} x {plan.instance_type} in {offering.zone} ({offering.search.region})",
         f"from {time_text(offering.times.start)} to {time_text(offering.times.end)}, {offering.hours:.1f} h; "
         "AWS ends the instances 30 minutes before",
-        f"price: {offering.price} USD upfront, {offering.usd_per_node_hour:,.2f} USD a node and hour",
+        f"price: {offering.usd} USD upfront, {offering.usd_per_node_hour:,.2f} USD a node and hour",
     ]
     if surplus:
-        usd = offering.surplus_usd(search.nodes)
-        lines.append(f"surplus: {counted(surplus, 'node')} more than asked for, {usd:,.2f} USD of the price")
+        lines.append(f"surplus: {counted(surplus, 'node')} more than asked for, paid too")
+    if hours < plan.hours.p95:
+        lines.append(
+            f"a part of the run: it trains {hours:.1f} h, of {plan.hours.p95:.1f} h at the 95th percentile; the rest "
+            "takes further blocks of the same nodes, or spot_fallback: on-demand"
+        )
     return "\n".join(lines)
 
 
@@ -333,23 +301,24 @@ def _parse_price(text: str) -> Decimal:
         ) from None
 
 
-def _purchase(offering: Offering, search: Search) -> Any:
+def _purchase(offering: Offering) -> Any:
     """Buy an offering; every failure says whether it may have been bought."""
     try:
-        return blocks.buy(clients.ec2_once(search.region), offering)
+        return blocks.buy(clients.ec2_once(offering.search.region), offering)
     except KeyboardInterrupt:
-        _raise_unknown("interrupted", offering, search)
+        _raise_unknown("interrupted", offering)
     except Exception as error:
         if blocks.is_refused(error):
             raise GpufleetError(
                 f"{offering.id} was not bought: {errors.reason(error)}", next_step="gpufleet blocks find, and buy again"
             ) from error
-        _raise_unknown(errors.reason(error) if errors.is_aws_error(error) else repr(error), offering, search)
+        _raise_unknown(errors.reason(error) if errors.is_aws_error(error) else repr(error), offering)
 
 
-def _raise_unknown(reason: str, offering: Offering, search: Search) -> NoReturn:
+def _raise_unknown(reason: str, offering: Offering) -> NoReturn:
+    search = offering.search
     raise GpufleetError(
-        f"whether {offering.id} was bought for {offering.price} USD is not known: {reason}",
+        f"whether {offering.id} was bought for {offering.usd} USD is not known: {reason}",
         why="AWS may have taken the request, and has no way to repeat one safely; it was sent once",
         next_step="do not buy again before you have looked, in some minutes too (a block of payment-pending or "
         f"scheduled is bought): {_look(search)}; aws ec2 describe-capacity-blocks --region {search.region}",
@@ -363,23 +332,23 @@ def _look(search: Search) -> str:
     )
 
 
-def _afterwards(offering: Offering, search: Search, reservation: Any) -> str:
+def _afterwards(offering: Offering, reservation: Any) -> str:
     """Return the text that leads from a bought block to its plan.
 
     Twelve hours for the payment: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html
     """
-    id_ = reservation["CapacityReservationId"]
+    id_, search = reservation["CapacityReservationId"], offering.search
     zone = f"\n        zone_id: {reservation['AvailabilityZoneId']}" if "AvailabilityZoneId" in reservation else ""
     start = reservation.get("StartDate", offering.times.start)
     end = reservation.get("EndDate", offering.times.end)
-    return f"""bought: {id_} ({reservation.get("State", "state not told")}) for {offering.price} USD
+    return f"""bought: {id_} ({reservation.get("State", "state not told")}) for {offering.usd} USD
 AWS takes the payment within 12 hours; the block can be used from state scheduled or active on:
   aws ec2 describe-capacity-reservations --region {search.region} --capacity-reservation-ids {id_}
 Its plan: put these lines into the request
 constraints:
   purchase_options: [capacity-block]
   existing_reservations:
-    - instance_type: {offering.instance_type}
+    - instance_type: {search.instance_type}
       region: {search.region}
       count: {offering.nodes}
       capacity_reservation_id: {id_}

@@ -24,6 +24,11 @@ from optimizer.contract.errors import DataMissingError, GpufleetError
 LOOK_S, FIS_LOOK_S = 30, 5
 # Role that EC2's console and AWS's own tool make in an account: https://github.com/aws/amazon-ec2-spot-interrupter
 FIS_ROLE = "aws-fis-itn"
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsfaultinjectionservice.html
+FIS_ACTIONS = (
+    "fis:CreateExperimentTemplate, fis:StartExperiment, fis:GetExperiment, fis:DeleteExperimentTemplate, iam:PassRole "
+    f"of {FIS_ROLE}, and once iam:CreateServiceLinkedRole for fis.amazonaws.com"
+)
 LOSSES = [category for category in CATEGORIES if category != "useful"]
 
 
@@ -44,37 +49,23 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
     A spot node gets EC2's own interruption notice through AWS Fault Injection Service, where the account has the role
     aws-fis-itn and you may use it; another node is ended through its group, whose hook is its notice. The run saves,
     restarts, and loses what a real interruption costs: the ledger has it. Only a whole gang with a checkpoint is
-    interrupted. Exit status 1: the run did not come back within --timeout.
-
-    Needs autoscaling:TerminateInstanceInAutoScalingGroup; for spot fis:CreateExperimentTemplate, fis:StartExperiment,
-    fis:GetExperiment, fis:DeleteExperimentTemplate and iam:PassRole of that role.
+    interrupted. Exit status 1: the run did not come back within --timeout. A refusal names the permissions it takes.
     """
-    file = read_stack(stack, directory)
-    names, _ = resolve_names(file)
-    state, lines = _read(names)
+    names, _ = resolve_names(read_stack(stack, directory))
     key = node_id(names, rank)
-    node, progress = state.instances.get(key), training.parse_progress(lines)
-    is_whole = state.phase == "running" and state.complete_since and not state.is_silent(datetime.now(UTC))
-    if not is_whole or node is None or node.ended_at:
-        raise GpufleetError(
-            f"{key} is no node of a whole gang: stack {names.stack} is {state.phase}, {state.reason}",
-            next_step=f"gpufleet status --stack {names.stack}",
-        )
-    if progress is None or not progress.saved_step or progress.finished:
-        raise GpufleetError(
-            f"stack {names.stack} has no checkpoint of a run that trains",
-            why="an interruption would lose all its work",
-            next_step=f"gpufleet status --stack {names.stack} says when it has saved",
-        )
+    lifecycle, step, lines = _check(names, key)
     if not yes:
         require_terminal(why="the run is interrupted", next_step=f"gpufleet drill {rank} --stack {names.stack} --yes")
         confirm(
-            f"Interrupt {key} ({node.lifecycle}) of stack {names.stack}, which has saved step {progress.saved_step}?",
+            f"Interrupt {key} ({lifecycle}) of stack {names.stack}, which has saved step {step}?",
             nothing_was="interrupted",
         )
+        # The run may have ended, or a real interruption begun, while a person read.
+        lifecycle, _, lines = _check(names, key)
     sent_at = datetime.now(UTC)
-    if node.lifecycle != "spot" or not _interrupt_spot(names, key):
-        with errors.explained(f"{key} cannot be ended"):
+    if lifecycle != "spot" or not _interrupt_spot(names, key):
+        needs = "allow autoscaling:TerminateInstanceInAutoScalingGroup"
+        with errors.explained(f"{key} cannot be ended", next_step=needs):
             # Not off the group's size, which at 0 is a person's pause.
             clients.autoscaling(names.region).terminate_instance_in_auto_scaling_group(
                 InstanceId=key, ShouldDecrementDesiredCapacity=False
@@ -83,6 +74,25 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
     with patience("waiting until the gang trains again"):
         after = _wait(names, sent_at, timedelta(hours=timeout))
     click.echo(_describe(summarize(read_lines(lines)[0]), after))
+
+
+def _check(names: Names, key: str) -> tuple[str, int, list[str]]:
+    """Return the node's lifecycle, newest saved step and the ledger; refuse a run that would lose more."""
+    state, lines = _read(names)
+    node, progress = state.instances.get(key), training.parse_progress(lines)
+    look = f"gpufleet status --stack {names.stack}"
+    is_whole = state.phase == "running" and state.complete_since and not state.incomplete_since
+    if not is_whole or state.is_silent(datetime.now(UTC)) or node is None or node.ended_at or node.interrupted:
+        raise GpufleetError(
+            f"{key} is no node of a whole gang: stack {names.stack} is {state.phase}, {state.reason}", next_step=look
+        )
+    if progress is None or not progress.saved_step or progress.finished:
+        raise GpufleetError(
+            f"stack {names.stack} has no checkpoint of a run that trains",
+            why="an interruption would lose all its work",
+            next_step=look,
+        )
+    return node.lifecycle, progress.saved_step, lines
 
 
 def _read(names: Names) -> tuple[ControllerState, list[str]]:
@@ -101,12 +111,11 @@ def _interrupt_spot(names: Names, key: str) -> bool:
 
     https://docs.aws.amazon.com/fis/latest/userguide/fis-actions-reference.html#send-spot-instance-interruptions
     """
-    fis, token = clients.fis(names.region), f"{names.prefix}-{key}-{time.time():.0f}"
+    fis = clients.fis(names.region)
     target = {"resourceType": "aws:ec2:spot-instance", "resourceArns": [names.arn("ec2", f"instance/{key}")]}
     action = {"actionId": "aws:ec2:send-spot-instance-interruptions", "targets": {"SpotInstances": "node"}}
     try:
         template = fis.create_experiment_template(
-            clientToken=token,
             description=f"gpufleet drill of {key}",
             stopConditions=[{"source": "none"}],
             targets={"node": {**target, "selectionMode": "ALL"}},
@@ -114,7 +123,7 @@ def _interrupt_spot(names: Names, key: str) -> bool:
             roleArn=f"arn:{names.partition}:iam::{names.account_id}:role/{FIS_ROLE}",
         )["experimentTemplate"]["id"]
         try:
-            experiment = fis.start_experiment(clientToken=token, experimentTemplateId=template)["experiment"]
+            experiment = fis.start_experiment(experimentTemplateId=template)["experiment"]
             for _ in range(12):
                 if experiment["state"]["status"] not in ("pending", "initiating"):
                     break
@@ -125,7 +134,8 @@ def _interrupt_spot(names: Names, key: str) -> bool:
         if experiment["state"]["status"] in ("failed", "stopped"):
             raise GpufleetError(experiment["state"].get("reason", "the experiment failed"))
     except (GpufleetError, *errors.AWS_ERRORS) as error:
-        say(f"note: FIS sends no interruption: {errors.reason(error)}", err=True)
+        needs = f"; it takes {FIS_ACTIONS}" if errors.is_not_permitted(error) else ""
+        say(f"note: FIS sends no interruption: {errors.reason(error)}{needs}", err=True)
         return False
     say(f"EC2 interrupts {key} in two minutes (FIS experiment {experiment['id']})", err=True)
     return True

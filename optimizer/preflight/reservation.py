@@ -154,9 +154,8 @@ def _dates(context: Context, reservation: Any, block: CapacityBlock | None) -> I
     if end is None:
         return
     begin = max(context.now, reservation.get("StartDate") or context.now)
-    early = blocks.early_hours(plan) if quotas.is_block(reservation) else 0.0
-    hours = (end - begin) / timedelta(hours=1) - early
-    if plan.purchase.next_blocks:
+    hours = (end - begin) / timedelta(hours=1)
+    if block:
         hours = usable_hours(plan.purchase.blocks, context.now, plan.reserve_s)
     if block and (_minute(block.start), _minute(block.end)) != (_minute(reservation["StartDate"]), _minute(end)):
         yield failure(
@@ -167,7 +166,7 @@ def _dates(context: Context, reservation: Any, block: CapacityBlock | None) -> I
             why="the fleet is drained by the plan's end, not the block's",
             next_step="gpufleet recommend with the block's own times",
         )
-    if hours < plan.hours.p95:
+    if hours < plan.hours.p95 and plan.purchase.fallback == "none":
         below_expected = hours < plan.hours.expected
         yield Finding(
             f"it leaves {max(hours, 0):.1f} h until {end.strftime(_TIME)}, and the run takes "
@@ -177,10 +176,10 @@ def _dates(context: Context, reservation: Any, block: CapacityBlock | None) -> I
             limit=plan.hours.expected if below_expected else plan.hours.p95,
             why=f"AWS ends a block's instances 30 minutes before its end, and the controller begins to save "
             f"{plan.reserve_s / 60:.0f} minutes before that"
-            if early
+            if block
             else "afterwards the capacity is gone",
-            next_step="buy a longer block"
-            if early
+            next_step="buy a longer block, or the next one"
+            if block
             else "aws ec2 modify-capacity-reservation --end-date-type unlimited "
             f"--capacity-reservation-id {reservation['CapacityReservationId']}",
         )

@@ -12,17 +12,20 @@ import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 
 from optimizer.aws import blocks, clients, errors
-from optimizer.aws.blocks import Offering
+from optimizer.aws.blocks import Offering, Search
 from optimizer.contract.plan import CapacityBlock
 from tests.unit.optimizer.preflight.account import END, START
 
 
 @pytest.mark.parametrize(
-    ("hours", "block_length"),
-    [(0.1, 24), (24, 24), (24.1, 48), (336, 336), (336.1, 504), (4368, 4368), (4368.1, None)],
+    ("hours", "window", "block_length"),
+    [
+        *((0.1, 9e9, 24), (24, 9e9, 24), (24.1, 9e9, 48), (336, 9e9, 336), (336.1, 9e9, 504), (4368.1, 9e9, 4368)),
+        *((100, 50, 48), (100, 10, 24), (500, 400, 336)),
+    ],
 )
-def test_a_block_is_of_days_then_weeks(hours: float, block_length: int | None) -> None:
-    assert blocks.block_hours(hours) == block_length
+def test_a_block_is_of_days_then_weeks(hours: float, window: float, block_length: int) -> None:
+    assert blocks.block_hours(hours, window) == block_length
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 def test_a_purchase_without_an_answer_is_sent_once_and_its_outcome_is_unknown(silent: list[bytes]) -> None:
     offering = Offering(
         id="cb-0123456789abcdef0",
-        instance_type="p4d.24xlarge",
+        search=Search(instance_type="p4d.24xlarge", region="us-east-1", nodes=2, hours=24),
         zone="us-east-1a",
         nodes=2,
         times=CapacityBlock(start=START, end=END),

@@ -23,6 +23,7 @@ __all__ = ["aws"]
 
 ID, BLOCK = "cb-0123456789abcdef0", "cr-0123456789abcdef0"
 BUY = ("blocks", "buy", ID)
+SPENT = offering("cb-end", "9", StartDate=NOW - timedelta(days=1), EndDate=NOW + timedelta(hours=1))
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def market(aws: FakeAws) -> FakeAws:
     aws.answers = {
         "DescribeCapacityBlockOfferings": [
             {"CapacityBlockOfferings": [offering(ID, "566.4000"), offering("cb-yen", "1", CurrencyCode="JPY")]},
-            {"CapacityBlockOfferings": [offering("cb-short", "60", StartDate=END - timedelta(hours=5))]},
+            {"CapacityBlockOfferings": [offering("cb-short", "60", StartDate=END - timedelta(hours=5)), SPENT]},
         ],
         "DescribeCapacityReservations": {"CapacityReservations": other},
         "PurchaseCapacityBlock": {"CapacityReservation": block()},
@@ -81,7 +82,7 @@ def purchases(market: FakeAws) -> list[dict[str, Any]]:
 
 def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("blocks", "find", plan, "--until", "2026-12-24", "--format", "json")
-    short, day = json.loads(out)
+    _, short, day = json.loads(out)
     assert (code, short["offering_id"], short["fits_p95"], short["usable_hours"]) == (0, "cb-short", False, 4.5)
     assert day == {
         "offering_id": ID,
@@ -95,19 +96,17 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
         "upfront_usd": 566.4,
         "usd_per_node_hour": 11.8,
         "surplus_nodes": 0,
-        "surplus_usd": 0.0,
         "usable_hours": 23.5,
         "fits_p95": True,
     }
-    assert "1 offer is left out" in err
     assert f"next: gpufleet blocks buy {ID} {plan} --region us-east-1 --until 2026-12-24T00:00:00Z" in err
     asked = market.asked("DescribeCapacityBlockOfferings")[0]
     assert (asked["CapacityDurationHours"], f"{asked['EndDateRange']:%Y-%m-%d %z}") == (24, "2026-12-24 +0000")
 
     code, out, _ = gpufleet("blocks", "find", plan)
-    assert code == 0 and "566.40" in out and "2026-11-22T12:00:00Z" in out
+    assert code == 0 and "566.4" in out and "2026-11-22T12:00:00Z" in out
     code, out, _ = gpufleet("blocks", "find", plan, "--format", "csv")
-    assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 3
+    assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 4
 
 
 def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
@@ -118,10 +117,9 @@ def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, ma
     ]:
         code, _, err = gpufleet("blocks", "find", *wrong)
         assert code == 2 and says in err and not market.calls
-    ending = offering("cb-s", "9", StartDate=NOW - timedelta(days=1), EndDate=NOW)
-    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": [ending]}
+    market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": [SPENT]}
     code, out, err = gpufleet("blocks", "find", plan)
-    assert code == 3 and "cb-s" in out and "1 are too short" in err
+    assert code == 3 and "cb-end" in out and "1 are too short" in err
     market.answers["DescribeCapacityBlockOfferings"] = {"CapacityBlockOfferings": []}
     assert gpufleet("blocks", "find", plan)[0] == 3
     market.answers["DescribeCapacityBlockOfferings"] = Refusal("UnauthorizedOperation", 403)
@@ -163,7 +161,7 @@ def test_buy_shows_and_buys_nothing_without_the_exact_price(
     gpufleet: Gpufleet, market: FakeAws, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, _ = gpufleet(*BUY, plan)
-    assert code == 0 and "price: 566.40 USD upfront, 11.80 USD a node and hour" in out
+    assert code == 0 and "price: 566.4000 USD upfront, 11.80 USD a node and hour" in out
     assert f"nothing was bought; to buy it: gpufleet blocks buy {ID} {plan} --region us-east-1 --buy" in out
     code, out, _ = gpufleet(*BUY, plan, "--buy", "--price", "566.40", "--dry-run")
     assert code == 0 and "nothing was bought; to buy it: gpufleet blocks buy" in out
@@ -171,8 +169,8 @@ def test_buy_shows_and_buys_nothing_without_the_exact_price(
     for arguments, status, says in [
         (("--buy",), 2, "standard input is no terminal"),
         (("--price", "566.40"), 2, "--price buys nothing without --buy"),
-        (("--buy", "--price", "566.41"), 2, "limit: 566.40 USD"),
-        (("--buy", "--price", "566"), 2, "limit: 566.40 USD"),
+        (("--buy", "--price", "566.41"), 2, "limit: 566.4000 USD"),
+        (("--buy", "--price", "566"), 2, "limit: 566.4000 USD"),
         (("--buy", "--price", "cheap"), 2, "is not a price"),
     ]:
         code, _, err = gpufleet(*BUY, plan, *arguments)
@@ -181,13 +179,24 @@ def test_buy_shows_and_buys_nothing_without_the_exact_price(
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
         assert gpufleet(*BUY, plan, "--buy")[0] == 2
     code, _, err = gpufleet("blocks", "buy", "cb-yen", plan, "--buy", "--price", "1")
-    assert code == 3 and "cb-yen is not among the 2 blocks" in err
-    code, _, err = gpufleet("blocks", "buy", "cb-short", plan, "--buy", "--price", "60")
-    assert code == 3 and "lasts 5.0 h" in err
+    assert code == 3 and "cb-yen is not among the 3 blocks" in err
+    code, _, err = gpufleet("blocks", "buy", "cb-end", plan, "--buy", "--price", "9")
+    assert code == 3 and "ends before the run trains" in err
     market.answers["DescribeCapacityReservations"] = {"CapacityReservations": [block(State="scheduled")]}
     code, _, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
     assert code == 1 and f"has this block already: {BLOCK}" in err
     assert purchases(market) == []
+
+
+def test_a_block_that_is_shorter_than_the_run_is_a_part_of_it(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
+    """Blocks of the same nodes follow each other in one run; a window of days finds one for a part of a long run."""
+    code, out, _ = gpufleet("blocks", "buy", "cb-short", plan, "--buy", "--price", "60")
+    assert code == 0 and "a part of the run: it trains 4." in out and len(purchases(market)) == 1
+    long = {"hours": {"expected": 5000.0, "p50": 5000.0, "p95": 6000.0}}
+    Path(plan).write_text(json.dumps(SPOT_P4D | long))
+    for until, length in ((), 4368), (("--until", "2026-12-16"), 504), (("--until", "2026-11-24"), 48):
+        gpufleet("blocks", "find", plan, *until)
+        assert market.asked("DescribeCapacityBlockOfferings")[-1]["CapacityDurationHours"] == length
 
 
 class Terminal:
@@ -210,7 +219,7 @@ def test_a_bought_block_comes_with_the_request_that_plans_for_it(
     monkeypatch.setattr(sys, "stdin", Terminal("566.4\n"))
     for arguments in ((*BUY, plan, "--buy"), (*BUY, plan, "--buy", "--price", "566.40")):
         code, out, _ = gpufleet(*arguments)
-        assert code == 0 and f"bought: {BLOCK} (payment-pending) for 566.40 USD" in out
+        assert code == 0 and f"bought: {BLOCK} (payment-pending) for 566.4000 USD" in out
         lines = out[out.index("constraints:") : out.index("(blocks of")]
         (reservation,) = Constraints(**yaml.safe_load(lines)["constraints"]).existing_reservations
         assert (reservation.capacity_reservation_id, reservation.count) == (BLOCK, 2)
@@ -242,7 +251,7 @@ def test_an_unknown_outcome_says_where_to_look_and_a_refusal_that_nothing_was_bo
         market.answers["PurchaseCapacityBlock"] = answer
         code, out, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")
         assert code == 1 and "bought:" not in out and len(purchases(market)) == number
-        assert "whether cb-0123456789abcdef0 was bought for 566.40 USD is not known" in err
+        assert "whether cb-0123456789abcdef0 was bought for 566.4000 USD is not known" in err
         assert "aws ec2 describe-capacity-reservations --region us-east-1" in err and "describe-capacity-blocks" in err
     market.answers["PurchaseCapacityBlock"] = Refusal("UnauthorizedOperation", 403)
     code, _, err = gpufleet(*BUY, plan, "--buy", "--price", "566.40")

@@ -12,6 +12,7 @@ from botocore.stub import ANY, Stubber
 
 from bootstrap.contract.state import ControllerState, MeteredInstance
 from optimizer.aws import clients
+from optimizer.commands import drill
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import DeployedStack
 
@@ -27,7 +28,7 @@ def fis(monkeypatch: pytest.MonkeyPatch) -> Stubber:
     return stubber
 
 
-def put_state(deployed: DeployedStack, lifecycle: Any = "spot", **changes: Any) -> str:
+def put_state(deployed: DeployedStack, lifecycle: Any = "spot", interrupted: bool = False, **changes: Any) -> str:
     """Write the state of a whole gang, and return its first node."""
     now = datetime.now(UTC).replace(microsecond=0)
     times: dict[str, Any] = {"since": now, "run_started_at": now, "updated_at": now}
@@ -36,6 +37,7 @@ def put_state(deployed: DeployedStack, lifecycle: Any = "spot", **changes: Any) 
         launched_at=now,
         metered_until=now,
         lifecycle=lifecycle,
+        interrupted=interrupted,
         usd_per_hour=10.0,
         spent_usd=0.0,
     )
@@ -76,7 +78,6 @@ EXPERIMENT = {"id": "EXP1", "state": {"status": "running"}}
 
 def expect_fis(fis: Stubber, deployed: DeployedStack, node: str, experiment: dict[str, Any]) -> None:
     template = {
-        "clientToken": ANY,
         "description": ANY,
         "stopConditions": [{"source": "none"}],
         "targets": {
@@ -96,7 +97,7 @@ def expect_fis(fis: Stubber, deployed: DeployedStack, node: str, experiment: dic
         "roleArn": "arn:aws:iam::123456789012:role/aws-fis-itn",
     }
     fis.add_response("create_experiment_template", {"experimentTemplate": {"id": "EXT1"}}, template)
-    started = {"clientToken": ANY, "experimentTemplateId": "EXT1"}
+    started = {"experimentTemplateId": "EXT1"}
     fis.add_response("start_experiment", {"experiment": experiment}, started)
     fis.add_response("delete_experiment_template", {"experimentTemplate": {"id": "EXT1"}}, {"id": "EXT1"})
 
@@ -116,7 +117,7 @@ def test_a_spot_node_is_interrupted_by_fis_and_the_ledger_has_what_it_cost(
     fis.assert_no_pending_responses()
 
 
-@pytest.mark.parametrize("case", ["on demand", "no role", "failed"])
+@pytest.mark.parametrize("case", ["on demand", "no role", "not permitted", "failed"])
 def test_another_node_gets_the_notice_of_its_group(
     deployed: DeployedStack, gpufleet: Gpufleet, fis: Stubber, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -125,6 +126,8 @@ def test_another_node_gets_the_notice_of_its_group(
     begin(deployed)
     if case == "no role":
         fis.add_client_error("create_experiment_template", "ValidationException", "role aws-fis-itn is not there")
+    elif case == "not permitted":
+        fis.add_client_error("create_experiment_template", "AccessDeniedException", "no fis:CreateExperimentTemplate")
     elif case == "failed":
         failed = {"id": "EXP1", "state": {"status": "failed", "reason": "the role is denied"}}
         expect_fis(fis, deployed, node, failed)
@@ -133,6 +136,19 @@ def test_another_node_gets_the_notice_of_its_group(
     assert deployed.held("Terminating:Wait") == [node] and deployed.group.wanted == 2
     assert code == 1 and "did not come back" in err and "it is stopped" in err
     assert ("FIS sends no interruption" in err) is (case != "on demand")
+    assert ("it takes fis:CreateExperimentTemplate, fis:StartExperiment" in err) is (case == "not permitted")
+
+
+def test_a_run_that_changed_while_a_person_read_is_left_alone(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = put_state(deployed)
+    begin(deployed)
+    monkeypatch.setattr(drill, "require_terminal", lambda **_: None)
+    monkeypatch.setattr(drill, "confirm", lambda *_, **__: put_state(deployed, interrupted=True))
+    code, _, err = gpufleet("drill", node, *deployed.arguments)
+    assert code == 1 and "is no node of a whole gang" in err
+    assert {each.lifecycle_state for each in deployed.group.nodes} == {"InService"}
 
 
 def test_nothing_is_interrupted_without_a_checkpoint_a_whole_gang_or_a_yes(
