@@ -71,14 +71,10 @@ def choose_actions(tick: Tick, state: ControllerState) -> Sequence[GroupAction]:
 def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place: str | None) -> list[Action]:
     """Return a group's actions; ``place``: what it is wanted for."""
     now, ended, is_wanted, actions = tick.now, tick.seen.ended, place is not None, list[Action]()
-    gone = _due(tick, state, place, group) if place else []
+    gone = _leaving_now(tick, state, place, group) if place else []
     protected = [] if is_wanted else lift_protection(group.members)
-    if tick.settings.mode == "workers":
-        sizes = _workers_sizes(tick, group, up=is_wanted)
-    else:
-        # The group still counts a node that EC2 has ended, and would launch another in its place.
-        gone += sorted(set(group.in_service) & ended) if is_wanted else []
-        sizes = _gang_sizes(tick, state, group, place, gone)
+    is_gang = tick.settings.mode == "training"
+    sizes = _gang_sizes(tick, state, group, place, gone) if is_gang else _workers_sizes(tick, group, up=is_wanted)
     actions += [GiveBack(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.
@@ -100,17 +96,22 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     return [*actions, *end_leaving(group.members, leaving_since, limit, now, ended | unused)]
 
 
-def _due(tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup) -> list[str]:
-    """Return the nodes in service whose maintenance begins before the run's end: they save, and are replaced."""
-    left = timedelta.max
-    if tick.settings.mode == "training":
-        left = (1 - state.progress) * timedelta(hours=tick.settings.places[place].hours_p95)
-    times = {key: instance.maintenance_at for key, instance in state.instances.items()}
-    return [
-        key
-        for key in group.in_service
-        if (at := times.get(key)) and key not in tick.seen.ended and at - tick.now <= left
-    ]
+def _leaving_now(tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup) -> list[str]:
+    """Return the nodes that leave a wanted group, which would launch others in their place.
+
+    They are nodes that EC2 has ended, nodes in service whose maintenance begins before the run's end, and nodes beyond
+    the gang, the youngest: a person may raise each of a place's two groups.
+    """
+    ended, known = tick.seen.ended, state.instances
+    due = {key: at for key, instance in known.items() if (at := instance.maintenance_at)}
+    if tick.settings.mode == "workers":
+        return [key for key in group.in_service if key in due and key not in ended]
+    left = (1 - state.progress) * timedelta(hours=tick.settings.places[place].hours_p95)
+    staying = [key for of in tick.groups(place) for key in of.staying(ended)]
+    staying.sort(key=lambda key: known[key].launched_at if key in known else tick.now)
+    surplus = set(staying[tick.settings.node_count :]).intersection(group.staying(ended))
+    gone = {key for key in group.in_service if key in ended or (key in due and due[key] - tick.now <= left)}
+    return sorted(surplus | gone)
 
 
 def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:
@@ -127,7 +128,7 @@ def _gang_sizes(
     tick: Tick, state: ControllerState, group: AutoScalingGroup, place: str | None, gone: list[str]
 ) -> SetGroup:
     """Keep the size at the nodes that live, so that Auto Scaling launches none by itself."""
-    desired = group.count_staying(tick.seen.ended.union(gone)) if place else 0
+    desired = len(group.staying(tick.seen.ended.union(gone))) if place else 0
     # `pulumi up` leaves the bounds of workers before.
     is_stale = group.min_size > 0 or group.max_size == 0
     min_size, max_size = (0, tick.settings.node_count) if is_stale else (None, None)

@@ -94,11 +94,20 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
         raise OldBotocoreError(version=botocore.__version__)
     launched: dict[str, str] = {}
     error: LaunchError | None = None
-    subnets = settings.places[request.place].subnets.split(",")
-    for group, number, subnet in (
-        (settings.group_of(key), *zone) for key in settings.keys_of(request.place) for zone in enumerate(subnets)
+    place, nodes, first = settings.places[request.place], request.nodes, request.first
+    # By group: launched nodes below which it is not asked, and nodes with which it is done.
+    asks = [(key, 0, nodes if key == request.place else first) for key in settings.keys_of(request.place)]
+    if place.first and not place.first.reservation_id:
+        # Spot comes before the nodes on demand beside it: it is refused more often, and a refusal then bills none.
+        rest = nodes - first
+        asks = [(request.place, 0, rest), (asks[0][0], rest, nodes), (request.place, rest, nodes)]
+    for group, least, wanted, number, subnet in (
+        (settings.group_of(key), *counts, *zone)
+        for key, *counts in asks
+        for zone in enumerate(place.subnets.split(","))
     ):
-        wanted = request.nodes if group == settings.group_of(request.place) else request.first
+        if len(launched) < least:
+            break
         while (missing := wanted - len(launched)) > 0:
             token = f"{request.asked_at.timestamp():.0f}-{group}-{number}-{len(launched)}"
             try:

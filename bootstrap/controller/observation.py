@@ -41,9 +41,9 @@ class AutoScalingGroup:
         """Ids of members being terminated."""
         return [member.instance_id for member in self.members if member.state.startswith("Terminat")]
 
-    def count_staying(self, ended: Collection[str]) -> int:
-        """Count members that are neither being terminated nor among the ``ended`` instances."""
-        return len({member.instance_id for member in self.members}.difference(self.leaving, ended))
+    def staying(self, ended: Collection[str]) -> list[str]:
+        """Ids of members that are neither being terminated nor among the ``ended`` instances."""
+        return sorted({member.instance_id for member in self.members}.difference(self.leaving, ended))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,7 @@ class Tick:
 
     def staying(self, place: str) -> int:
         """Count the place's nodes that live, and are not being terminated."""
-        return sum(group.count_staying(self.seen.ended) for group in self.groups(place))
+        return sum(len(group.staying(self.seen.ended)) for group in self.groups(place))
 
     def in_service(self, place: str) -> int:
         """Count the place's nodes in service."""

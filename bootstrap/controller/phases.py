@@ -84,7 +84,7 @@ def plan_launch(tick: Tick, state: ControllerState) -> ControllerState:
         groups, answered = tick.groups(name), state.answers.get(name)
         if not groups or (answered and answered.asked_at >= tick.now):
             continue
-        staying = [group.count_staying(tick.seen.ended) for group in groups]
+        staying = [len(group.staying(tick.seen.ended)) for group in groups]
         lacking = settings.node_count - sum(staying)
         # With a larger size Auto Scaling may be launching nodes itself: the actions lower it first.
         if lacking > 0 and all(group.desired <= count for group, count in zip(groups, staying, strict=True)):

@@ -123,6 +123,15 @@ def test_spot_with_an_on_demand_base_is_a_union_too() -> None:
     assert sorted(world.nodes[key].lifecycle for key in world.alive()) == ["on-demand", "spot", "spot"]
 
 
+def test_the_youngest_nodes_beyond_a_gang_are_given_back() -> None:
+    world = trained(World(union()))
+    gang = world.in_service()
+    # A person raises the size of the place's own group; the reservation's two nodes stay.
+    world.sizes["reserved p4d az1"] = 3
+    world.run(30)
+    assert (world.phase, world.in_service(), world.alive()) == ("running", gang, gang)
+
+
 def test_spot_is_asked_for_twice_before_nodes_are_bought_on_demand() -> None:
     world = World(settings(fallback=True), capacity=scarce(1, on_demand=9))
     world.run_until("running")

@@ -14,7 +14,7 @@ from moto.ec2.models.instances import StateReason
 from moto.s3.models import s3_backends
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.settings import VARIABLE
+from bootstrap.contract.settings import VARIABLE, FirstGroup
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
@@ -319,6 +319,21 @@ def test_a_part_of_a_gang_is_given_back_in_the_tick_that_asked_for_it(
     state = stack.tick()
     assert (state.phase, state.unfit_nodes, len(state.instances)) == ("running", 0, 3 + room)
     assert stack.metrics()["FailedLaunches"] == 0
+
+
+def test_refused_spot_nodes_bill_no_node_on_demand_beside_them(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=30.0)
+    (name, own), *_ = stack.config.places.items()
+    stack.config = replace(stack.config, places={name: replace(own, first=base)})
+    make_group(stack.clients, stack.config, beside := f"{stack.config.group}-2")
+    rooms(stack.group)["nodes"] = 0
+    sent = watch(monkeypatch, stack.clients.launching, "launch_instances")
+    assert stack.tick().phase == "waiting"
+    asked = [(call["AutoScalingGroupName"], call["RequestedCapacity"]) for call in sent]
+    assert asked == [(stack.config.group, 2)] and stack.members(group=beside) == []
+    rooms(stack.group)["nodes"] = 3
+    assert stack.tick(5).phase == "starting"
+    assert (len(stack.members()), len(stack.members(group=beside))) == (2, 1)
 
 
 def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,13 +348,19 @@ class World:
         if answered := [answer for known, answer in self.asked if known == request]:
             return answered[0]
         launched: dict[str, str] = {}
-        for group in self.config.keys_of(request.place):
-            wanted = (request.nodes if group == request.place else request.first) - len(launched)
+        first, place = self.config.places[request.place].first, request.place
+        asks = [(key, request.nodes if key == place else request.first) for key in self.config.keys_of(place)]
+        if first and not first.reservation_id:
+            asks = [(place, request.nodes - request.first), (asks[0][0], request.nodes), asks[1]]
+        for group, most in asks:
+            wanted = most - len(launched)
             # AWS refuses more nodes than the largest size has room for.
             for _ in range(wanted if self.sizes.get(group, 0) + wanted <= self.max_size else 0):
                 if key := self._launch_one(group):
                     launched[key] = self.nodes[key].instance_type
                     self.sizes[group] = self.sizes.get(group, 0) + 1
+            if group == place and len(launched) < most:
+                break
         subnet = self.config.places[request.place].subnets
         error = LaunchError(code=self.code, message=self.message, subnet=subnet)
         answer = LaunchAnswer(instance_types=launched, error=None if len(launched) == request.nodes else error)
