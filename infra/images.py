@@ -97,7 +97,7 @@ def dlami_of(plan: FleetPlan, *, is_parent: bool = False) -> Dlami:
         raise ConfigError(f"{plan.instance_type} {undriven}; {other}")
     with_torch = WITH_TORCH[node.cpu_architecture]
     others = (alternate.instance_type for alternate in fitting(plan))
-    types = (plan.instance_type, *plan.purchase.spot_types, *others)
+    types = (plan.instance_type, *others)
     is_supported = all(name.partition(".")[0] in with_torch.families for name in types)
     # The set-up renews an own image's EFA software (bootstrap/steps/install-efa.sh).
     talks_over_efa = plan.node_count > 1 and plan.node.efa_cards > 0 and not is_parent

@@ -149,7 +149,7 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
         own = DeclaredPlace(
             number=number,
             zone_ids=tuple(zone_ids),
-            instance_types=(plan.instance_type, *purchase.spot_types),
+            instance_types=(plan.instance_type,),
             purchase="spot" if option == "spot" else "on-demand",
             usd_per_hour=prices[lifecycle][plan.instance_type],
             speed=1.0,

@@ -52,8 +52,6 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
             f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
             "does not carry plans out there: choose a plan for another region"
         )
-    if len({plan.instance_type, *purchase.spot_types}) <= len(purchase.spot_types):
-        yield f"purchase.spot_types {', '.join(purchase.spot_types)} has a type twice, or {plan.instance_type}"
     if blocks := purchase.blocks:
         if not purchase.capacity_reservation_id:
             yield (

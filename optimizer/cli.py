@@ -80,6 +80,7 @@ GONE = {
     "estimate --gpus-per-node": "--gpus over --nodes says it (--gpus 8 --nodes 2: 4 a node)",
     "estimate --require-fit": "--format json has it as fits",
     "estimate --no-compile": "without --compile nothing is compiled",
+    "recommend --spot-spread": "a plan's alternates are the other types that its nodes may be of",
     "recommend --no-compile": "leave --compile out, or write compiled: false into the request",
     "what-if --no-compile": "leave --compile out, or write compiled: false into the request",
     "what-if --deadlines": "--against deadline=12h,3d has the values",

@@ -23,7 +23,6 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan, describe_undriven
 from optimizer.contract.request import (
-    Constraints,
     ExistingReservation,
     FleetRequest,
     read_request_file,
@@ -49,7 +48,7 @@ from optimizer.search.candidates import (
     list_cheapest,
 )
 from optimizer.search.global_batch import FEW_STEPS
-from optimizer.search.nearest import NearestPlan, describe_wider, find_nearest
+from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
@@ -74,8 +73,6 @@ class Recommendation:
         configurations: legal configurations of priced types.
         faster, cheaper: the plans at current prices that beat plan 1 in hours and in dollars, where some do.
         nearest: without a plan, those that keep the limits with one or two moved, the nearest first.
-        levers: what compiled code or a commitment would save on plan 1.
-        wider: without a plan, the best one of training code that can do more than the reference trainer; else empty.
     """
 
     problem: Problem
@@ -88,9 +85,7 @@ class Recommendation:
     candidates: Mapping[str, Sequence[Any]]
     searched_plans: int
     configurations: int
-    levers: tuple[str, ...]
     notes: tuple[str, ...]
-    wider: str
     elapsed_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,8 +101,7 @@ class Recommendation:
             "candidates": self.candidates,
             "searched_plans": self.searched_plans,
             "searched": {"configurations": self.configurations},
-            "levers": list(self.levers),
-            "notes": [*self.notes, *([self.wider] if self.wider else [])],
+            "notes": list(self.notes),
             "elapsed_s": round(self.elapsed_s, 4),
         }
 
@@ -163,8 +157,6 @@ def recommend(
         outlook = price_policies(plans[candidate])
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})
     first = plans[chosen[0]] if chosen else None
-    savings = describe_compiler(problem, first) if first else []
-    offer = catalog.offer(first.instance_type, first.region) if first else None
     return Recommendation(
         problem=problem,
         plans=tuple(plans[candidate] for candidate in chosen),
@@ -172,19 +164,16 @@ def recommend(
         faster=plans[ranking.faster] if ranking.faster else None,
         cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
         nearest=() if first else tuple(find_nearest(problem, tables)),
-        wider="" if first else describe_wider(problem),
         rejected=tuple(rejected),
         candidates=cheapest,
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
-        levers=(*savings, *describe_commitments(first, offer, only_long=False)) if first else (),
         notes=(
             *_workload_notes(problem),
             *_batch_notes(problem),
             *trainer_notes(problem),
             *_spot_notes(problem),
             *_reservation_notes(problem, tables, rejected, [candidate.purchase for candidate in chosen]),
-            *savings,
             *(_describe_first(problem, first) if first else ()),
         ),
         elapsed_s=time.perf_counter() - started,
@@ -195,8 +184,9 @@ def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
     """Say what matters of plan 1 to whom buys it."""
     image = describe_undriven(plan.node.gpu, plan.node.gpu_count)
     return [
+        *describe_compiler(problem, plan),
         *([f"{plan.instance_type} {image}: first set gpufleet:amiId to an image of your own"] if image else []),
-        *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region), only_long=True),
+        *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region)),
         *describe_network(plan),
         *describe_capacity(plan),
         *describe_input(plan, problem.recipe.samples_per_vcpu_s),
@@ -257,14 +247,12 @@ def trainer_notes(problem: Problem) -> list[str]:
 
 def _spot_notes(problem: Problem) -> list[str]:
     limits = problem.request.constraints
-    if "spot" in limits.purchase_options:
-        return []
     has_block = any(owned.capacity_block for owned in limits.usable_reservations)
+    if has_block or "spot" in limits.purchase_options or limits.spot_fallback == "none":
+        return []
     return [
-        f"{name} {getattr(limits, name)} is not used: purchase_options ({', '.join(limits.purchase_options)}) leave "
-        "out spot; add --purchase spot"
-        for name in (*(() if has_block else ("spot_fallback",)), "spot_spread")
-        if getattr(limits, name) != Constraints.model_fields[name].default
+        f"spot_fallback {limits.spot_fallback} is not used: purchase_options ({', '.join(limits.purchase_options)}) "
+        "leave out spot; add --purchase spot"
     ]
 
 

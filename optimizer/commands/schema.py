@@ -52,7 +52,6 @@ class _Answer(_Closed):
     candidates: dict[str, list[Any]]
     searched_plans: int
     searched: dict[str, int]
-    levers: list[str]
     notes: list[str]
     elapsed_s: float
 

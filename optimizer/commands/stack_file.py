@@ -101,7 +101,7 @@ def read_stack_file(path: Path, *, stack: str) -> StackFile:
     if not isinstance(config, dict) or PLAN_KEY not in config:
         raise InvalidInputError(f"{path} holds no {PLAN_KEY}", next_step=write_it)
     try:
-        plan = plan_from_dict(config[PLAN_KEY], origin=f"{PLAN_KEY} of {path}")
+        plan = plan_from_dict(config[PLAN_KEY], origin=f"{PLAN_KEY} of {path}", is_deployed=True)
     except PlanError as error:
         raise InvalidInputError(str(error), next_step=write_it) from error
     if config.get(REGION_KEY, plan.region) != plan.region:

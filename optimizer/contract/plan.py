@@ -1,6 +1,6 @@
 """``FleetPlan``: the contract between the optimizer, which decides, and infra and bootstrap, which carry out.
 
-A plan is checked against itself when it is read, before nonsense edited by hand costs money. Saved plans must stay
+A plan ends with a digest of its fields: a plan edited by hand is refused before it costs money. Saved plans must stay
 readable: fields may be added with a default, none renamed.
 """
 
@@ -192,6 +192,8 @@ class SpotRange(_Model):
 class Purchase(_Model):
     """A purchase of the nodes."""
 
+    model_config = ConfigDict(extra="ignore")  # An earlier stack's plan has spot_types, and stop reads it.
+
     option: PurchaseOption
     on_demand_base: int = Field(default=0, ge=0, description="Nodes bought on demand before any spot node.")
     on_demand_top_up: int = left_out(
@@ -211,9 +213,6 @@ class Purchase(_Model):
     )
     zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = Field(
         default=None, description="Zone that the spot price is of: the nodes go there. Null without one."
-    )
-    spot_types: tuple[Annotated[str, Field(pattern=INSTANCE_TYPE)], ...] = Field(
-        default=(), description="Further types of a spot fleet: the same GPUs, memory and network, never slower."
     )
 
     @property
@@ -535,7 +534,7 @@ class PlannedJob(_Model):
 class Alternate(_Model):
     """A place for all nodes of a plan when the plan's own place has no capacity; the layout and node count stay.
 
-    Every node is bought the same way: no on-demand base, no further types. On spot the plan's fallback counts.
+    Every node is bought the same way: no on-demand base. On spot the plan's fallback counts.
     """
 
     zone_id: Annotated[str, Field(pattern=ZONE_ID)]
@@ -625,96 +624,17 @@ class FleetPlan(_Model):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        problems = self._problems()
-        if not problems and self.digest not in ("", self._own_digest):
-            problems = ["a field was changed since recommend wrote the plan: change the request, and recommend again"]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    def _problems(self) -> list[str]:
-        p, job, memory, purchase = self.parallelism, self.job, self.memory, self.purchase
-        problems = []
+        p, batch = self.parallelism, self.job.global_batch
         if p.data * p.tensor * p.pipeline * p.context != self.gpus:
-            problems.append(
+            raise ValueError(
                 f"parallelism covers {p.data} x {p.tensor} x {p.pipeline} x {p.context} GPUs (data, tensor, pipeline, "
                 f"context), and {counted(self.node_count, 'node')} of {self.node.gpu_count:g} GPUs have {self.gpus}"
             )
-        if p.data * p.micro_batch * p.grad_accum != job.global_batch:
-            problems.append(
-                f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not "
-                f"job.global_batch {job.global_batch}"
+        if p.data * p.micro_batch * p.grad_accum != batch:
+            raise ValueError(
+                f"data {p.data} x micro_batch {p.micro_batch} x grad_accum {p.grad_accum} is not global_batch {batch}"
             )
-        if self.lustre and (self.staging or self.alternates):
-            problems.append("lustre goes with neither staging nor alternates: it replaces the one, and is in one zone")
-        if p.data % p.expert:
-            problems.append(f"parallelism.expert {p.expert} does not divide parallelism.data {p.data}")
-        if p.expert > 1 and job.architecture and not trainer.is_mixture(job.architecture):
-            problems.append(f"parallelism.expert is {p.expert}, and job.architecture has no experts")
-        if p.virtual_stages > 1 and p.pipeline == 1:
-            problems.append(f"parallelism.virtual_stages {p.virtual_stages} needs pipeline stages, and pipeline is 1")
-        if p.sequence_parallel and p.tensor == 1:
-            problems.append("parallelism.sequence_parallel needs tensor parallelism, and tensor is 1")
-        if job.steps != math.ceil(job.samples / job.global_batch):
-            problems.append(f"job.steps {job.steps} is not samples {job.samples} / global_batch {job.global_batch}")
-        if not memory.peak_gib <= memory.p95_gib <= memory.limit_gib:
-            problems.append(f"memory.p95_gib {memory.p95_gib} is not between peak_gib {memory.peak_gib} and limit_gib")
-        if memory.limit_gib > self.node.gpu_memory_gib:
-            problems.append(f"memory.limit_gib {memory.limit_gib} is above gpu_memory_gib {self.node.gpu_memory_gib}")
-        if purchase.on_demand_base > self.node_count:
-            problems.append(f"purchase.on_demand_base {purchase.on_demand_base} is above node_count {self.node_count}")
-        if purchase.capacity_reservation_id and purchase.option not in ("reserved", "capacity-block"):
-            problems.append(f"purchase.capacity_reservation_id does not go with option {purchase.option}")
-        if purchase.on_demand_top_up and (purchase.option != "reserved" or not purchase.capacity_reservation_id):
-            problems.append(
-                f"purchase.on_demand_top_up is {purchase.on_demand_top_up}, and goes with option reserved and a "
-                f"capacity_reservation_id; the option is {purchase.option}"
-            )
-        if purchase.on_demand_top_up >= self.node_count:
-            problems.append(
-                f"purchase.on_demand_top_up {purchase.on_demand_top_up} leaves no node of node_count "
-                f"{self.node_count} for the reservation"
-            )
-        if (purchase.option == "capacity-block") != (purchase.capacity_block is not None):
-            problems.append(
-                "purchase.capacity_block has the times of option capacity-block and goes with no other; the option is "
-                f"{purchase.option}"
-            )
-        if purchase.zone_id and self.zone_ids and purchase.zone_id not in self.zone_ids:
-            problems.append(f"purchase.zone_id {purchase.zone_id} is none of zone_ids {', '.join(self.zone_ids)}")
-        if purchase.next_blocks and purchase.option != "capacity-block":
-            problems.append(f"purchase.next_blocks goes with option capacity-block; the option is {purchase.option}")
-        spot_only: dict[str, Any] = {"spot_types": (), "on_demand_base": 0, "fallback": "none", "zone_id": None}
-        for name, default in spot_only.items():
-            takes = ("spot", "capacity-block") if name == "fallback" else ("spot",)
-            if getattr(purchase, name) != default and purchase.option not in takes:
-                problems.append(
-                    f"purchase.{name} goes with option {' or '.join(takes)}, and the option is {purchase.option}"
-                )
-        if self.node.efa_cards > self.node.network_cards:
-            problems.append(f"node.efa_cards {self.node.efa_cards} is above network_cards {self.node.network_cards}")
-        if not self.prices:
-            problems.append("prices is empty: a plan says where each price comes from")
-        places = [(alternate.zone_id, alternate.instance_type, alternate.purchase) for alternate in self.alternates]
-        if len(set(places)) < len(places):
-            problems.append("alternates has a place twice")
-        for i, alternate in enumerate(self.alternates):
-            problems += [f"alternates.{i}: {problem}" for problem in self._alternate_problems(alternate)]
-        return problems
-
-    def _alternate_problems(self, alternate: Alternate) -> list[str]:
-        if self.purchase.option not in ("on-demand", "spot"):
-            return [f"a plan of option {self.purchase.option} has none: its reservation is in one place"]
-        if self.zone_ids and alternate.zone_id.rpartition("-az")[0] != self.zone_ids[0].rpartition("-az")[0]:
-            return [f"zone_id {alternate.zone_id} is of another region than {', '.join(self.zone_ids)}"]
-        own_type = alternate.instance_type == self.instance_type
-        for name in ("node", "memory", "calibration"):
-            if (getattr(alternate, name) is None) != own_type:
-                return [f"{name} is there for a type other than the plan's, and only there"]
-        priced = NodeItem(alternate.purchase, alternate.instance_type, self.region)
-        if alternate.price.node != priced:
-            return [f'price is of "{alternate.price.item}" per {alternate.price.per}, not of "{priced}" per hour']
-        return self.at(alternate)._problems()
+        return self
 
     def at(self, alternate: Alternate) -> FleetPlan:
         """The plan, made for a place of its ``alternates``: for checks and prices there."""
@@ -817,18 +737,17 @@ class FleetPlan(_Model):
     @cached_property
     def node_prices_usd_per_hour(self) -> dict[NodeItem, float]:
         """Price of each node that the plan may buy, USD per hour, in the order of ``prices``."""
-        types = (self.instance_type, *self.purchase.spot_types)
         prices: dict[NodeItem, float] = {}
         for price in self.prices:
             node = price.node
-            if node and node.region == self.region and node.instance_type in types:
+            if node and (node.region, node.instance_type) == (self.region, self.instance_type):
                 prices.setdefault(node, price.usd)
         return prices
 
     @property
     def compute_usd_per_hour(self) -> float:
         """Expected price of the whole fleet's nodes, USD per hour of the run; of a commitment, its hourly price."""
-        own = [usd for node, usd in self.node_prices_usd_per_hour.items() if node.instance_type == self.instance_type]
+        own = [*self.node_prices_usd_per_hour.values()]
         if self.purchase.option == "reserved" and not self.purchase.on_demand_top_up and own:
             return own[0] * self.node_count
         return self.cost_usd.breakdown.compute / self.hours.expected
@@ -877,16 +796,12 @@ class FleetPlan(_Model):
         running = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
         return ((0.0 if committed else nodes) + running) * self.reserve_s / 3600
 
-    @property
-    def _own_digest(self) -> str:
+    def seal(self) -> FleetPlan:
+        """Return the plan with its digest."""
         text = json.dumps(self.model_dump(mode="json", exclude={"digest", "spot_policy"}))
         # A YAML or JSON tool may write 5.0 as 5.
         plain = json.dumps(json.loads(text, parse_int=float), sort_keys=True)
-        return hashlib.sha256(plain.encode()).hexdigest()[:16]
-
-    def seal(self) -> FleetPlan:
-        """Return the plan with its digest."""
-        return self.model_copy(update={"digest": self._own_digest})
+        return self.model_copy(update={"digest": hashlib.sha256(plain.encode()).hexdigest()[:16]})
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text."""
@@ -915,12 +830,20 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
     return plan_from_dict(data, origin=origin)
 
 
-def plan_from_dict(data: Any, *, origin: str = "the plan") -> FleetPlan:
-    """Check ``data`` as a FleetPlan; PlanError names each wrong field with its place, value and limit."""
+def plan_from_dict(data: Any, *, origin: str = "the plan", is_deployed: bool = False) -> FleetPlan:
+    """Check ``data`` as a FleetPlan; PlanError names each wrong field with its place, value and limit.
+
+    A deployed plan keeps the digest that an earlier version gave it, so that its nodes can be ended.
+    """
     try:
-        return FleetPlan.model_validate(data)
+        plan = FleetPlan.model_validate(data)
     except ValidationError as error:
         raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(describe_invalid(error))) from error
+    if not is_deployed and plan.digest not in ("", plan.seal().digest):
+        raise PlanError(
+            f"{origin}: a field was changed since recommend wrote the plan: change the request, and recommend again"
+        )
+    return plan
 
 
 def read_plan_text(path: Path) -> str:

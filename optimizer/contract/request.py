@@ -263,9 +263,6 @@ class Constraints(_Model):
     spot_fallback: Literal["none", "on-demand"] = Field(
         default="none", description="Replaces missing spot nodes (its price binds the budget too) and ended blocks."
     )
-    spot_spread: Annotated[float, Field(ge=0, le=10), Number] = Field(
-        default=0.1, description="Highest extra price of a spot fleet's further types (0.5: by half)."
-    )
 
     @property
     def usable_reservations(self) -> tuple[ExistingReservation, ...]:

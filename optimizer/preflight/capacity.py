@@ -90,12 +90,6 @@ def _node_needs(context: Context) -> Iterator[Need]:
         own = quotas.spot(plan.instance_type)
         if own:
             yield Need(quota=own, vcpus=spot_nodes * vcpus, purpose=f"{spot_nodes} x {plan.instance_type} on spot")
-        others = {quotas.spot(name) for name in purchase.spot_types} - {own, None}
-        for quota in sorted(filter(None, others), key=lambda quota: quota.code):
-            names = ", ".join(name for name in purchase.spot_types if quotas.spot(name) == quota)
-            purpose = f"{spot_nodes} of {names} on spot"
-            # The plan's type is enough by itself; more types are more pools.
-            yield Need(quota=quota, vcpus=spot_nodes * vcpus, purpose=purpose, short="warning")
 
 
 def _alternate_needs(context: Context, needs: Iterable[Need]) -> Iterator[Need]:

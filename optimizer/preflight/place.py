@@ -9,7 +9,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.paging import filters, pages
 from optimizer.catalog.sources import offerings
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, failure, named, passed, unknown
+from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, named, passed, unknown
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -33,8 +33,7 @@ def check_zones(context: Context) -> Iterator[Finding]:
     alternates: dict[str, set[str]] = {}
     for alternate in plan.alternates:
         alternates.setdefault(alternate.instance_type, set()).add(alternate.zone_id)
-    own = (plan.instance_type, *plan.purchase.spot_types)
-    types = tuple(dict.fromkeys((*own, *alternates)))
+    types = tuple(dict.fromkeys((plan.instance_type, *alternates)))
     offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
     if isinstance(zones, Unknown):
         yield zones.finding(why="which zones are open to this account")
@@ -42,7 +41,7 @@ def check_zones(context: Context) -> Iterator[Finding]:
         usable = set(offered.get(name, ()))
         if not isinstance(zones, Unknown):
             usable &= zones
-        if name in own:
+        if name == plan.instance_type:
             yield from named(f"zones of {name}", [_check_zones(context, name, context.zone_ids, sorted(usable))])
         if name in alternates:
             wanted = tuple(sorted(alternates[name]))
@@ -70,12 +69,8 @@ def _check_zones(context: Context, name: str, wanted: tuple[str, ...], usable: l
 
 
 # AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
-# likely, the lower third as unlikely.
+# likely.
 LIKELY = 7
-UNLIKELY = 3
-# With fewer types AWS answers with a low score whatever the capacity is:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html
-TYPES_FOR_A_FAIR_SCORE = 3
 
 
 def check_spot_score(context: Context) -> Iterator[Finding]:
@@ -87,12 +82,11 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
     nodes = target.spot_nodes
     if nodes == 0:
         return
-    types = [plan.instance_type, *plan.purchase.spot_types]
     answers = pages(
         context.ec2,
         "get_spot_placement_scores",
         "SpotPlacementScores",
-        InstanceTypes=types,
+        InstanceTypes=[plan.instance_type],
         TargetCapacity=nodes,
         TargetCapacityUnitType="units",
         SingleAvailabilityZone=target.one_zone,
@@ -106,7 +100,7 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
     # Without a chosen zone the Pulumi program takes any zone that offers the type.
     zone = context.zone_ids[0] if context.zone_ids else best
     place = zone if target.one_zone else context.region
-    wanted = f"{nodes} spot {' or '.join(types)} in {place or context.region}"
+    wanted = f"{nodes} spot {plan.instance_type} in {place or context.region}"
     elsewhere = f"pulumi config set gpufleet:zoneId {best}"
     if place not in scores:
         yield unknown(
@@ -115,24 +109,20 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
             next_step=elsewhere if best else "gpufleet preflight another --plan N",
         )
         return
-    score, is_fair = scores[place], len(types) >= TYPES_FOR_A_FAIR_SCORE
+    score = scores[place]
     text = f"{score} of 10 for {wanted}"
     if has_better := target.one_zone and scores[best] > score:
         text += f"; {best} has {scores[best]}"
     if score >= LIKELY:
         yield passed(text, value=score, limit=LIKELY)
         return
-    level: Level = "error" if score <= UNLIKELY and is_fair and plan.purchase.fallback == "none" else "warning"
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html
     why = (
         "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
-        "lasts"
+        "lasts; AWS scores fewer than 3 types low whatever there is"
     )
-    if not is_fair:
-        why += (
-            f"; AWS scores fewer than {TYPES_FOR_A_FAIR_SCORE} types low whatever there is, and these are {len(types)}"
-        )
     next_step = elsewhere if has_better else "gpufleet recommend --purchase on-demand"
-    yield Finding(text, level=level, value=score, limit=LIKELY, why=why, next_step=next_step)
+    yield Finding(text, level="warning", value=score, limit=LIKELY, why=why, next_step=next_step)
 
 
 def check_data_bucket(context: Context) -> Iterator[Finding]:

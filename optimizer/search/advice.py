@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from bootstrap.contract.trainer import loader_workers
@@ -62,37 +63,24 @@ def describe_network(plan: FleetPlan) -> list[str]:
     ]
 
 
-def describe_commitments(plan: FleetPlan, offer: Offer | None, *, only_long: bool) -> list[str]:
-    """Say what a plan's new reservation bills, or from which use on a commitment would beat the plan's purchase.
-
-    ``only_long`` leaves out what does not matter to a short run.
-    """
-    hours, nodes, option = plan.hours.expected, plan.node_count, plan.purchase.option
-    if offer is None or offer.on_demand is None or plan.purchase.capacity_reservation_id:
+def describe_commitments(plan: FleetPlan, offer: Offer | None) -> list[str]:
+    """Say what a plan's new reservation bills; of a long run on demand, from which use on one would cost less."""
+    if offer is None or offer.on_demand is None or offer.reserved_1yr is None:
         return []
-    place = f"{plan.instance_type} in {plan.region}"
-    bought = any(node.market == "reserved-1yr" for node in plan.node_prices_usd_per_hour)
-    if bought and offer.reserved_1yr:
-        year_usd = offer.reserved_1yr.usd_per_hour * HOURS_PER_YEAR
+    hours, nodes, place = plan.hours.expected, plan.node_count, f"{plan.instance_type} in {plan.region}"
+    price, needed = offer.reserved_1yr, break_even_hours(offer.reserved_1yr, offer.on_demand)
+    year_usd = price.usd_per_hour * HOURS_PER_YEAR
+    if any(node.market == "reserved-1yr" for node in plan.node_prices_usd_per_hour):
         return [
-            f"a one-year reservation of {nodes} x {place} bills {nodes * year_usd:,.0f} USD, used or "
-            "not, all in the plan; its "
-            f"{short(hours)} h cost {nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on "
-            "demand; buy it first: the "
-            "stack buys none"
+            f"a one-year reservation of {nodes} x {place} bills {nodes * year_usd:,.0f} USD, used or not, all in the "
+            f"plan; its {short(hours)} h cost {nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand; buy "
+            "it first: the stack buys none"
         ]
-    if option not in ("on-demand", "spot") or (only_long and option == "spot"):
+    if plan.purchase.option != "on-demand" or needed is None or hours < _LONG_SHARE * needed:
         return []
-    price = offer.reserved_1yr
-    needed = break_even_hours(price, offer.on_demand)
-    if price is None or needed is None or (only_long and hours < _LONG_SHARE * needed):
-        return []
-    spot_hours = break_even_hours(price, offer.spot)
-    spot = "never" if spot_hours is None else f"above {spot_hours:,.0f} h"
     return [
-        f"a 1-year reservation of {place} costs {price.usd_per_hour * HOURS_PER_YEAR:,.0f} USD a "
-        f"node, used or not ({price.source}, {price.as_of}): it beats on-demand above {needed:,.0f} h of use"
-        f"{f', spot {spot}' if offer.spot else ''}; this run uses {short(hours)} h"
+        f"a 1-year reservation of {place} costs {year_usd:,.0f} USD a node, used or not ({price.source}, "
+        f"{price.as_of}): it beats on-demand above {needed:,.0f} h of use; this run uses {short(hours)} h"
     ]
 
 
@@ -107,18 +95,12 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
     compiled = replace(problem.revise(compiled=True), instance_types=own)
     candidate = rank_first(find_tables(compiled), compiled.request)
-    if candidate is None:
-        return []
-    (table, row), purchase = candidate, candidate.purchase
-    usd = float(table.cost.expected[row])
-    if usd > (1 - _LEAST_SAVING) * plan.cost_usd.expected:
-        return []
+    usd = float(candidate.table.cost.expected[candidate.row]) if candidate else math.inf
     saved = plan.cost_usd.expected - usd
-    takes = f"{short(table.outcome.hours_expected[row])} h and {usd_text(usd, is_old=purchase.stale)} USD"
-    bought = (purchase.in_short, purchase.offer.region, purchase.price.zone_id)
-    planned = (plan.purchase.in_short, plan.region, plan.purchase.zone_id or "")
-    if bought == planned and candidate.fleet == f"{plan.node_count} x {plan.instance_type}":
-        where = f"{takes} on the same nodes"
-    else:
-        where = f"{candidate.fleet}, {purchase.in_short} in {purchase.offer.region}, {takes} expected"
-    return [f"--compile would save {saved:,.{0 if saved >= 10 else 2}f} USD: {where}"]
+    if candidate is None or saved < _LEAST_SAVING * plan.cost_usd.expected:
+        return []
+    purchase, hours = candidate.purchase, candidate.table.outcome.hours_expected[candidate.row]
+    return [
+        f"--compile would save {saved:,.{0 if saved >= 10 else 2}f} USD: {candidate.fleet}, {purchase.in_short} in "
+        f"{purchase.offer.region}, {short(hours)} h and {usd_text(usd, is_old=purchase.stale)} USD expected"
+    ]

@@ -164,7 +164,7 @@ def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:
     """Places that the plan's own group tries: one zone for a gang, else all."""
     zones = plan.wanted_zone_ids[:1] if plan.node_count > 1 else plan.wanted_zone_ids
     options = {plan.purchase.option, *(["on-demand"] if plan.purchase.fallback == "on-demand" else [])}
-    return set(product(zones, (plan.instance_type, *plan.purchase.spot_types), options))
+    return set(product(zones, (plan.instance_type,), options))
 
 
 def _describe(problem: Problem, place: _Place, estimates: Estimates | None) -> Alternate:

@@ -1,8 +1,8 @@
 """Nearest plans: where no plan keeps the limits, the plans that keep them with one limit moved, or two.
 
 Budget and deadline move to what the nearest candidate needs at the 95th percentile, ``max_nodes`` rises, regions,
-instance types and purchase options that the request names are opened to all, the batch moves to one that a node's GPUs
-divide, and GPUs without the precision train in bf16 or fp16.
+instance types and purchase options that the request names are opened to all, and GPUs without the precision train in
+bf16 or fp16.
 """
 
 from __future__ import annotations
@@ -17,20 +17,14 @@ import numpy as np
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints
-from optimizer.contract.units import usd_text
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
-from optimizer.search.reach import AXES
 
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
 _MORE_NODES = 4
 _MOST_NODES = 1000  # of a request
-# A batch that the GPUs of the largest nodes do not divide moves to their nearest multiple, which may be a third away:
-# from 6 samples on there is one.
-_NODE_GPUS = 8
-_MOST_OF_BATCH = 1 / 3
 # Distance of a plan whose only change is an opened list, for the order: as far as a limit that doubles.
 _OPENED = 1.0
 _FLAGS = {
@@ -40,7 +34,6 @@ _FLAGS = {
     "regions": "--region",
     "instance_types": "--instance-type",
     "purchase_options": "--purchase",
-    "global_batch": "--global-batch",
     "precision": "--precision",
 }
 
@@ -50,9 +43,9 @@ class NearestPlan:
     """A plan beyond the limits.
 
     Attributes:
-        changes: constraints of the request (or its global_batch or precision), with the values that make the plan
-            feasible; an empty tuple opens one.
-        distance: sum of the relative changes of budget, deadline, nodes and batch; None if a list of names is opened.
+        changes: constraints of the request (or its precision), with the values that make the plan feasible; an empty
+            tuple opens one.
+        distance: sum of the relative changes of budget, deadline and nodes; None if a list of names is opened.
     """
 
     changes: Mapping[str, Any]
@@ -84,7 +77,7 @@ def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[Nea
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
     nearest = _move_numbers(problem, tables)
     for changes in _list_changes(problem):
-        nearest += _change(problem, changes, alone=bool(tables) or "global_batch" in changes)
+        nearest += _change(problem, changes, alone=bool(tables))
     distinct = {tuple(plan.changes.items()): plan for plan in nearest}
     return sorted(distinct.values(), key=_order)
 
@@ -151,9 +144,8 @@ def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str)
 
 
 def _list_changes(problem: Problem) -> list[dict[str, Any]]:
-    """Changes of the request that may give a plan: another batch, fp16, more nodes, opened lists."""
-    limits, near = problem.request.constraints, _divisible_batch(problem)
-    changes: list[dict[str, Any]] = [{"global_batch": near}] if near else []
+    """Changes of the request that may give a plan: fp16, more nodes, opened lists."""
+    limits, changes = problem.request.constraints, list[dict[str, Any]]()
     known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
     # T4 and V100 do not compute in bf16, nor A100 in fp8.
     if problem.recipe.precision not in known:
@@ -165,14 +157,6 @@ def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     if missing:
         changes.append({"purchase_options": (*limits.purchase_options, *missing)})
     return changes
-
-
-def _divisible_batch(problem: Problem) -> int | None:
-    """Return the nearest batch that a node's GPUs divide; None without a near one, or with given steps."""
-    batch = problem.amount.global_batch
-    near = round(batch / _NODE_GPUS) * _NODE_GPUS
-    moves = 0 < abs(near - batch) <= _MOST_OF_BATCH * batch and near <= problem.amount.samples
-    return near if moves and problem.request.workload.steps is None else None
 
 
 def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
@@ -196,8 +180,6 @@ def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[N
         nodes = candidate.nodes
         changes, distance = {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1
         tables = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
-    elif "global_batch" in changes:
-        distance = abs(changes["global_batch"] / problem.amount.global_batch - 1)
     return [_build(problem, changes, distance, tables, candidate)]
 
 
@@ -212,21 +194,3 @@ def _build(
     moved = problem.revise(**changes)
     (plan,) = PlanBuilder(moved).build([rank_first(tables, moved.request) or candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan.seal())
-
-
-def describe_wider(problem: Problem) -> str:
-    """Describe the best plan of code that has every kind of parallelism; empty where there is none either."""
-    if not problem.reach.only_trainers or set(problem.reach.axes) == set(AXES):
-        return ""
-    # Every sharding without a split is simpler than a split.
-    tried = (_change(problem, {"parallelism": kinds}, alone=True) for kinds in (("data",), AXES))
-    found = next(filter(None, tried), None)
-    if not found:
-        return ""
-    plan = found[0].plan
-    return (
-        f"the reference trainer carries out no plan within the limits; code of your own (docs/training.md) keeps them "
-        f"with {plan.node_count} x {plan.instance_type} ({plan.parallelism.in_short}, {plan.parallelism.sharding}) for "
-        f"{usd_text(plan.cost_usd.expected, is_old=plan.spot_range is not None)} USD expected: --parallelism "
-        f"{','.join(('data', *plan.parallelism.beyond_data))} plans it"
-    )

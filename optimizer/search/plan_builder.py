@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from functools import cache, cached_property
 from typing import Any
@@ -13,7 +13,6 @@ from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import (
-    Cost,
     FleetPlan,
     Market,
     Memory,
@@ -27,7 +26,7 @@ from optimizer.contract.plan import (
     Tuning,
 )
 from optimizer.contract.request import Workload
-from optimizer.contract.units import cents, rounded
+from optimizer.contract.units import rounded
 from optimizer.economics.planned import (
     describe_cost,
     describe_hours,
@@ -49,9 +48,8 @@ class PlanBuilder:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        # Looked up once for each region and type.
+        # Looked up once for each region.
         self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, problem.request.workload))
-        self._stand_ins = cache(lambda name: list_stand_ins(name, problem.catalog))
 
     def build(self, candidates: Sequence[Candidate]) -> list[FleetPlan]:
         """Build the plans of candidates."""
@@ -65,12 +63,7 @@ class PlanBuilder:
         table, row = candidate
         fastest, purchase, nodes = table.fastest, candidate.purchase, candidate.nodes
         owned = purchase.reservation
-        outcome, run = table.outcome, describe_run(self._problem, candidate)
-        cost_usd: Cost = run.pop("cost_usd")
-        compute_p95_usd = cost_usd.breakdown.compute * float(outcome.hours_p95[row] / outcome.hours_expected[row])
-        further, p95_usd = self._further_spot_offers(
-            purchase, compute_p95_usd, cost_usd.p95, float(table.cost.reserve[row])
-        )
+        run = describe_run(self._problem, candidate)
         parallelism = fastest.parallelism(candidate.configuration)
         return FleetPlan(
             instance_type=fastest.instance.name,
@@ -87,7 +80,6 @@ class PlanBuilder:
                 capacity_block=owned.capacity_block if owned else None,
                 next_blocks=purchase.next_blocks,
                 zone_id=purchase.price.zone_id or None,
-                spot_types=tuple(offer.instance.name for offer in further),
             ),
             job=self._job,
             parallelism=parallelism,
@@ -96,11 +88,10 @@ class PlanBuilder:
             step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
             tokens_per_second=rounded(estimates.tokens_per_second[i]),
             mfu=rounded(estimates.mfu[i]),
-            cost_usd=cost_usd.model_copy(update={"p95": cents(p95_usd)}),
             **run,
-            prices=(*list_node_prices(purchase, further), *self._unit_prices(purchase.offer.region)),
-            lustre=self._describe_lustre(purchase.offer.region, float(outcome.hours_expected[row])),
-            spot_range=_describe_range(candidate, cost_usd.expected),
+            prices=(*list_node_prices(purchase), *self._unit_prices(purchase.offer.region)),
+            lustre=self._describe_lustre(purchase.offer.region, float(table.outcome.hours_expected[row])),
+            spot_range=_describe_range(candidate, run["cost_usd"].expected),
             calibration=self._problem.describe_speed(fastest.instance, nodes, parallelism),
             expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
         )
@@ -135,37 +126,6 @@ class PlanBuilder:
             budget_usd=request.constraints.budget_usd,
             deadline_hours=request.constraints.deadline_hours,
         )
-
-    def _further_spot_offers(
-        self, purchase: PricedPurchase, compute_p95_usd: float, p95_usd: float, reserve_usd: float
-    ) -> tuple[list[Offer], float]:
-        """Offers with their price in the fleet's zone that it may take too, and p95 USD with the dearest of them.
-
-        More pools are interrupted less (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-best-practices.html),
-        but no data says how much less, so only the price counts.
-        """
-        if purchase.option != "spot":
-            return [], p95_usd
-        limits, own, zone_id = self._problem.request.constraints, purchase.offer, purchase.price.zone_id
-        allowed: list[tuple[float, Offer]] = []
-        for instance in self._stand_ins(own.instance.name):
-            offer = self._problem.catalog.offer(instance.name, own.region)
-            if offer is None or not limits.allows_type(instance.name):
-                continue
-            if not set(offer.zone_ids) & {zone_id or own_id for own_id in own.zone_ids}:
-                continue
-            spot = offer.spot_in(zone_id) if zone_id else offer.spot
-            if spot is None:
-                continue
-            offer = replace(offer, spot=spot, dearer_spot=())
-            dearer = spot.usd_per_hour / purchase.price.usd_per_hour - 1
-            surcharge = max(0.0, dearer)
-            worst_usd = p95_usd + surcharge * compute_p95_usd
-            needed_usd = worst_usd + (1 + surcharge) * reserve_usd
-            if dearer <= limits.spot_spread and (limits.budget_usd is None or needed_usd <= limits.budget_usd):
-                allowed.append((worst_usd, offer))
-        allowed.sort(key=lambda pair: (pair[0], pair[1].instance.name))
-        return [offer for _, offer in allowed], max([p95_usd, *(worst_usd for worst_usd, _ in allowed)])
 
 
 def describe_memory(estimates: Estimates, i: int) -> Memory:
@@ -214,17 +174,6 @@ def describe_node(instance: InstanceType) -> NodeSpec:
     return NodeSpec.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
 
 
-def list_stand_ins(name: str, catalog: Catalog) -> list[InstanceType]:
-    """Types whose nodes may be in a fleet of the named type."""
-    own = catalog.instance_type(name)
-    return [other for other in catalog.instance_types if other.name != name and can_stand_in(own, other)]
-
-
-def can_stand_in(own: InstanceType, other: InstanceType) -> bool:
-    """True where nodes of ``other`` can be in a fleet of ``own``: the same GPUs and cards, and nothing smaller."""
-    return own.gpu == other.gpu and can_replace(own, other)
-
-
 def can_replace(own: InstanceType, other: InstanceType) -> bool:
     """True where a stack made for ``own`` can boot nodes of ``other``, whose GPUs may have more memory.
 
@@ -239,15 +188,15 @@ def can_replace(own: InstanceType, other: InstanceType) -> bool:
     )
 
 
-def list_node_prices(purchase: PricedPurchase, further: Sequence[Offer] = ()) -> list[PlanPrice]:
-    """Prices of the nodes that a purchase may buy, those of ``further`` spot offers included."""
+def list_node_prices(purchase: PricedPurchase) -> list[PlanPrice]:
+    """Prices of the nodes that a purchase may buy."""
     offer, option = purchase.offer, purchase.option
     market: Market = option if option != "reserved" else "owned-reservation" if purchase.reservation else "reserved-1yr"
     prices = [node_price(market, offer, purchase.price)]
     if (purchase.base or purchase.fallback or purchase.topped_up) and offer.on_demand:
         # `recommend` shows the source of the first price: of a top-up the market's, not the owner's.
         prices.insert(0 if purchase.topped_up else 1, node_price("on-demand", offer, offer.on_demand))
-    return prices + [node_price("spot", other, other.spot) for other in further if other.spot]
+    return prices
 
 
 def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:

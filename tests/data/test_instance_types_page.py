@@ -44,7 +44,6 @@ def plan_of(instance: InstanceType) -> FleetPlan:
         instance_type=instance.name,
         node=node.model_dump(),
         node_count=1,
-        purchase={"spot_types": []},
         parallelism={"data": node.ranks, "sharding": "ddp", "micro_batch": 1, "grad_accum": 128 // node.ranks},
         memory={"peak_gib": 2.0, "p95_gib": 2.2, "limit_gib": 2.5, "breakdown": {"states": 1.0, "activations": 1.0}},
     )

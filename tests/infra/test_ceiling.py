@@ -35,7 +35,6 @@ def tightest(limits: dict[str, Any]) -> FleetPlan:
             "constraints": {
                 "instance_types": ["p4de"],
                 "max_nodes": 2,
-                "spot_spread": 0,
                 "budget_usd": budget_usd,
                 **limits,
             },

@@ -49,7 +49,6 @@ FALLBACK = {"purchase": {"fallback": "on-demand"}}
             {"purchase": {"fallback": "on-demand"}, "prices": SPOT_P4D["prices"][:1]},
             "no hourly price of on-demand p4d.24xlarge in us-east-1, so nobody could meter",
         ),
-        ({"purchase": {"spot_types": ["p4d.24xlarge"]}}, "spot_types p4d.24xlarge has a type twice"),
         ({"region": "cn-north-1"}, "China partition"),
         ({"node": {"network_cards": 32, "efa_cards": 8}}, "efa_cards is 8 of 32"),
         ({"node": {"gpu": "V100"}}, "V100 GPUs.*starts with Turing.*amiId"),
@@ -227,7 +226,7 @@ def test_a_fleet_whose_nodes_would_lack_packages_is_refused_before_it_costs_mone
     assert load({"gpufleet:amiName": torch, "gpufleet:trainCommand": "train.py"}).ami_name == torch
     # No release note of an image with torch names the type.
     with pytest.raises(ConfigError, match="image lacks torch"):
-        load({}, instance_type="g7e.48xlarge", purchase={"spot_types": []})
+        load({}, instance_type="g7e.48xlarge")
     (tmp_path / "own.txt").write_text(f"numpy==2.5.5 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(ConfigError, match=r"image lacks the packages of gpufleet:requirements"):
         load({"gpufleet:requirements": str(tmp_path / "own.txt")})
@@ -309,7 +308,6 @@ def test_the_image_has_torch_where_aws_supports_the_type_on_it(
     plan = sample_plan(
         instance_type=instance_type,
         node={"cpu_architecture": architecture, "efa_cards": 0},
-        purchase={"spot_types": []},
     )
     image = images.dlami_of(plan)
     assert image.torch is torch
@@ -317,8 +315,6 @@ def test_the_image_has_torch_where_aws_supports_the_type_on_it(
     assert ("-pytorch-2.11-" in image.parameter) is torch
     # A gang over EFA needs a plugin that does not hang (bootstrap/known-bad.csv).
     assert (image.torch, image.ofi_nccl) != (True, "1.18.0") or not (plan.node_count > 1 and plan.node.efa_cards)
-    mixed = sample_plan(node={"efa_cards": 0}, purchase={"spot_types": ["p6-b300.48xlarge"]})
-    assert not images.dlami_of(mixed).torch, "every type of the group must be supported"
 
 
 def test_a_gang_over_efa_boots_no_image_with_a_plugin_that_hangs() -> None:

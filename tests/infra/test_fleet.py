@@ -111,13 +111,6 @@ def test_the_last_minutes_of_a_block_declare_no_action_in_the_past(monkeypatch: 
     assert not deploy_anew(capacity_block()).all("Schedule")
 
 
-def test_a_spot_fleet_takes_the_plans_further_types_its_own_first() -> None:
-    group = deploy({"purchase": {"spot_types": ["p4de.24xlarge", "p4d.metal"]}}).one("Group")
-    assert group["mixedInstancesPolicy"]["launchTemplate"]["overrides"] == [
-        {"instanceType": name} for name in ("p4d.24xlarge", "p4de.24xlarge", "p4d.metal")
-    ]
-
-
 def test_each_place_has_its_own_template_placement_group_and_group_of_one_market() -> None:
     stack = deploy(on_demand(alternates=[SPOT_P4DE]))
     own, other = stack.all("Group")

@@ -34,6 +34,7 @@ from optimizer.commands.request_options import calibration_option, chosen_calibr
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
+from optimizer.search.reach import AXES
 
 AMOUNTS = ("tokens", "samples", "steps")
 
@@ -98,13 +99,6 @@ Example:
     "--spot-fallback",
     cls=FurtherOption,
     help="Replaces missing spot nodes: none or on-demand; its price binds the budget too.  [default: none]",
-)
-@click.option(
-    "--spot-spread",
-    cls=FurtherOption,
-    metavar="SHARE",
-    type=float,
-    help="Highest extra price of a spot fleet's further types (0.5: by half).  [default: 0.1]",
 )
 @_repeatable_option(
     "--instance-type",
@@ -279,10 +273,12 @@ def _explain_nothing(answer: Recommendation) -> None:
     wanted += [f"deadline {format_number(limits.deadline_hours)} h"] if limits.deadline_hours is not None else []
     bound = " and ".join(sorted({entry.binding_constraint for entry in answer.rejected}))
     again = [f"{repeat_command(answer.nearest[0].flags)} has a plan"] if answer.nearest else []
+    if answer.problem.reach.only_trainers:
+        again.append(f"--parallelism {','.join(AXES)}, with training code of your own")
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or f"the {bound or 'memory and prices'} of the considered types",
         why=f"constraints that bind the considered types: {count_rejections(answer)}",
-        next_step="; or: ".join([*([answer.wider] if answer.wider else []), *again])
+        next_step="; or: ".join(again)
         or "raise the limit that binds (--format table and json list each type's), or consider more types",
     )

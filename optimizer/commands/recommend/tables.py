@@ -255,7 +255,7 @@ def _print_explanation(answer: Recommendation) -> None:
             [f"staging: {plan.staging.describe(plan.node_count)}; {plan.staging.source}"] if plan.staging else []
         )
         evidence += [f"data: {plan.lustre.describe()}"] if plan.lustre else []
-        for line in [*evidence, *answer.levers]:
+        for line in evidence:
             write_text(f"  {line}", indent="    ")
         if plan.alternates:
             click.echo()

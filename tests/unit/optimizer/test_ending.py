@@ -6,7 +6,7 @@ import pytest
 
 from bootstrap.contract.timings import HOOK_LIMIT_S, LEAVING_S, SAVE_GIB_PER_S
 from optimizer.economics.running_costs import reserve_hours
-from tests.plans import SPOT_P4D, sample_plan
+from tests.plans import sample_plan
 
 DDP = {"sharding": "ddp"}
 
@@ -47,8 +47,3 @@ def test_the_reserve_pays_all_nodes_at_the_dearest_price_they_may_have() -> None
     assert sample_plan().reserve_usd == pytest.approx((10 + 21.96 + besides) * minutes)
     fallback = sample_plan(purchase={"on_demand_base": 0, "fallback": "on-demand"})
     assert fallback.reserve_usd == pytest.approx((2 * 21.96 + besides) * minutes)
-    dearer = {**SPOT_P4D["prices"][0], "item": "spot p4de.24xlarge us-east-1", "usd": 11.0}
-    several = sample_plan(
-        purchase={"on_demand_base": 0, "spot_types": ["p4de.24xlarge"]}, prices=[*SPOT_P4D["prices"], dearer]
-    )
-    assert several.reserve_usd == pytest.approx((2 * 11 + besides) * minutes)

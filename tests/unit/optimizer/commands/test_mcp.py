@@ -28,7 +28,7 @@ REACHED = {
     *("request_file", "model", "tokens", "samples", "steps", "seq_len", "target_len", "global_batch", "precision"),
     *("optimizer", "method", "lora_rank", "lora_targets", "lora_alpha", "frozen", "framework", "compiled"),
     *("parallelism", "sharding", "budget_usd", "deadline_hours", "regions", "purchase_options", "spot_fallback"),
-    *("spot_spread", "instance_types", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
+    *("instance_types", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
     *("instance_type", "gpu", "network", "nodes", "micro_batch", "grad_accum", "tensor", "pipeline", "context"),
     *("expert", "virtual_stages", "activation_checkpointing", "batch", "count", "memory", "cloud"),
     *(

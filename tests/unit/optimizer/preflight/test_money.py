@@ -179,16 +179,3 @@ def test_a_rise_counts_for_the_rented_nodes_of_a_topped_up_fleet(aws: FakeAws) -
     row = list(check_prices(context(plan)))[-1]
     # 20 of the nodes' 95 / 4.5 USD an hour double, and the nodes are 95 of 100 USD.
     assert row.text.startswith(f"{100 + 20 * 4.5:.2f} USD expected")
-
-
-def test_of_several_spot_types_the_one_that_rose_most_counts(aws: FakeAws) -> None:
-    def answer(params: dict[str, Any]) -> dict[str, Any]:
-        (name,) = params["InstanceTypes"]
-        return {"SpotPriceHistory": [spot_price({"p4d.24xlarge": "10", "p4de.24xlarge": "30"}[name], name=name)]}
-
-    aws.answers["DescribeSpotPriceHistory"] = answer
-    purchase = {"on_demand_base": 0, "spot_types": ["p4de.24xlarge"]}
-    plan = priced(("spot p4d.24xlarge", 10.0), ("spot p4de.24xlarge", 15.0), purchase=purchase)
-    rows = list(check_prices(context(plan)))
-    assert [row.level for row in rows] == ["ok", "warning", "ok"]
-    assert "(+95.0%)" in rows[-1].text

@@ -19,7 +19,6 @@ from tests.unit.optimizer.preflight.account import (
     Refusal,
     aws,
     context,
-    levels,
     only,
 )
 
@@ -72,15 +71,6 @@ def test_zones_without_the_type(aws: FakeAws, offered: str, changes: dict[str, A
     if level == "error":
         where = "config set gpufleet:zoneId use1-az4" if "az4" in offered else "gpufleet recommend --region"
         assert where in row.next_step and ("in one zone" in row.why) == changes.get("gang", True)
-
-
-def test_a_further_spot_type_that_is_not_offered_is_a_warning(aws: FakeAws) -> None:
-    _offers(aws, p4d_24xlarge="use1-az2")
-    plan = sample_plan(purchase={"spot_types": ["p4de.24xlarge"]})
-    assert levels(check_zones(context(plan))) == [
-        ("zones of p4d.24xlarge", "ok"),
-        ("zones of p4de.24xlarge", "warning"),
-    ]
 
 
 def test_alternates_are_checked_as_warnings(aws: FakeAws) -> None:

@@ -1,4 +1,4 @@
-"""Purchases: reservations, Capacity Blocks, spot with base, fallback and further types, new commitments."""
+"""Purchases: reservations, Capacity Blocks, spot with base and fallback, new commitments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import FleetPlan
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
 from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
-from optimizer.search.plan_builder import PlanBuilder, can_stand_in
+from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
@@ -173,9 +172,9 @@ def test_owned_nodes_that_a_plan_uses_need_no_note() -> None:
 
 
 def test_settings_of_spot_nodes_are_named_where_none_are_bought() -> None:
-    asked = answer(**P4D, purchase_options=["on-demand"], spot_fallback="on-demand", spot_spread=0.5).notes
+    asked = answer(**P4D, purchase_options=["on-demand"], spot_fallback="on-demand").notes
     named = [note.split(":")[0] for note in asked if "is not used" in note]
-    assert named == ["spot_fallback on-demand is not used", "spot_spread 0.5 is not used"]
+    assert named == ["spot_fallback on-demand is not used"]
     assert not any("spot_fallback" in note for note in answer(**P4D, spot_fallback="on-demand").notes)
 
 
@@ -201,30 +200,6 @@ def test_a_fallback_binds_the_budget_at_the_on_demand_price() -> None:
     limits |= {"max_nodes": both.node_count, "budget_usd": (plain.cost_usd.p95 + both.cost_usd.p95) / 2}
     assert answer(**limits).plans
     assert not answer(**limits, spot_fallback="on-demand").plans
-
-
-def test_a_spot_fleet_takes_types_that_train_no_slower_and_pays_for_the_dearest() -> None:
-    work = {"samples": 100_000, "seq_len": 2048, "global_batch": 32}
-    limits: dict[str, Any] = {"instance_types": ["g5"], "regions": ["us-east-1"], "purchase_options": ["spot"]}
-
-    def plan(**more: Any) -> FleetPlan:
-        plans = answer("llama-3.2-1b", work=work, **{**limits, "max_nodes": 2}, **more).plans
-        return next(plan for plan in plans if plan.instance_type == "g5.xlarge")
-
-    alone, several = plan(spot_spread=0), plan(spot_spread=2)
-    assert alone.purchase.spot_types == ()
-    assert "g5.2xlarge" in several.purchase.spot_types
-    own = catalog().instance_type("g5.xlarge")
-    for name in several.purchase.spot_types:
-        other = catalog().instance_type(name)
-        assert can_stand_in(own, other)
-        assert not can_stand_in(other, own), "a smaller one cannot"
-        assert f"spot {name} us-east-1" in {price.item for price in several.prices}
-    dearest = max(price.usd for price in several.prices if price.item.startswith("spot")) / several.prices[0].usd
-    assert several.cost_usd.expected == alone.cost_usd.expected
-    assert several.cost_usd.p95 >= alone.cost_usd.p95 + (dearest - 1) * alone.cost_usd.breakdown.compute
-    tight = plan(spot_spread=2, budget_usd=alone.cost_usd.p95 + alone.reserve_usd + 0.02)
-    assert tight.purchase.spot_types == (), "none whose price would break the budget"
 
 
 def test_a_new_commitment_costs_its_whole_year() -> None:
