@@ -112,7 +112,7 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     name = state.next_place.name if state.next_place else ""
     if name not in settings.places:
         # The cheapest place that the next start can choose.
-        name = min(tick.open_places or settings.places, key=lambda place: settings.places[place].usd_per_hour)
+        name = min(tick.open_places(state) or settings.places, key=lambda place: settings.places[place].usd_per_hour)
     return _lacking_usd_per_hour(tick, state, name, tick.seen.groups.values())
 
 

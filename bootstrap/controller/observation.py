@@ -123,14 +123,17 @@ class Tick:
         reserve = BLOCK_TAIL + timedelta(seconds=self.settings.drain_s) + ENDING + TICK
         return {name: times for name, times in self.settings.opening_hours.items() if self.now < times.end - reserve}
 
-    @property
-    def open_places(self) -> dict[str, Place]:
-        """Places that nodes may be in now; a place without hours opens once the hours of all others are over."""
-        ahead, closing = self.hours_ahead, self.settings.opening_hours
+    def open_places(self, state: ControllerState) -> dict[str, Place]:
+        """Return the places that nodes may be in now; one without hours opens once the hours of all others are over.
+
+        A run in such a place stays there until the next block begins, which was bought meanwhile.
+        """
+        ahead, always = self.hours_ahead, self.settings.places.keys() - self.settings.opening_hours.keys()
+        stays = state.place and state.place.name in always and all(self.now < times.start for times in ahead.values())
         return {
             name: place
             for name, place in self.settings.places.items()
-            if (ahead[name].start <= self.now if name in ahead else not ahead and name not in closing)
+            if (ahead[name].start <= self.now if name in ahead else name in always and (stays or not ahead))
         }
 
     def groups(self, place: str) -> list[AutoScalingGroup]:

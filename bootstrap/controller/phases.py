@@ -151,7 +151,7 @@ def _revive(tick: Tick, state: ControllerState) -> ControllerState:
 def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = None) -> ControllerState:
     # ``adopted`` is the place whose members are the gang's first.
     settings, now, count = tick.settings, tick.now, tick.settings.node_count
-    places = tick.open_places
+    places = tick.open_places(state)
     if not places:
         start = min(times.start for times in tick.hours_ahead.values())
         return _wait(state, f"the Capacity Block begins at {start:%Y-%m-%d %H:%M} UTC")
@@ -201,8 +201,8 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
     # A person does not pause the run where the block's own schedule has set the size to 0 (infra/scaling.py).
-    if name not in tick.open_places:
-        reason = "the Capacity Block ends: the nodes save, and the run goes on in the next place that opens"
+    if name not in tick.open_places(state):
+        reason = f"{name} closes: the nodes save, and the run goes on in the next place that opens"
         return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
     if state.desired_seen > 0 and not any(group.desired for group in groups):
         return _pause(tick, state)

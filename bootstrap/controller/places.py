@@ -62,7 +62,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
     ``state`` has the records of all launches so far; with ``on_demand`` spot has been waited for long enough.
     """
-    places = tick.open_places
+    places = tick.open_places(state)
     ready = {
         name: place
         for name, place in places.items()
@@ -102,7 +102,7 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
 
 
 def _worth_leaving_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
-    view, places = view_run(tick, state), tick.open_places
+    view, places = view_run(tick, state), tick.open_places(state)
     ready = {
         name: place
         for name, place in places.items()

@@ -32,7 +32,7 @@ def change_run(tick: Tick, state: ControllerState) -> ControllerState:
     if state.run_id == settings.run_id:
         return state
     reason = f"run {settings.run_id} follows run {state.run_id}"
-    state = _begin(tick, replace(state, run_id=settings.run_id))
+    state = _begin(tick, replace(state, run_id=settings.run_id, place=None))
     if settings.mode == "workers" and state.phase not in ENDED:
         # The group replaces workers one after another.
         return state
