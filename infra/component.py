@@ -78,7 +78,6 @@ class Component(pulumi.ComponentResource):
             name,
             name=physical,
             description=description,
-            path=self._settings.iam_path,
             permissions_boundary=self._settings.permissions_boundary or None,
             assume_role_policy=json.dumps(trust) if isinstance(trust, dict) else pulumi.Output.json_dumps(trust),
             tags=self._tags,
@@ -87,8 +86,7 @@ class Component(pulumi.ComponentResource):
 
     def _profile(self, name: str, role: aws.iam.Role, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
         """ARN of the instance profile of ``role``."""
-        path = self._settings.iam_path
-        return aws.iam.InstanceProfile(name, role=role.name, path=path, tags=self._tags, opts=opts).arn
+        return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=opts).arn
 
     def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
         return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)

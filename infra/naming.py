@@ -97,6 +97,7 @@ class Names:
     controller_log_group = _Name("/aws/lambda/{prefix}-controller")
 
     account_root_arn = _Name("arn:{partition}:iam::{account}:root")
+    training_role_arn = _Name("arn:{partition}:iam::{account}:role/{prefix}-{region}-train")
     bucket_arn = _Name("arn:{partition}:s3:::{prefix}-{account}-{region}")
     queue_arn = _Name("arn:{partition}:sqs:{region}:{account}:{prefix}-node-events")
     # Without the ":*" that names the streams.
@@ -129,10 +130,6 @@ class Names:
     def arn(self, service: str, resource: str) -> str:
         """ARN of ``resource`` in this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account_id}:{resource}"
-
-    def training_role_arn(self, iam_path: str) -> str:
-        """ARN of the training's own role."""
-        return f"arn:{self.partition}:iam::{self.account_id}:role{iam_path}{self.training_role}"
 
     def rule(self, event: str) -> str:
         """EventBridge rule for ``event`` (64 characters)."""

@@ -10,12 +10,34 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.addresses import ZONES, service_ranges, subnet_ranges, zone_slot
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.places import DeclaredPlace, alternates, declare_places
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
 from infra.settings import ConfigError, StackSettings
+
+VPC_RANGE = ipaddress.IPv4Network("10.42.0.0/16")
+# Zones of a region are numbered from 1 ("use1-az6"); no region has more than six so far. Each has 8,192 addresses of
+# its own, as a fleet that moves makes subnets in the new zone before it leaves the old one:
+# https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+ZONES = 7
+# The last range has the subnets that hold no nodes, of the smallest size:
+# https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
+_RANGES = list(VPC_RANGE.subnets(new_prefix=19))
+_SMALL_RANGES = list(_RANGES[ZONES].subnets(new_prefix=28))
+_NAT_RANGES, _ENDPOINT_RANGES = _SMALL_RANGES[-ZONES:], _SMALL_RANGES[-3 * ZONES : -2 * ZONES]
+
+
+def zone_slot(zone_id: str) -> int:
+    """Index of a zone's range among ``ZONES`` ranges: 1 of "use1-az2".
+
+    Raises:
+        ConfigError: not a zone id, or a number above ``ZONES``.
+    """
+    number = zone_id.rpartition("-az")[2]
+    if not (number.isdecimal() and 1 <= int(number) <= ZONES):
+        raise ConfigError(f"zone {zone_id}: expected an id like use1-az1, numbered up to {ZONES}")
+    return int(number) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,14 +132,9 @@ class Network(Component):
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         endpoints = settings.own_endpoints
-        # A node has one address (its other EFA cards are efa-only); replacements start while predecessors stop. An
-        # endpoint has one, in the first subnet.
-        ranges = subnet_ranges(settings.vpc_cidr, ZONES, 2 * settings.plan.node_count + len(endpoints))
-        # Always set aside, so that a later gateway changes no other subnet's range.
-        nat_ranges = service_ranges(settings.vpc_cidr, ZONES, ZONES)
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
-            cidr_block=str(settings.vpc_cidr),
+            cidr_block=str(VPC_RANGE),
             # The endpoints' private names need both.
             enable_dns_support=True,
             enable_dns_hostnames=True,
@@ -135,11 +152,11 @@ class Network(Component):
         wanted += [block.zone_id for block in settings.plan.purchase.blocks if block.zone_id]
         others = [account[zone_id] for zone_id in dict.fromkeys(wanted) if zone_id in account]
         for zone in dict.fromkeys((*zones, *others)):
-            self.subnets[zone.id] = self._subnet(zone.id, zone, ranges[zone_slot(zone.id)], routes)
+            self.subnets[zone.id] = self._subnet(zone.id, zone, _RANGES[zone_slot(zone.id)], routes)
         self.own_zones = [zone.id for zone in zones]
         self.subnet_ids = [self.subnets[zone_id] for zone_id in self.own_zones]
         if settings.nat:
-            self._nat(routes, zones[0], nat_ranges[zone_slot(zones[0].id)])
+            self._nat(routes, zones[0], _NAT_RANGES[zone_slot(zones[0].id)])
         self._gateway_endpoint(routes)
         self._interface_endpoints(endpoints, zones, routes)
 
@@ -226,7 +243,7 @@ class Network(Component):
             "endpoints-https",
             group.id,
             "HTTPS from inside the VPC",
-            cidr_ipv4=str(self._settings.vpc_cidr),
+            cidr_ipv4=str(VPC_RANGE),
         )
         self.endpoint_group_id = group.id
         for service in services:
@@ -262,8 +279,7 @@ class Network(Component):
         if zone in zones:
             return self.subnet_ids[zones.index(zone)]
         if zone.id not in self._endpoint_subnets:
-            # Below the ranges of gateways; the step between was another service's, and addresses of stacks stay.
-            addresses = service_ranges(self._settings.vpc_cidr, ZONES, 3 * ZONES)[zone_slot(zone.id)]
+            addresses = _ENDPOINT_RANGES[zone_slot(zone.id)]
             self._endpoint_subnets[zone.id] = self._subnet(f"endpoints-{zone.id}", zone, addresses, routes)
         return self._endpoint_subnets[zone.id]
 

@@ -1,27 +1,23 @@
 """Rules that refuse a stack before anything is created: a wrong plan or configuration, nodes that would fail or idle.
 
-A rule is a condition and its sentence: the value, the limit or reason, the next step. RULES says which stacks a group
-of rules is for.
+A rule is a condition and its sentence: the value, the limit or reason, the next step.
 """
 
 from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
 from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
-from infra import clock
 from infra.bundle import files_of
 from infra.images import brings_torch
-from infra.naming import NOT_IN_TAGS, TAG_VALUE_LENGTH, slug, tags
+from infra.naming import slug
 from infra.places import node_prices
 from infra.s3_uri import read_s3_prefix
-from infra.secret_text import secrets_in
 from infra.settings import (
     TRAINER_COMMAND,
     WITH_LUSTRE_CLIENT,
@@ -34,9 +30,21 @@ from optimizer.contract.plan import FleetPlan, usable_hours
 
 # The archive travels inside the stack's state, which Pulumi reads and writes whole.
 TRAIN_DIR_LIMIT_MIB = 10
-# An S3 object takes 10 tags, and gpufleet adds its own:
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
-TAGS_LIMIT = 6
+_CALLED = r"(?:password|passwd|secret|api[_-]?key|access[_-]?key|auth[_-]?token)[\w-]*"
+# A value that is another variable, an ARN or a path points to a secret and is none.
+_VALUE = r"['\"]?(?!\$|arn:|s3:|/|<|-)[^\s'\"$]{6,}"
+_SECRETS = re.compile(
+    # Prefixes of well-known tokens ...
+    r"(?<![A-Za-z0-9_])(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{30,}"
+    r"|nvapi-[\w-]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    # ... values of names like NAME_PASSWORD=value, "apiKey": value, --auth-token value.
+    rf"|(?i:(?<![a-z:]){_CALLED}['\"]?\s*[=:]\s*{_VALUE}|--{_CALLED}\s+{_VALUE})"
+    # ... tokens longer than a model's (eos_token=</s>) ...
+    r"|(?i:token['\"]?\s*[=:]\s*['\"]?(?!\$|arn:|s3:|/|<|-)[\w.-]{20,})"
+    # ... and passwords in addresses, as package indexes ask for.
+    r"|https?://[^\s/:@$]+:[^\s/@$]+@"
+)
 
 
 def plan_refusals(plan: FleetPlan) -> Iterator[str]:
@@ -46,11 +54,6 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
         yield (
             "the plan has no digest, and the meter and the alarms take its numbers as they are: make it anew with "
             "`gpufleet recommend`, with what you want to change in its request"
-        )
-    if plan.region.startswith("cn-"):
-        yield (
-            f"region {plan.region} is in the China partition, whose service names and endpoints differ; this version "
-            "does not carry plans out there: choose a plan for another region"
         )
     if blocks := purchase.blocks:
         if not purchase.capacity_reservation_id:
@@ -83,9 +86,17 @@ def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
             f"aws:region is {region or 'not set'} and the plan is for {settings.plan.region}: prices and zones differ "
             f"by region; `gpufleet stack set PLAN --stack {settings.stack}` writes both"
         )
-    for is_for, rules in RULES:
-        if is_for(settings):
-            yield from rules(settings)
+    yield from _network_refusals(settings)
+    if settings.image:
+        yield from _container_refusals(settings)
+    yield from _configuration_refusals(settings)
+    yield from _file_refusals(settings)
+    if settings.spot_policy == "adaptive":
+        yield from _adaptive_refusals(settings)
+    if settings.mode == "workers":
+        yield from _worker_refusals(settings)
+    if settings.plan.lustre:
+        yield from _lustre_refusals(settings)
 
 
 def start_refusals(settings: StackSettings) -> Iterator[str]:
@@ -127,7 +138,7 @@ def _idle_reason(settings: StackSettings) -> str:
 
 
 def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
-    plan, blocks = settings.plan, settings.plan.purchase.blocks
+    plan = settings.plan
     if settings.ami_id and settings.ami_name:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
     if not settings.train_command.isprintable():
@@ -145,8 +156,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.scaling and settings.mode == "training":
         yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
-    if settings.alarm_email and not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", settings.alarm_email):
-        yield f"gpufleet:alarmEmail {settings.alarm_email!r} is not an e-mail address"
     for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
         # It becomes a resource of the nodes' policy, and no wildcard may widen it.
         if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):
@@ -164,13 +173,11 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         node_prices(plan)
     except ConfigError as error:
         yield str(error)
-    # forceDestroy is how the checkpoints of a stack are deleted, also after its block.
-    over = [block.end for block in blocks if clock.now() >= block.end]
-    if over and len(over) == len(blocks) and plan.purchase.fallback == "none" and not settings.force_destroy:
-        yield (
-            f"the Capacity Block {plan.purchase.capacity_reservation_id} ended at {over[-1]:%Y-%m-%d %H:%M} UTC: its "
-            "nodes cannot start; set a plan for another block, or `pulumi destroy` (it keeps the checkpoints)"
-        )
+
+
+def secrets_in(text: str) -> list[str]:
+    """First characters of each text in ``text`` that looks like a secret; the rest must not be printed."""
+    return [f"{match.group()[:8]}..." for match in _SECRETS.finditer(text)]
 
 
 def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
@@ -233,21 +240,17 @@ def _worker_refusals(settings: StackSettings) -> Iterator[str]:
             f"({split.in_short}, {split.sharding}), so its memory is not that of one node: take a plan whose sharding "
             "is ddp (`gpufleet recommend --sharding ddp --parallelism data`), or one for one node (--max-nodes 1)"
         )
-    if settings.plan.purchase.fallback == "on-demand":
-        yield (
-            "purchase.fallback on-demand does not go with gpufleet:mode workers: it replaces an incomplete gang, "
-            "and fewer workers go on; use a plan with fallback none, and on_demand_base for nodes that must be there"
-        )
-    if top_up := settings.plan.purchase.on_demand_top_up:
-        yield (
-            f"purchase.on_demand_top_up {top_up} does not go with gpufleet:mode workers: where fewer run, they may "
-            "be the rented ones beside an idle reservation; use a plan of its nodes alone (--purchase reserved)"
-        )
-    if later := settings.plan.purchase.next_blocks:
-        yield (
-            f"purchase.next_blocks {', '.join(block.capacity_reservation_id for block in later)} do not go with "
-            "gpufleet:mode workers, which run in the first block alone; deploy a stack for each block"
-        )
+    purchase = plan.purchase
+    for name, is_set in (
+        ("fallback on-demand", purchase.fallback == "on-demand"),
+        ("on_demand_top_up", purchase.on_demand_top_up),
+        ("next_blocks", purchase.next_blocks),
+    ):
+        if is_set:
+            yield (
+                f"purchase.{name} does not go with gpufleet:mode workers, which is one group in one market or block: "
+                "use a plan without it"
+            )
     if scaling.min_nodes > nodes:
         yield (
             f"gpufleet:scaling minNodes {scaling.min_nodes} is above the plan's "
@@ -290,27 +293,6 @@ def _file_refusals(settings: StackSettings) -> Iterator[str]:
         )
 
 
-def _tag_refusals(settings: StackSettings) -> Iterator[str]:
-    # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
-    for key, text in settings.tags.items():
-        is_long = not 1 <= len(key) <= 128 or len(text) > TAG_VALUE_LENGTH
-        if is_long or key.lower().startswith("aws:") or NOT_IN_TAGS.search(key + text):
-            yield (
-                f"gpufleet:tags {key!r}: {text!r}: a key has 1 to 128 characters and no aws: prefix, a value up to "
-                f"{TAG_VALUE_LENGTH}, of letters, digits, spaces and _ . : / = + - @"
-            )
-    # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
-    keys = sorted(tags("", "", dict(settings.tags)), key=str.lower)
-    for key, twin in pairwise(keys):
-        if key.lower() == twin.lower():
-            yield f"gpufleet:tags {key!r} and {twin!r} differ in case alone, and IAM refuses two such tags"
-    if len(settings.tags) > TAGS_LIMIT:
-        yield (
-            f"gpufleet:tags has {len(settings.tags)} tags: the limit is {TAGS_LIMIT}, as an S3 object takes 10 with "
-            "gpufleet's own"
-        )
-
-
 def _lustre_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that leave the nodes without the file system, its data, or a kernel that can mount it."""
     gib = settings.plan.lustre.storage_gib if settings.plan.lustre else 0
@@ -329,20 +311,3 @@ def _lustre_refusals(settings: StackSettings) -> Iterator[str]:
             "release whose notes list lustre-client-modules of its kernel_version, for x86_64 `pulumi config set "
             f'gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, your own image with the client in gpufleet:amiId, {without}'
         )
-
-
-def _is_any(settings: StackSettings) -> bool:
-    return True
-
-
-# Groups of rules, each with the stacks that it is for.
-RULES: tuple[tuple[Callable[[StackSettings], object], Callable[[StackSettings], Iterator[str]]], ...] = (
-    (_is_any, _network_refusals),
-    (lambda s: s.image, _container_refusals),
-    (_is_any, _configuration_refusals),
-    (_is_any, _file_refusals),
-    (_is_any, _tag_refusals),
-    (lambda s: s.spot_policy == "adaptive", _adaptive_refusals),
-    (lambda s: s.mode == "workers", _worker_refusals),
-    (lambda s: s.plan.lustre, _lustre_refusals),
-)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pulumi
 import pulumi_aws as aws
 
 from bootstrap.contract.timings import BLOCK_TAIL
-from infra import clock
 from infra.component import Component, Stack
 from infra.places import DeclaredPlace
 from optimizer.contract.plan import CapacityBlock
@@ -60,7 +59,7 @@ class Scaling(Component):
         hook = timedelta(seconds=self._settings.plan.terminate_timeout_s)
         moment = (block.end - BLOCK_TAIL - hook).astimezone(UTC)
         # Auto Scaling takes no time in the past.
-        if moment > clock.now():
+        if moment > datetime.now(UTC):
             name = f"{self._prefix}-block-end{suffix}"
             aws.autoscaling.Schedule(
                 name,

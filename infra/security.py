@@ -93,9 +93,8 @@ class Security(Component):
             workers=self._settings.mode == "workers",
             read_prefixes=self._settings.read_prefixes,
             image=self._settings.image,
-            session_log_group=self._settings.session_log_group,
             own_vpc=not self._settings.vpc_id,
-            training_role_arn=names.training_role_arn(self._settings.iam_path) if isolated else "",
+            training_role_arn=names.training_role_arn if isolated else "",
         )
         granted = [self._role_policy(name, role, policy)]
         if isolated:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,14 +54,6 @@ def _boolean(value: Any) -> Any:
     raise ValueError("must be true or false")
 
 
-def _vpc_range(value: Any) -> IPv4Network:
-    network = IPv4Network(value)
-    # https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html
-    if not 16 <= network.prefixlen <= 28:
-        raise ValueError(f"{network} has a /{network.prefixlen} mask, and a VPC takes /16 to /28")
-    return network
-
-
 def _texts(value: Any) -> Any:
     return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
 
@@ -70,6 +61,9 @@ def _texts(value: Any) -> Any:
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 LocalPath = Annotated[Path, AfterValidator(_from_project)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+# https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+TagKey = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", min_length=1, max_length=128)]
+TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 
 
 class _Model(BaseModel):
@@ -105,8 +99,6 @@ class StackSettings(_Model):
     CloudWatch and CloudWatch Logs."""
     subnet_ids: tuple[NonEmpty, ...] = ()
     """Private subnets of vpcId. A fleet of several nodes runs in one zone and takes one subnet."""
-    vpc_cidr: Annotated[IPv4Network, BeforeValidator(_vpc_range)] = IPv4Network("10.42.0.0/16")
-    """IPv4 range of the VPC to create."""
     zone_id: str = ""
     """Zone to run in (use1-az6); the default is the zone of the plan's spot price (which `gpufleet stack set` writes),
     else the plan's first. Set it to the zone of an existing capacity reservation."""
@@ -147,10 +139,11 @@ class StackSettings(_Model):
     base_weights: str = ""
     """Weights that gpufleet's own trainer starts from, an s3:// prefix of safetensors that the nodes may then read, or
     a folder on the nodes; empty is random ones. Adapters and frozen layers need them."""
-    alarm_email: str = ""
+    alarm_email: str = Field(default="", pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")
     """Address of every alarm (missing, idle or unfit nodes, a silent controller, 80% of the ceiling) and of the
     budget; empty makes none."""
-    tags: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
+    # An S3 object takes 10 tags, with gpufleet's own: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
+    tags: Annotated[dict[TagKey, TagValue], BeforeValidator(_texts)] = Field(default={}, max_length=6)
     """Tags for every resource, beside those gpufleet sets for cost allocation."""
     undo_days: int = Field(default=14, ge=1, le=365)
     """Days that a deleted or overwritten checkpoint can be brought back, and is billed. Those that training prunes, as
@@ -158,14 +151,6 @@ class StackSettings(_Model):
     permissions_boundary: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+)?$")
     """ARN of an IAM policy that bounds every role of the stack, where your organisation demands one. It must allow what
     the roles do (docs/security.md). Auto Scaling's service-linked role takes none."""
-    # https://docs.aws.amazon.com/IAM/latest/APIReference/API_CreateRole.html
-    iam_path: str = Field(default="/", pattern=r"^/([!-~]+/)?$", max_length=512)
-    """IAM path of the stack's roles and instance profiles, like /teams/ml/. Set it before the first `pulumi up`: a role
-    cannot move to another path, and no second one may have its name."""
-    # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_CreateLogGroup.html
-    session_log_group: str = Field(default="", pattern=r"^[A-Za-z0-9_./#-]*$", max_length=512)
-    """CloudWatch log group that your account's Session Manager preferences name: nodes may then log people's sessions
-    into it. It is the account's own; the stack makes none."""
     isolate_training: Boolean = True
     """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
     alone, in place of the node's, and keep its user off the metadata service; false gives it the node's role. An

@@ -58,7 +58,7 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
         # Reserved capacity has no room for a replacement.
         "GPUFLEET_AGENT": '{"bad_host_hold_s": 0}' if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
-        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn(settings.iam_path) if settings.isolate_training else "",
+        "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn if settings.isolate_training else "",
         "GPUFLEET_TRAIN_DATA": settings.data,
         "GPUFLEET_LUSTRE": facts.lustre,
         "GPUFLEET_STAGING_LIMIT_S": str(settings.staging_limit_s),

@@ -38,12 +38,11 @@ def _size(statements: list[Statement]) -> int:
 def deployer_policy(
     names: Names,
     *,
-    iam_path: str = "/",
     boundary: str = "",
     vpc_id: str = "",
     lustre: bool = False,
 ) -> Policy:
-    """Policy of the deployer of one stack; ``iam_path``, ``boundary`` and ``vpc_id`` as the stack's keys have them.
+    """Policy of the deployer of one stack; ``boundary`` and ``vpc_id`` as its keys have them.
 
     ``lustre``: its plan has a file system.
 
@@ -55,7 +54,7 @@ def deployer_policy(
     tagged: Statement = {"StringEquals": {f"aws:ResourceTag/{_TAG}": names.stack}}
     ec2 = here("ec2", "*/*")
     iam = f"arn:{names.partition}:iam::{names.account_id}"
-    roles = f"{iam}:role{iam_path}{own}"
+    roles = f"{iam}:role/{own}"
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
     bounded = ["iam:CreateRole", "iam:PutRolePolicy"]
@@ -90,7 +89,7 @@ def deployer_policy(
         *_network(names, vpc_id),
         allow("Group", _actions("autoscaling", "group"), names.group_arns),
         allow("Roles", _actions("iam", "role"), roles),
-        allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile{iam_path}{own}"),
+        allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile/{own}"),
         allow("LinkedRole", _actions("iam", "linked_role"), linked),
         allow(
             "PassRoles",

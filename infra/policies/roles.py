@@ -32,14 +32,12 @@ def node_policy(
     workers: bool = False,
     read_prefixes: Mapping[str, str] = MappingProxyType({}),
     image: str = "",
-    session_log_group: str = "",
     own_vpc: bool = False,
     training_role_arn: str = "",
 ) -> Policy:
     """Policy of a node's role; ``read_prefixes``: URIs that it reads, by the name of their statements; ``image``: URI.
 
-    Session Manager's agent logs into ``session_log_group``. In the stack's ``own_vpc`` every call goes through its
-    endpoints, and the credentials work on their own node only.
+    In the stack's ``own_vpc`` every call goes through its endpoints, and the credentials work on their own node only.
 
     Only workers protect themselves from scale-in: hostile code could hold a gang's nodes beyond the ceiling.
     """
@@ -111,7 +109,6 @@ def node_policy(
             "ssm:UpdateInstanceInformation",
             f"arn:{names.partition}:ec2:{names.region}:{names.account_id}:instance/*",
         ),
-        *_log_sessions(names, session_log_group),
         *_pull(names, image),
         *([allow("TakeTrainingRole", "sts:AssumeRole", training_role_arn)] if training_role_arn else []),
         *(_only_on_own_node(names) if own_vpc else []),
@@ -221,21 +218,6 @@ def _only_on_own_node(names: Names) -> list[Statement]:
             ("OnlyInOwnVpc", "aws:EC2InstanceSourceVPC", "${aws:SourceVpc}"),
             ("OnlyFromOwnAddress", "aws:EC2InstanceSourcePrivateIPv4", "${aws:VpcSourceIp}"),
         )
-    ]
-
-
-def _log_sessions(names: Names, group: str) -> list[Statement]:
-    """Let Session Manager's agent write what people do on a node into the account's log group.
-
-    https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
-    """
-    if not group:
-        return []
-    arn = names.arn("logs", f"log-group:{group}")
-    return [
-        _write_logs("LogSessions", arn),
-        allow("FindSessionStreams", "logs:DescribeLogStreams", [arn, f"{arn}:*"]),
-        allow("FindSessionGroup", "logs:DescribeLogGroups", "*"),
     ]
 
 

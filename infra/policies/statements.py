@@ -22,31 +22,9 @@ def allow(
     *,
     principal: str | dict[str, str] | None = None,
     condition: Statement | None = None,
+    effect: str = "Allow",
 ) -> Statement:
     """A statement that allows ``action``."""
-    return _statement("Allow", sid, action, resource, principal, condition)
-
-
-def deny(
-    sid: str, action: Values, resource: Values, condition: Statement, *, principal: str | None = EVERYBODY
-) -> Statement:
-    """A statement that denies ``action`` under a condition; the policy of a role names no ``principal``."""
-    return _statement("Deny", sid, action, resource, principal, condition)
-
-
-def deny_plain_http(sid: str, action: str, resource: Values) -> Statement:
-    """A statement that denies requests without TLS."""
-    return deny(sid, action, resource, {"Bool": {"aws:SecureTransport": "false"}})
-
-
-def _statement(
-    effect: str,
-    sid: str,
-    action: Values,
-    resource: Values,
-    principal: str | dict[str, str] | None,
-    condition: Statement | None,
-) -> Statement:
     statement = {
         "Sid": sid,
         "Effect": effect,
@@ -56,3 +34,15 @@ def _statement(
         "Condition": condition,
     }
     return {key: value for key, value in statement.items() if value is not None}
+
+
+def deny(
+    sid: str, action: Values, resource: Values, condition: Statement, *, principal: str | None = EVERYBODY
+) -> Statement:
+    """A statement that denies ``action`` under a condition; the policy of a role names no ``principal``."""
+    return allow(sid, action, resource, principal=principal, condition=condition, effect="Deny")
+
+
+def deny_plain_http(sid: str, action: str, resource: Values) -> Statement:
+    """A statement that denies requests without TLS."""
+    return deny(sid, action, resource, {"Bool": {"aws:SecureTransport": "false"}})

@@ -75,7 +75,6 @@ def _deployer(stack: str | None, region: str | None, account: str | None, direct
     names = Names(stack=stack, account_id=account or caller_of(region)["Account"], region=region, partition=partition)
     policy = deployer_policy(
         names,
-        iam_path=config.get("gpufleet:iamPath") or "/",
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
         lustre=file is not None and file.plan.lustre is not None,

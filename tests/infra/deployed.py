@@ -135,7 +135,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "existing reservation": (reserved("cr-0123456789abcdef0"), ALARM),
     "capacity block": (capacity_block(), ALARM),
     "lone node": (LONE_NODE, {"gpufleet:isolateTraining": "false"}),
-    "nat": ({}, {**FULL, "gpufleet:sessionLogGroup": "/sessions", "gpufleet:image": CONTAINER}),
+    "nat": ({}, {**FULL, "gpufleet:image": CONTAINER}),
     "existing vpc": ({}, EXISTING_VPC),
     "force destroy": ({}, {"gpufleet:forceDestroy": "true"}),
     "workers": (WORKERS, {**workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}), **ALARM}),

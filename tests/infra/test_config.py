@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra import clock, images
+from infra import images
 from infra.configuration import load as load_configuration
 from infra.offline.preview import Answers, stand_in
 from infra.project import project_file
+from infra.refusals import secrets_in
 from infra.settings import ConfigError, StackSettings
 from infra.wheels import Wanted
 from optimizer.contract.plan import FleetPlan
@@ -26,7 +27,6 @@ from tests.infra.deployed import (
     block_row,
     capacity_block,
     deploy,
-    deploy_anew,
     on_demand,
     reserved,
     topped_up,
@@ -49,7 +49,6 @@ FALLBACK = {"purchase": {"fallback": "on-demand"}}
             {"purchase": {"fallback": "on-demand"}, "prices": SPOT_P4D["prices"][:1]},
             "no hourly price of on-demand p4d.24xlarge in us-east-1, so nobody could meter",
         ),
-        ({"region": "cn-north-1"}, "China partition"),
         ({"node": {"network_cards": 32, "efa_cards": 8}}, "efa_cards is 8 of 32"),
         ({"node": {"gpu": "V100"}}, "V100 GPUs.*starts with Turing.*amiId"),
         (
@@ -72,9 +71,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:subnetIds": '["subnet-1"]'}, "go together"),
         ({**EXISTING_VPC, "gpufleet:subnetIds": '["subnet-1", "subnet-2"]'}, "one zone.*keep one"),
         ({"gpufleet:subnetIds": '"subnet-1"'}, r"subnetIds: a list is needed \(got 'subnet-1'\)"),
-        ({"gpufleet:vpcCidr": "10.0.0.0/8"}, "/8 mask"),
-        ({"gpufleet:vpcCidr": "10.0.0.1/16"}, "host bits set"),
-        ({"gpufleet:vpcCidr": "ten"}, "vpcCidr: Expected 4 octets in 'ten'"),
+        ({"gpufleet:vpcCidr": "10.0.0.0/8"}, r"vpcCidr is no key .*pulumi config rm 'gpufleet:vpcCidr'"),
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, r"amiId: must match .* \(got 'latest'\)"),
         ({"gpufleet:image": "train:1"}, "'train:1' is no image of a private ECR registry by digest"),
@@ -87,14 +84,10 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:data": "s3://corpus/*"}, "name an S3 prefix"),
         ({"gpufleet:permissionsBoundary": "limits"}, r"permissionsBoundary: must match .* \(got 'limits'\)"),
         ({"gpufleet:undoDays": "400"}, r"undoDays: must be at most 365 \(got 400\)"),
-        ({"gpufleet:iamPath": "/teams"}, "iamPath: must match"),
-        ({"gpufleet:sessionLogGroup": "a b"}, "sessionLogGroup: must match"),
-        ({"gpufleet:alarmEmail": "nobody"}, "not an e-mail address"),
+        ({"gpufleet:alarmEmail": "nobody"}, "alarmEmail: must match"),
         ({"gpufleet:tags": '["a"]'}, r"tags: a mapping is needed \(got \['a'\]\)"),
-        ({"gpufleet:tags": '{"aws:x": "1"}'}, "no aws: prefix"),
-        ({"gpufleet:tags": '{"team": "a&b"}'}, "of letters, digits, spaces and"),
-        ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "has 7 tags"),
-        ({"gpufleet:tags": '{"project": "x"}'}, "'project' and 'Project' differ in case alone"),
+        ({"gpufleet:tags": '{"team": "a&b"}'}, "tags.team: must match"),
+        ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "tags: must have at most 6 entries"),
         ({"gpufleet:ceilingUSD": "500"}, r"gpufleet:ceilingUSD is no key .*\(did you mean gpufleet:ceilingUsd\?\)"),
         ({"gpufleet:subnetIds[0]": "subnet"}, r"gpufleet:subnetIds\[0\] is no key.*pulumi config set --path"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: missing"),
@@ -131,13 +124,6 @@ def test_a_block_that_was_not_bought_is_refused() -> None:
         deploy({**capacity_block(), "purchase": unbought})
 
 
-def test_a_block_that_is_over_is_refused_but_for_deleting_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now", lambda: datetime(2099, 6, 2, 9, tzinfo=UTC))
-    with pytest.raises(ConfigError, match=r"Capacity Block cr-0123456789abcdef0 ended at 2099-06-02 09:00 UTC"):
-        deploy_anew(capacity_block())
-    assert deploy_anew(capacity_block(), {"gpufleet:forceDestroy": "true"}).all("Group")
-
-
 UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}
 
 
@@ -161,9 +147,9 @@ UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}
         (
             topped_up() | WORKERS | {"purchase": topped_up()["purchase"]},
             workers(),
-            "rented ones beside an idle reservation",
+            "on_demand_top_up does not go with gpufleet:mode workers",
         ),
-        (block_row(2), workers(), "next_blocks cr-0123456789abcdef1 do not go with gpufleet:mode workers"),
+        (block_row(2), workers(), "next_blocks does not go with gpufleet:mode workers"),
         (WORKERS, workers(scaling={"minNodes": 3}), "minNodes 3 is above the plan's 2 nodes"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 60}), "a group without nodes has no utilisation"),
         (WORKERS, workers(scaling={"gpuUtilizationPercent": 100}), "gpuUtilizationPercent: must be below 100"),
@@ -176,7 +162,7 @@ def test_scaling_that_cannot_be_right_is_refused(plan: dict[str, Any], settings:
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        deploy(config={"aws:region": "eu-west-1", "gpufleet:alarmEmail": "nobody", "gpufleet:vpcId": "vpc-1"})
+        deploy(config={"aws:region": "eu-west-1", "gpufleet:data": "corpus", "gpufleet:vpcId": "vpc-1"})
     assert str(caught.value).count("\n  ") == 3
 
 
@@ -405,3 +391,48 @@ def test_an_image_larger_than_the_plans_volume_is_refused() -> None:
         look_up({"blockDeviceMappings": [root]}, {})
     fits = {**root, "ebs": {"volume_size": "200"}}
     assert look_up({"blockDeviceMappings": [fits]}, {})[0].root_device == "/dev/sda1"
+
+
+# Made up here, so that no scanner takes this file for a leak.
+AWS_KEY = "AKIA" + "Q3EGRMKV5XYZ2345"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"export AWS_ACCESS_KEY_ID={AWS_KEY}",
+        "DB_PASSWORD=correct-horse",
+        '{"apiKey": "correct-horse"}',
+        "train.py --auth-token correct-horse",
+        "WANDB_API_KEY=" + hashlib.sha1(b"x", usedforsecurity=False).hexdigest(),
+        "train.py --token hf_" + "aB" * 17,
+        "git clone https://ghp_" + "a1B2" * 9 + "@github.com/x/y",
+        "pip install --index-url https://ann:correct-horse@pypi.example.com/simple x",
+        "OPENAI=sk-" + "proj-" + "a1" * 12,
+        "-----BEGIN OPENSSH " + "PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_is_seen_and_not_printed(text: str) -> None:
+    (found,) = secrets_in(text)
+    assert len(found) == len("12345678...")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPUFLEET_KMS_KEY_ARN=arn:aws:kms:us-east-1:000000000000:key/8f3c1a52-9a51-4c7e-8e0f-0f5a2b7c9d11",
+        "e960e6f58bcef97b16f9fdc200d8d97da66bba9e4425d8fb07b5d1a96c8a1c96",
+        'API_KEY="$(aws ssm get-parameter --name /gpufleet/dev/key --with-decryption)"',
+        "SECRET_ARN=arn:aws:secretsmanager:us-east-1:000000000000:secret:x",
+        "train.py --token-file /run/secrets/token --tokenizer meta-llama/Llama-2-7b-hf",
+        "train.py --eos_token=</s> token=$TOKEN tokens=100000000000000000000 pad_token=[PAD]",
+        "pip install --index-url https://pypi.example.com:8443/simple/@x/y https://$USER:$PASS@pypi.example.com x",
+        "train.py --task-classification-on-imagenet-with-resnet50 --password-file /run/x",
+        "python -m pkg.train_hf_conversion_of_checkpoints_and_everything_else",
+        "GPUFLEET_LOG_GROUP=/gpufleet/a-very-long-sta-4ba579",
+        "torchrun --config configs/Llama3_8B_FSDP2_Float8_SelectiveCheckpointing.toml",
+        "s3://gpufleet-dev-000000000000-us-east-1/bootstrap/train-e960e6f58bcef97b16f9fdc200d8d97d.tar.gz",
+    ],
+)
+def test_what_is_no_secret_is_left_alone(text: str) -> None:
+    assert secrets_in(text) == []

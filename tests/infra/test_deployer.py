@@ -160,11 +160,11 @@ def test_endpoints_may_get_the_private_names_that_ec2_asks_route_53_for() -> Non
 
 def test_a_boundary_is_demanded_of_each_role() -> None:
     boundary = "arn:aws:iam::123456789012:policy/limits"
-    policy = deployer_policy(NAMES, boundary=boundary, iam_path="/ml/")
+    policy = deployer_policy(NAMES, boundary=boundary)
     statements = {one["Sid"]: one for one in policy["Statement"]}
     assert statements["BoundedRoles"]["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
     assert not {"iam:CreateRole", "iam:PutRolePolicy"} & set(statements["Roles"]["Action"])
-    assert statements["Roles"]["Resource"] == "arn:aws:iam::123456789012:role/ml/gpufleet-dev-*"
+    assert statements["Roles"]["Resource"] == "arn:aws:iam::123456789012:role/gpufleet-dev-*"
     assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
 
 
@@ -182,7 +182,7 @@ def test_an_existing_vpc_is_named() -> None:
 @pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])
 def test_each_part_fits_into_a_managed_policy(boundary: str) -> None:
     longest = Names(stack="s" * 22, account_id="1" * 12, region="ap-southeast-2", partition="aws-us-gov")
-    policy = deployer_policy(longest, boundary=boundary, iam_path="/teams/ml/", lustre=True)
+    policy = deployer_policy(longest, boundary=boundary, lustre=True)
     parts = deployer_documents(policy)
     assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
     assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_LIMIT for part in parts)

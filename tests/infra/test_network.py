@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infra.network import zone_slot
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
@@ -178,9 +179,11 @@ def test_a_capacity_block_is_in_one_zone() -> None:
     assert len(deploy({**LONE_NODE, **capacity_block()}).all("Subnet")) == 1
 
 
-def test_a_range_too_small_for_the_nodes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"vpcCidr 10\.0\.0\.0/28"):
-        deploy({"node_count": 8, "parallelism": {"data": 64, "micro_batch": 1}}, {"gpufleet:vpcCidr": "10.0.0.0/28"})
+def test_a_zone_has_its_own_range_whatever_other_zones_there_are() -> None:
+    assert [zone_slot(f"use1-az{number}") for number in (1, 2, 6)] == [0, 1, 5]
+    for wrong in ("use1-az0", "use1-az8", "us-east-1a", ""):
+        with pytest.raises(ConfigError, match="expected an id like use1-az1"):
+            zone_slot(wrong)
 
 
 def test_the_group_goes_to_the_zone_that_the_spot_price_is_of() -> None:

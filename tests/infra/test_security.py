@@ -13,7 +13,7 @@ from bootstrap.contract.report import instance_of
 from infra.naming import Names
 from infra.policies import roles
 from infra.policies.roles import node_policy
-from infra.secret_text import secrets_in
+from infra.refusals import secrets_in
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.infra.deployed import (
     CONTAINER,
@@ -219,15 +219,11 @@ def test_the_deployed_role_has_exactly_the_node_policy() -> None:
     assert stack.one("LaunchTemplate")["iamInstanceProfile"] == {"arn": "arn:aws:iam:::gpufleet-dev-node"}
 
 
-def test_a_boundary_and_a_path_hold_for_every_role() -> None:
+def test_a_boundary_holds_for_every_role() -> None:
     boundary = "arn:aws:iam::000000000000:policy/limits"
-    own = {"gpufleet:permissionsBoundary": boundary, "gpufleet:iamPath": "/teams/ml/"}
-    kinds = ("Role", "InstanceProfile")
-    for config, path in ((FULL | own, "/teams/ml/"), (FULL, "/")):
-        made = {kind: [one.inputs for one in deploy(config=config).all(kind)] for kind in kinds}
-        assert len(made["Role"]) == 3
-        assert {one["path"] for kind in kinds for one in made[kind]} == {path}
-        assert {one.get("permissionsBoundary") for one in made["Role"]} == {boundary if path != "/" else None}
+    for config, wanted in ((FULL | {"gpufleet:permissionsBoundary": boundary}, boundary), (FULL, None)):
+        roles = [role.inputs for role in deploy(config=config).all("Role")]
+        assert len(roles) == 3 and {role.get("permissionsBoundary") for role in roles} == {wanted}
 
 
 def test_credentials_work_on_their_own_node_alone() -> None:
@@ -257,9 +253,9 @@ def test_credentials_work_on_their_own_node_alone() -> None:
 
 def test_the_training_has_a_role_of_its_own() -> None:
     """The training's role reaches what a training reads and writes; the agent, that takes it, keeps the rest."""
-    own = {"gpufleet:data": "s3://corpus/tokens", "gpufleet:iamPath": "/ml/"}
+    own = {"gpufleet:data": "s3://corpus/tokens"}
     stack = deploy(config=own)
-    arn = "arn:aws:iam::000000000000:role/ml/gpufleet-dev-us-east-1-train"
+    arn = "arn:aws:iam::000000000000:role/gpufleet-dev-us-east-1-train"
     node, training = stack.policy("RolePolicy", "-node"), stack.policy("RolePolicy", "-training")
     assert (node["TakeTrainingRole"]["Action"], node["TakeTrainingRole"]["Resource"]) == ("sts:AssumeRole", arn)
     assert stack.one("Role", "-training")["name"] == arn.rpartition("/")[2]
@@ -304,20 +300,6 @@ def test_a_container_image_is_pulled_from_its_own_repository_alone() -> None:
     assert f"GPUFLEET_IMAGE={CONTAINER}\n" in stack.user_data and "GPUFLEET_IMAGE=''\n" in plain.user_data
     run = re.search(r"GPUFLEET_RUN=\w+", stack.user_data)
     assert run and run[0] not in plain.user_data, "another image is another run"
-
-
-def test_nodes_log_sessions_where_the_account_does() -> None:
-    """Session Manager's agent writes the log with the node's credentials."""
-    sids = {"LogSessions", "FindSessionStreams", "FindSessionGroup"}
-    statements = deploy(config={"gpufleet:sessionLogGroup": "/sessions"}).policy("RolePolicy", "-node")
-    group = "arn:aws:logs:us-east-1:000000000000:log-group:/sessions"
-    assert {sid: statements[sid]["Resource"] for sid in sids} == {
-        "LogSessions": f"{group}:*",
-        "FindSessionStreams": [group, f"{group}:*"],
-        "FindSessionGroup": "*",
-    }
-    assert not sids & deploy().policy("RolePolicy", "-node").keys()
-    assert not sids & {statement["Sid"] for statement in training_policy("")["Statement"]}
 
 
 def test_efa_talks_within_the_group_in_both_directions() -> None:

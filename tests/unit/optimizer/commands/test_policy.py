@@ -33,7 +33,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     file = tmp_path / "Pulumi.dev.yaml"
     plan = sample_plan().model_dump(mode="json", exclude_none=True)
     boundary = "arn:aws:iam::111122223333:policy/limits"
-    config = {"gpufleet:plan": plan, "gpufleet:iamPath": "/ml/", "gpufleet:permissionsBoundary": boundary}
+    config = {"gpufleet:plan": plan, "gpufleet:permissionsBoundary": boundary}
     arguments = (
         "stack",
         "policy",
@@ -48,7 +48,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     file.write_text(json.dumps({"config": config}))
     code, out, _ = gpufleet(*arguments)
     assert code == 0 and boundary in out
-    assert "arn:aws:iam::111122223333:role/ml/gpufleet-dev-*" in out and "us-east-1" in out
+    assert "arn:aws:iam::111122223333:role/gpufleet-dev-*" in out and "us-east-1" in out
     assert "fsx:CreateFileSystem" not in out
     lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
     file.write_text(json.dumps({"config": {**config, "gpufleet:plan": sealed({**plan, "lustre": lustre})}}))

@@ -169,7 +169,7 @@ def test_the_stacks_pinned_image_is_looked_at_else_the_newest(
     ("config", "says"),
     [
         ({"amiName": "a", "amiId": "ami-0123456789abcdef0"}, "are both set: keep one"),
-        ({"vpcCidr": "10.0.0.0/8"}, "a VPC takes /16 to /28"),
+        ({"gangWindowMinutes": "5"}, "must be at least 15"),
         ({"subnetIds": ["subnet-1"], "amiName": "a"}, "go together"),
         ({"ceilingUsd": "much", "amiName": "a"}, "ceilingUsd"),
         ({}, "gpufleet:wheels is not set"),

@@ -99,7 +99,6 @@ def test_csv_has_one_row_a_resource(tmp_path: Path) -> None:
     ("changes", "config", "message"),
     [
         ({"node_count": 3}, (), "parallelism covers"),
-        ({"region": "cn-north-1"}, (), "China partition"),
         ({"node": {"gpu": "V100"}}, (), "starts with Turing"),
         ({}, ("--config", "nat"), "'nat' is not KEY=VALUE"),
         ({}, ("--config", "nat=maybe"), "gpufleet:nat: must be true or false (got 'maybe')"),
