@@ -114,6 +114,7 @@ GONE = {
     "preflight --request-quotas": "aws service-quotas request-service-quota-increase does it, as the finding shows",
     "catalog forget": "delete learned.json beside the catalog's folder, which gpufleet catalog learn names",
     "learn --from": "gpufleet catalog learn STACK reads the state from the stack's bucket",
+    "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",
     "stop --wait": "stop waits unless --no-wait is given",
     "costs --untagged": "AWS Cost Explorer's page shows a region's costs without the tag",
     "preview --against": "pulumi preview --diff compares with the deployed stack",

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
 
-from optimizer.aws import errors
-
-USD_PER_REQUEST = 0.01
 # Lines of the bill that belong to the account, not to the stack.
 NOT_COUNTED = ["Credit", "Refund", "Tax"]
 
-# unseen: no cost has carried the tag yet. unknown: this account may not ask.
-TagState = Literal["active", "inactive", "unseen", "unknown"]
 Part = Literal["compute", "volumes", "storage", "transfer", "head_node", "other"]
 # Part of a plan's cost by a text in the usage type, after a region's prefix; the first match counts:
 # https://docs.aws.amazon.com/cur/latest/userguide/Lineitem-columns.html
@@ -68,51 +63,26 @@ class Billed:
         return next(parts, PART_OF_SERVICE.get(self.service, "other"))
 
 
-class CostExplorer:
-    """Cost Explorer, with a count of requests."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.requests = 0
-
-    def tag_state(self, key: str) -> TagState:
-        """Return whether costs can be filtered by tag ``key``; only the account that pays may ask.
-
-        https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
-        """
-        self.requests += 1
-        try:
-            tags = self._client.list_cost_allocation_tags(TagKeys=[key], Type="UserDefined")["CostAllocationTags"]
-        except Exception as error:
-            if errors.is_not_permitted(error):
-                return "unknown"
-            raise
-        states: list[TagState] = [
-            "active" if tag["Status"] == "Active" else "inactive" for tag in tags if tag["TagKey"] == key
-        ]
-        return states[0] if states else "unseen"
-
-    def tagged(self, key: str, value: str, start: date, end: date) -> list[Billed]:
-        """Return costs with this tag, from ``start`` to before ``end``."""
-        tagged = {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}}
-        counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
-        query: dict[str, Any] = {
-            # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
-            "TimePeriod": {"Start": start.isoformat(), "End": end.isoformat()},
-            "Granularity": "DAILY",
-            "Metrics": ["UnblendedCost"],
-            "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
-            "Filter": {"And": [tagged, counted]},
-        }
-        billed: list[Billed] = []
-        while True:
-            self.requests += 1
-            answer = self._client.get_cost_and_usage(**query)
-            for day in answer["ResultsByTime"]:
-                billed += _parse_day(day)
-            if not answer.get("NextPageToken"):
-                return billed
-            query["NextPageToken"] = answer["NextPageToken"]
+def read_tagged(client: Any, key: str, value: str, start: date, end: date) -> list[Billed]:
+    """Return costs with this tag, from ``start`` to before ``end``."""
+    tagged = {"Tags": {"Key": key, "Values": [value], "MatchOptions": ["EQUALS"]}}
+    counted = {"Not": {"Dimensions": {"Key": "RECORD_TYPE", "Values": NOT_COUNTED}}}
+    query: dict[str, Any] = {
+        # https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_DateInterval.html
+        "TimePeriod": {"Start": start.isoformat(), "End": end.isoformat()},
+        "Granularity": "DAILY",
+        "Metrics": ["UnblendedCost"],
+        "GroupBy": [{"Type": "DIMENSION", "Key": "SERVICE"}, {"Type": "DIMENSION", "Key": "USAGE_TYPE"}],
+        "Filter": {"And": [tagged, counted]},
+    }
+    billed: list[Billed] = []
+    while True:
+        answer = client.get_cost_and_usage(**query)
+        for day in answer["ResultsByTime"]:
+            billed += _parse_day(day)
+        if not answer.get("NextPageToken"):
+            return billed
+        query["NextPageToken"] = answer["NextPageToken"]
 
 
 def _parse_day(day: Mapping[str, Any]) -> Iterator[Billed]:

@@ -13,7 +13,7 @@ import click
 from bootstrap.contract.state import ControllerState
 from infra.naming import Names
 from optimizer.aws import billing, clients, control, errors
-from optimizer.aws.billing import Billed, TagState
+from optimizer.aws.billing import Billed
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
@@ -35,10 +35,8 @@ class StackBill:
 
     start: date
     end: date
-    tag: TagState = "unknown"
     billed: list[Billed] | None = None
     state: ControllerState | None = None
-    requests: int = 0
     notes: list[str] = field(default_factory=list)
 
 
@@ -59,9 +57,9 @@ Example:
 def command(stack: str | None, directory: Path, since: datetime | None, output_format: str) -> None:
     """Show what AWS billed a stack, by the tag gpufleet:stack, against its plan and the controller's meter.
 
-    Cost Explorer bills 0.01 USD a request; this command makes at most two, and one more for each further page. Its
-    data are hours to days old; the controller's meter, which enforces the ceiling, is a minute old, at the plan's
-    prices. CSV has a row a day and usage type. Credits, refunds and tax are left out.
+    Cost Explorer bills 0.01 USD a request, of which this command makes one a page. Its data are hours to days old; the
+    controller's meter, which enforces the ceiling, is a minute old, at the plan's prices. CSV has a row a day and usage
+    type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
     stack, plan = file.stack, follow_policy(file.plan, file.config)
@@ -79,7 +77,7 @@ def command(stack: str | None, directory: Path, since: datetime | None, output_f
 
 
 def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
-    """Read the controller's state, then Cost Explorer with as few requests as possible.
+    """Read the controller's state, then Cost Explorer.
 
     Raises:
         GpufleetError: neither answered.
@@ -91,12 +89,10 @@ def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
             bill.notes.append("the controller has not written its meter yet")
     except (GpufleetError, *errors.AWS_ERRORS) as error:
         bill.notes.append(f"the controller's meter cannot be read: {errors.reason(error)}")
-    bill.start = _start(since, bill.state, now.date())
-    explorer = billing.CostExplorer(clients.cost_explorer())
+    begun = bill.state.run_started_at.date() if bill.state else bill.start - timedelta(days=DEFAULT_DAYS)
+    bill.start = max(min(since or begun, bill.start), bill.start - timedelta(days=LONGEST_DAYS))
     try:
-        bill.tag = explorer.tag_state(TAG)
-        if bill.tag in ("active", "unknown"):
-            bill.billed = explorer.tagged(TAG, names.stack, bill.start, bill.end)
+        bill.billed = billing.read_tagged(clients.cost_explorer(), TAG, names.stack, bill.start, bill.end)
     except errors.AWS_ERRORS as error:
         reason = f"Cost Explorer cannot be read: {errors.reason(error)}"
         if bill.state is None:
@@ -104,29 +100,13 @@ def read(names: Names, *, since: date | None, now: datetime) -> StackBill:
                 reason, next_step="allow ce:GetCostAndUsage, in the account that pays if that is another"
             ) from error
         bill.notes.append(reason)
-    else:
-        if _ACTIVATION[bill.tag]:
-            bill.notes.append(_ACTIVATION[bill.tag])
-    bill.requests = explorer.requests
-    bill.notes.append(f"requests to Cost Explorer: {bill.requests}, {bill.requests * billing.USD_PER_REQUEST:.2f} USD")
+    if bill.billed == []:
+        bill.notes.append(
+            f"nothing is billed with the tag {TAG} since {bill.start}: Cost Explorer lags by a day or more, and the tag"
+            " must be active: `aws ce update-cost-allocation-tags-status --cost-allocation-tags-status "
+            f"TagKey={TAG},Status=Active` in the account that pays; costs carry it from then on, a day later"
+        )
     return bill
-
-
-def _start(since: date | None, state: ControllerState | None, today: date) -> date:
-    begun = state.run_started_at.date() if state else today - timedelta(days=DEFAULT_DAYS)
-    return max(min(since or begun, today), today - timedelta(days=LONGEST_DAYS))
-
-
-_ACTIVATE = (
-    f"`aws ce update-cost-allocation-tags-status --cost-allocation-tags-status TagKey={TAG},Status=Active` in the "
-    "account that pays; costs carry the tag from then on, a day later"
-)
-_ACTIVATION: dict[TagState, str] = {
-    "active": "",
-    "inactive": f"the tag {TAG} is not an active cost allocation tag, so nothing was asked by it: {_ACTIVATE}",
-    "unseen": f"no cost has carried the tag {TAG} yet; it appears within a day of use, then {_ACTIVATE}",
-    "unknown": f"only the account that pays knows whether the tag {TAG} is active; if not: {_ACTIVATE}",
-}
 
 
 def _row(line: Billed) -> dict[str, Any]:
@@ -177,12 +157,10 @@ def as_json(names: Names, plan: FleetPlan, bill: StackBill) -> dict[str, Any]:
         "account_id": names.account_id,
         "start": bill.start,
         "end_exclusive": bill.end,
-        "tag": {"key": TAG, "state": bill.tag},
         "parts": compare(plan, bill),
         "newest_day": max((line.day for line in bill.billed or ()), default=None),
         "days": None if bill.billed is None else [_row(line) for line in bill.billed],
         "meter": meter,
-        "cost_explorer_requests": bill.requests,
         "notes": bill.notes,
     }
 
@@ -208,5 +186,3 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
     if bill.billed:
         newest = max(line.day for line in bill.billed)
         write_text(f"Newest billed day: {newest}; today is {bill.end - timedelta(days=1)}; CSV has the days.")
-    elif bill.billed is not None:
-        write_text(f"\nNothing is billed with the tag since {bill.start}: Cost Explorer lags by up to a day or more.")

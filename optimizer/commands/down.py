@@ -11,16 +11,15 @@ import click
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
+from optimizer.aws.actuals import read_groups
 from optimizer.commands.asking import confirm, consent_options, require_terminal
 from optimizer.commands.move import others_of_job, read_asked
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
-from optimizer.commands.status.reading import read
 from optimizer.commands.stop import end_nodes
-from optimizer.contract.errors import DataMissingError, GpufleetError
+from optimizer.contract.errors import GpufleetError
 
 
 @click.command(
@@ -47,7 +46,7 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     require_pulumi()
     file = read_stack(stack, directory)
     whole = (file, *(others_of_job(file, directory) if everywhere else []))
-    running = {stack_file.stack: _running(stack_file, save=save) for stack_file in whole}
+    running = {stack_file.stack: _count_nodes(stack_file, save=save) for stack_file in whole}
     # The stack with the nodes comes last: its meter counts the others until they end.
     files = [read_stack(name, directory) for name in sorted(running, key=lambda name: running[name])]
     if not yes:
@@ -65,27 +64,20 @@ def _end(file: StackFile, directory: Path, *, save: bool) -> None:
         _end_spend(file.stack, moved_to)
 
 
-def _running(file: StackFile, *, save: bool) -> int:
-    """Count the stack's nodes; 0 for a stack that was never up, or only in part.
-
-    Raises:
-        GpufleetError: AWS does not tell, and the nodes are to save a checkpoint.
-    """
+def _count_nodes(file: StackFile, *, save: bool) -> int:
+    """Count the stack's nodes; where AWS does not tell, a GpufleetError if they are to save a checkpoint, else 0."""
     names, _ = resolve_names(file)
     try:
-        with patience("reading the stack"):
-            reading = read(names, datetime.now(UTC))
-    except DataMissingError:
-        return 0
-    if save and (why := reading.unread.get("group")):
+        groups = read_groups(clients.autoscaling(names.region), names.groups)
+    except errors.AWS_ERRORS as error:
+        if not save:
+            return 0
         raise GpufleetError(
-            f"whether nodes of stack {file.stack} run is unknown: {why}",
+            f"whether nodes of stack {file.stack} run is unknown: {errors.reason(error)}",
             why="they would end without a checkpoint",
             next_step=f"gpufleet down --stack {file.stack}, again, or with --no-save",
-        )
-    if reading.group is None:
-        return 0
-    return max(reading.group.wanted, len(reading.group.nodes))
+        ) from error
+    return sum(max(group.wanted, len(group.nodes)) for group in groups)
 
 
 def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int], *, save: bool) -> None:

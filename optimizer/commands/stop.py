@@ -13,10 +13,9 @@ from bootstrap.contract.request import Want
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors
-from optimizer.aws.control import read_state
 from optimizer.aws.drain import Drain
 from optimizer.commands.asking import dry_run_option, end_dry_run
-from optimizer.commands.options import Hours, one_stack_options
+from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
@@ -58,37 +57,28 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
     epilog="""\b
 Example:
   gpufleet stop --stack dev
-  gpufleet stop --stack dev --timeout 30min
   gpufleet stop --stack dev --no-wait
 """
 )
 @one_stack_options
 @dry_run_option
 @click.option("--no-wait", is_flag=True, help="Do not follow the drain until no node is left.")
-@click.option(
-    "--timeout",
-    type=Hours(),
-    help="Time limit of a node's last checkpoint (30min, 2h).  [default: its terminate hook's timeout]",
-)
-def command(stack: str | None, directory: Path, no_wait: bool, timeout: float | None) -> None:
+def command(stack: str | None, directory: Path, no_wait: bool) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
     Writes control/request.json in the stack's bucket; the controller lifts the nodes' protection and sets the groups'
     size to 0, each node saves and completes its hook. Where the controller does not answer, or a hook is stuck beyond
-    the timeout, this command does the same itself: it always ends. Progress is on standard error.
+    its timeout, this command does the same itself: it always ends. Progress is on standard error.
     """
     file = read_stack(stack, directory)
-    stack = file.stack
-    names, caller = resolve_names(file)
-    save = timedelta(hours=timeout) if timeout else timedelta(seconds=file.plan.terminate_timeout_s)
-    minutes = save / timedelta(minutes=1)
-    end_dry_run(f"stack {stack} would save a checkpoint within {minutes:.0f} min, and end {file.plan.fleet}")
-    ask(names, caller, "stop")
+    minutes, (names, caller) = file.plan.terminate_timeout_s / 60, resolve_names(file)
+    end_dry_run(f"stack {file.stack} would save a checkpoint within {minutes:.0f} min, and end {file.plan.fleet}")
     if no_wait:
-        say(f"asked stack {stack} to stop; gpufleet status --stack {stack} follows it")
-        return
-    follow_drain(names, save)
-    click.echo(AFTERWARDS.format(stack=stack))
+        ask(names, caller, "stop")
+        say(f"asked stack {file.stack} to stop; gpufleet status --stack {file.stack} follows it")
+    else:
+        end_nodes(file)
+        click.echo(AFTERWARDS.format(stack=file.stack))
 
 
 def end_nodes(file: StackFile, moved_to: str = "") -> tuple[Names, str]:
@@ -104,7 +94,7 @@ def follow_drain(names: Names, save: timedelta) -> None:
     s3 = clients.s3(names.region)
     drain = Drain(
         client=clients.autoscaling(names.region),
-        read_state=lambda: read_state(s3, names.bucket, names.control_prefix),
+        read_state=lambda: control.read_state(s3, names.bucket, names.control_prefix),
         groups=names.groups,
         launch_hook=names.launch_hook,
         terminate_hook=names.terminate_hook,

@@ -37,11 +37,6 @@ def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(
     assert f"gpufleet down --stack {deployed.names.stack}" in out
 
 
-def test_timeout_is_the_time_to_save(deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock) -> None:
-    code, _, _ = gpufleet("stop", *deployed.arguments, "--timeout", "1min")
-    assert code == 0 and clock.passed <= timedelta(minutes=2)
-
-
 def test_no_wait_only_asks(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     code, out, _ = gpufleet("stop", *deployed.arguments, "--no-wait")
     assert code == 0 and f"gpufleet status --stack {deployed.names.stack}" in out
@@ -53,7 +48,7 @@ def test_a_stack_without_its_bucket_is_ended_all_the_same(
     deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock
 ) -> None:
     deployed.s3.delete_bucket(Bucket=deployed.names.bucket)
-    code, _, err = gpufleet("stop", *deployed.arguments, "--timeout", "1min")
+    code, _, err = gpufleet("stop", *deployed.arguments)
     assert code == 0 and "no controller reads a request" in err
     assert deployed.group.nodes == ()
 
@@ -89,7 +84,7 @@ def test_a_stack_whose_key_cannot_be_used_is_ended_all_the_same(
         put_object = get_object
 
     monkeypatch.setattr(clients, "s3", lambda region: Sealed())
-    status, _, err = gpufleet("stop", *deployed.arguments, "--timeout", "1min")
+    status, _, err = gpufleet("stop", *deployed.arguments)
     assert status == 0 and "no controller reads a request" in err and "is pending deletion" in err
     assert deployed.group.nodes == ()
 
@@ -107,7 +102,7 @@ def test_ctrl_c_leaves_the_request(deployed: DeployedStack, gpufleet: Gpufleet, 
 def test_resume_asks_to_run_and_lets_the_group_grow_again(
     deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock
 ) -> None:
-    gpufleet("stop", *deployed.arguments, "--timeout", "1min")
+    gpufleet("stop", *deployed.arguments)
     deployed.write_state(phase="stopped")
     code, out, err = gpufleet("resume", *deployed.arguments)
     assert (code, err) == (0, "") and "asked" in out
