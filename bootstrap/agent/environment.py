@@ -41,9 +41,6 @@ def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) ->
         "PYTHONUNBUFFERED": "1",
         "GPUFLEET_DRAIN_FILE": str(node.notices.path),
         "GPUFLEET_REGION": settings.region,
-        # Measured with torch 2.11 after kill -9: torchrun's default hung in 11 of 19 restarts, with its own store
-        # process in 0 of 10.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if (user := settings.user) is not None:
         made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}

@@ -38,11 +38,15 @@ SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 # These may be an option's value: --separator '|'.
 SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-# Programs, and words of a shell, that start the command behind their own options.
-WRAPPERS = frozenset(
+# Programs, and words of a shell, that start the command behind their own options; some behind a word of their own.
+MANAGERS = frozenset({"conda", "mamba", "micromamba", "uv", "poetry", "pdm", "pipenv", "pixi", "hatch", "nsys"})
+STARTS = frozenset({"run", "exec", "profile"})
+WRAPPERS = MANAGERS | frozenset(
     {"env", "exec", "command", "time", "nice", "ionice", "nohup", "setsid", "timeout", "stdbuf", "numactl", "taskset"}
-    | {"chrt", "sudo", "unbuffer", "then", "do"}
+    | {"chrt", "sudo", "unbuffer", "then", "do", "tini", "dumb-init", "catatonit", "xvfb-run", "uvx"}
 )
+# Options, variables, times, priorities and masks before the command.
+SETTING = re.compile(r"-.*|\w+=.*|[\d.]+[smhd]?|0x[\da-f]+", re.DOTALL)
 
 
 def split_command(text: str) -> list[str] | None:
@@ -99,17 +103,24 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
 
 
 def started_by(words: Sequence[str]) -> set[str]:
-    """Names of the programs and of Python's modules that a command starts, behind wrappers and in a shell's script."""
-    program = 0
-    while program < len(words) - 1 and (
-        PurePath(words[program]).name in WRAPPERS
-        or re.match(r"-|\w+=|[\d.]+[smhd]?$", words[program])
-        or (program and words[program - 1].startswith("-") and "=" not in words[program - 1])  # an option's value
-    ):
+    """Names of the programs and of Python's modules that a command starts, behind wrappers and in a shell's script.
+
+    A wrapper with a word of its own counts with it, too: ``conda run``.
+    """
+    known, managers, program = SHELLS | ONE_NODE | BY_SSH | CLUSTERS, set[str](), 0
+    for last, word in itertools.pairwise(["", *words]):
+        name = PurePath(word).name
+        is_value = last.startswith("-") and last != "--" and "=" not in last
+        is_value &= name not in known and not name.startswith("python")
+        is_start = word in STARTS and bool(managers)
+        if not (is_start or is_value or name in WRAPPERS or SETTING.fullmatch(word)):
+            break
+        managers |= {name} & MANAGERS
         program += 1
     rest = list(words[program:])
     # A module of Python's may have the name of a cluster's program: python -m flux.
     names = names_of([word for last, word in itertools.pairwise(["", *words[: program + 1]]) if last != "-m"])
+    names |= {f"{manager} {start}" for manager in managers for start in STARTS & set(words[:program])}
     for at, word in enumerate(rest[: _script(rest)]):
         if module := re.fullmatch(r"-[a-zA-Z]*?m(\w+\.[\w.]+)?", word):  # python -m MODULE, python -mMODULE
             names |= names_of([module[1] or " ".join(rest[at + 1 : at + 2])]) - CLUSTERS
@@ -125,11 +136,11 @@ def _script(words: Sequence[str]) -> int:
 
 
 def loses_sigterm(words: Sequence[str]) -> bool:
-    """Return whether a command begins with `conda run`, which SIGTERM ends while its own command goes on, untold.
+    """Return whether a command starts `conda run`, which SIGTERM ends while its own command goes on, untold.
 
     https://github.com/conda/conda/blob/26.7.1/conda/gateways/subprocess.py
     """
-    return "conda" in started_by(words) and "run" in words
+    return "conda run" in started_by(words)
 
 
 def names_of(words: Sequence[str]) -> set[str]:

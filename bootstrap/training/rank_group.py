@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+# Of torchrun: "1" gives each round of workers a store of its own.
+OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # An exchange costs 0.4 to 0.6 ms of host time, so one in this time costs 0.06%; and a notice waits at most ten steps,
 # should they become slow.
 INTERVAL_MS = 1000
@@ -29,6 +33,12 @@ class RankGroup:
         self.rank, self.world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+            is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            if is_shared and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0" and self.rank == 0:
+                logger.warning(
+                    "a restart by this torchrun would find the addresses of these processes, and fail: start it with "
+                    "%s=1, or as python -m bootstrap.training.torchrun", OWN_STORE_VARIABLE,
+                )  # fmt: skip
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -13,7 +13,8 @@ import logging
 import os
 import socket
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from functools import partial
 from statistics import median_low
 from typing import Any
 
@@ -35,7 +36,7 @@ INPUT, FORWARD = 0, 1
 
 
 class Stragglers:
-    """Times this rank's parts of each step; a copy of the model takes hooks along that do nothing."""
+    """Times this rank's parts of each step, by hooks that no copy or pickle of the model takes along."""
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
@@ -46,22 +47,29 @@ class Stragglers:
         self._steps = 0
         self._since, self._has_warmed, self._named = time.monotonic(), False, -1
         self._handles: list[Any] = []
+        self._modules: list[nn.Module] = []
 
     def __reduce__(self) -> tuple[type[Stragglers], tuple[()]]:
-        return Stragglers, ()
+        return Stragglers, ()  # torch.fx copies the hooks of a graph by themselves
 
     def watch(self, model: nn.Module, device: torch.device) -> None:
         """Put hooks on ``model``."""
         self._device, self._since = device, time.monotonic()
         self._handles = [model.register_forward_pre_hook(self._end_input, prepend=True)]
-        for layer in _timed_layers(model):
+        layers = _timed_layers(model)
+        for layer in layers:
             self._handles.append(layer.register_forward_pre_hook(self._begin_layer))
             self._handles.append(layer.register_forward_hook(self._end_layer, prepend=True))
+        self._modules = [model, *layers]
+        for module in self._modules:  # pickle and copy take it from the instance
+            vars(module)["__getstate__"] = partial(_state_without_hooks, module)
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+        for module in self._modules:
+            vars(module).pop("__getstate__", None)
 
     def begin_step(self) -> None:
         """Mark that a step is about to begin."""
@@ -144,6 +152,19 @@ class Stragglers:
             return
         self._end(FORWARD, self._layer_from)
         self._layer_from = None
+
+
+def _state_without_hooks(module: nn.Module) -> Any:
+    """State of a module for pickle and copy; its reader may not have this package."""
+    state: Any = type(module).__getstate__(module)
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name != "__getstate__"}
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = state[name].items()
+            state[name] = OrderedDict(
+                (key, hook) for key, hook in hooks if not isinstance(getattr(hook, "__self__", None), Stragglers)
+            )
+    return state
 
 
 def _timed_layers(model: nn.Module) -> list[nn.Module]:

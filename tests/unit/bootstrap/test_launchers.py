@@ -73,6 +73,10 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("bash -c 'if true; then A=1 timeout -k 5 2h qsub run.sh; fi'", "qsub starts ranks by a cluster's daemons"),
         ("timeout -s INT 3h bash -c 'numactl -N 0 python -mtorch.distributed.run train.py'", "torchrun has no option"),
         ("nohup /opt/slurm/bin/srun -N 4 train.sh", "srun starts ranks by a cluster's daemons"),
+        ("bash -c 'poetry -C src run torchrun train.py'", "torchrun has no option"),
+        ("tini -g -- uv run --frozen python -m torch.distributed.run train.py", "torchrun has no option"),
+        ("taskset 0xff nsys profile -o out srun train.sh", "srun starts ranks by a cluster's daemons"),
+        ("uv run train.py --nnodes 4 run torchrun", ""),
         ("env A=1 python -m train --model flux --do srun", ""),
         ("python -m flux t2i", ""),
         ("-m flux", ""),
@@ -129,8 +133,21 @@ def test_a_node_of_several_that_trains_by_itself_is_a_fault_of_the_command(
 
 
 def test_conda_run_keeps_sigterm_to_itself() -> None:
-    assert loses_sigterm(["/opt/conda/bin/conda", "run", "-n", "env", "python", "train.py"])
-    for command in ("", "run conda", "/opt/conda/envs/run/bin/python train.py", "conda info", "bash run.sh"):
+    for command in (
+        "/opt/conda/bin/conda run -n env python train.py",
+        "bash -lc 'cd src && exec conda run --no-capture-output -n env python train.py'",
+        'nice -n 5 stdbuf -oL sh -c "timeout 3h conda run -p /env ./train"',
+    ):
+        assert loses_sigterm(split_command(command) or [])
+    for command in (
+        "",
+        "run conda",
+        "uv run conda.py run",
+        "bash -c 'conda info; python train.py run'",
+        "/opt/conda/envs/run/bin/python train.py",
+        "conda info",
+        "bash run.sh",
+    ):
         assert not loses_sigterm(split_command(command) or [])
 
 

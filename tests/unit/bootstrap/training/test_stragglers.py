@@ -48,8 +48,16 @@ def test_ranks_are_compared_with_the_median(
     assert ("slower than the median rank" in caplog.text) == (found.slower > 0.1)
 
 
-def test_only_training_passes_are_timed_and_copies_carry_no_clock() -> None:
-    model = nn.Linear(2, 2)
+class Linear(nn.Linear):
+    """Has a state of its own, as DDP has."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "is_copy": True}
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), Linear(2, 2)])
+def test_only_training_passes_are_timed_and_copies_have_no_hook_of_ours(model: nn.Module) -> None:
+    model.register_forward_hook(print)
     watch = Stragglers()
     watch.watch(model, torch.device("cpu"))
     for passes in range(2):
@@ -58,11 +66,13 @@ def test_only_training_passes_are_timed_and_copies_carry_no_clock() -> None:
             model(torch.ones(1, 2))
     model.eval()(torch.ones(1, 2))
     assert [part for part, _, _ in watch._spans] == [stragglers.INPUT, stragglers.FORWARD]
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301 - its own
-        other.train()(torch.ones(1, 2))
-    assert len(watch._spans) == 2
+    saved = pickle.dumps(model)
+    assert b"bootstrap" not in saved.replace(Linear.__module__.encode(), b"")
+    for other in (copy.deepcopy(model), copy.copy(model), pickle.loads(saved), copy.deepcopy(nn.Sequential(model))[0]):  # noqa: S301 - its own
+        assert list(other._forward_hooks.values()) == [print] and not other._forward_pre_hooks
+        assert "__getstate__" not in vars(other) and hasattr(other, "is_copy") is isinstance(model, Linear)
     watch.close()
-    assert not model._forward_pre_hooks and not model._forward_hooks
+    assert not model._forward_pre_hooks and len(model._forward_hooks) == 1 and "__getstate__" not in vars(model)
 
 
 def test_under_ddp_the_modules_own_pass_is_timed_without_the_exchange_of_buffers() -> None:

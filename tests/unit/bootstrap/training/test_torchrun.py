@@ -37,7 +37,7 @@ from bootstrap.training.ledger import process_started_at
 here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 row = {"argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "path": sys.path[0], "parent": os.getppid(),
        "session": os.getsid(0) == os.getpid(), "imported": "told" in sys.modules, "rank": os.environ["RANK"],
-       "pid": os.getpid(), "started_at": process_started_at()}
+       "pid": os.getpid(), "shares": os.environ["TORCHELASTIC_USE_AGENT_STORE"], "started_at": process_started_at()}
 with (here / "starts.jsonl").open("a") as file:
     file.write(json.dumps(row) + "\\n")
 while not restarts and not (here / "go").exists():
@@ -56,6 +56,8 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(torchrun.__file__).parents[2]}")
     monkeypatch.setenv("GPUFLEET_STANDBY", "1")
     monkeypatch.setenv("GPUFLEET_STANDBY_DELAY_S", "0.05")
+    monkeypatch.setenv(torchrun.OWN_STORE_VARIABLE, "")  # main() sets it
+    monkeypatch.delenv(torchrun.OWN_STORE_VARIABLE)
     monkeypatch.setattr(standby, "MODULES", ("told", "no_such_module"))
     # main() replaces these two; monkeypatch sets them back.
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", torchrun.api.LocalElasticAgent)
@@ -82,7 +84,7 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
     for row in (first, second):
         assert row["argv"] == command and row["orig_argv"] == [sys.executable, "-u", *command]
         assert row["name"] == "__main__" and row["path"] == str(tmp_path) and row["rank"] == "0"
-        assert row["parent"] == os.getpid() and row["session"]
+        assert row["parent"] == os.getpid() and row["session"] and row["shares"] == "False"
 
 
 DEAF = """
