@@ -13,8 +13,6 @@ from botocore.exceptions import CredentialRetrievalError, InvalidEndpointConfigu
 from botocore.loaders import create_loader
 from botocore.session import Session
 
-from optimizer.aws import errors
-
 if TYPE_CHECKING:
     from botocore.loaders import Loader
     from mypy_boto3_autoscaling import AutoScalingClient
@@ -46,13 +44,6 @@ def _client(service: str, region: str, attempts: int | None = None) -> Any:
         raise CredentialRetrievalError(provider="custom-process", error_msg=what) from error
     except ValueError as error:  # AWS_ENDPOINT_URL is no URL
         raise InvalidEndpointConfigurationError(msg=str(error)) from error
-
-
-def configured_region() -> str | None:
-    """Return the region of the environment or of the profile, if one is set."""
-    with errors.explained("the AWS profile's region is unknown", next_step="gpufleet doctor, or --region"):
-        region: str | None = _session().get_config_variable("region")
-    return region
 
 
 def _session() -> Session:

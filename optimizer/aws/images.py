@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bootstrap.contract.ecr import EcrImage
-from optimizer.aws import clients, errors, paging
+from optimizer.aws import clients, errors
 from optimizer.contract.units import GIB
-
-if TYPE_CHECKING:
-    from mypy_boto3_ec2 import EC2Client
-
-# An image of an image of an image: more copies than people make.
-_MAX_COPIES = 8
 
 
 def newest(region: str, parameter: str) -> str:
     """Return the image id in a public SSM parameter (ssm:GetParameter); raises boto3's errors."""
     return str(clients.ssm(region).get_parameter(Name=parameter)["Parameter"]["Value"])
-
-
-def ancestors(ec2: EC2Client, image: Any) -> Iterator[Any]:
-    """Yield the image, its source, the source's source, as far as AWS shows them; raises boto3's errors.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify-source-ami-used-to-create-new-ami.html
-    """
-    for _ in range(_MAX_COPIES):
-        yield image
-        # A copy from another region keeps the source's id, which this region does not know.
-        source = image.get("SourceImageId")
-        if not source or image.get("SourceImageRegion", ec2.meta.region_name) != ec2.meta.region_name:
-            return
-        by_id: Any = paging.filters({"image-id": [source]})
-        sources = ec2.describe_images(Filters=by_id, IncludeDeprecated=True)["Images"]
-        if not sources:
-            return
-        image = sources[0]
 
 
 # Indexes list one image a platform: https://docs.aws.amazon.com/AmazonECR/latest/userguide/docker-push-multi-architecture-image.html

@@ -20,10 +20,6 @@ from optimizer.aws.paging import pages
 STREAMS = "train/"
 # Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
 LATE = timedelta(minutes=1)
-# A node that could not reach CloudWatch sends its lines later: every twelfth reading (each minute with `logs -f`) goes
-# back as far as this.
-VERY_LATE = timedelta(minutes=15)
-READINGS = 12
 # A copy that has no line of progress for so long is over, or hangs.
 COPY_WINDOW = timedelta(minutes=2)
 # An older line says nothing of the present; nodes send four a minute and GPU.
@@ -56,20 +52,15 @@ class LogReader:
     since: datetime
     rank: int | None = None  # of a GPU; None: all lines
     _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
-    _readings: int = field(default=0, init=False)
 
     def read(self) -> Iterator[LogLine]:
         """Read what came since the last time, in order of time.
 
         https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
         """
-        start_ms = known_ms = int(self.since.timestamp() * 1000)
+        start_ms = int(self.since.timestamp() * 1000)
         if self._seen:
-            newest_ms = max(self._seen.values())
-            known_ms = max(start_ms, newest_ms - VERY_LATE // timedelta(milliseconds=1))
-            late = LATE if self._readings % READINGS else VERY_LATE
-            start_ms = max(start_ms, newest_ms - late // timedelta(milliseconds=1))
-        self._readings += 1
+            start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
         # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
         start = "" if self.rank is None else f"[rank {self.rank}] "
@@ -82,7 +73,7 @@ class LogReader:
             startTime=start_ms,
             **({"filterPattern": f'"{start.strip()}"'} if start else {}),
         )
-        self._seen = {event: at for event, at in self._seen.items() if at >= known_ms}
+        self._seen = {event: at for event, at in self._seen.items() if at >= start_ms}
         for event in events:
             if event["eventId"] in self._seen or not event["message"].startswith(start):
                 continue

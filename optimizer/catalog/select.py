@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,6 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, Offer
 
 PricedAs = Literal["on-demand", "reserved", "capacity-block", "spot"]
-SortKey = Literal["price", "price-per-gpu", "type", "region"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,20 +76,14 @@ def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
     ]
 
 
-def sort(offers: Iterable[Offer], key: SortKey, priced_as: PricedAs) -> list[Offer]:
-    """Sort offers; by price the cheapest first and offers without a price last."""
+def sort(offers: Iterable[Offer], priced_as: PricedAs) -> list[Offer]:
+    """Sort offers by the price of a GPU, the cheapest first and offers without a price last."""
 
     def usd(offer: Offer) -> float:
         price = price_of(offer, priced_as)
-        return price.usd_per_hour if price else math.inf
+        return price.usd_per_hour / offer.instance.gpu_count if price else math.inf
 
-    keys: dict[SortKey, Callable[[Offer], tuple[object, ...]]] = {
-        "price": lambda offer: (usd(offer),),
-        "price-per-gpu": lambda offer: (usd(offer) / offer.instance.gpu_count,),
-        "type": lambda offer: (offer.instance.name,),
-        "region": lambda offer: (offer.region,),
-    }
-    return sorted(offers, key=lambda offer: (*keys[key](offer), offer.instance.name, offer.region))  # type: ignore[type-var, unused-ignore]
+    return sorted(offers, key=lambda offer: (usd(offer), offer.instance.name, offer.region))
 
 
 def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:

@@ -53,7 +53,7 @@ Examples:
 @click.argument("runs", metavar="[RUNS.csv]", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--out",
-    type=OutputFile(replaced=True),
+    type=OutputFile(),
     help="Write the calibration here.  [default: only show what it is worth]",
 )
 @click.option("--from-stack", is_flag=True, help="Read the runs that a stack measured, instead of RUNS.csv.")

@@ -14,9 +14,8 @@ from typing import Any
 import click
 from botocore.session import Session
 
-from optimizer.aws import clients, errors
+from optimizer.aws import errors
 from optimizer.catalog import load, ttl
-from optimizer.catalog.refresh import enabled_regions
 from optimizer.commands.output import format_option, write_rows
 from optimizer.contract.errors import GpufleetError
 from optimizer.performance import calibration
@@ -46,18 +45,16 @@ _ASKING_PROVIDERS = ("assume-role", "container-role", "iam-role", "custom-proces
     epilog="""\b
 Example:
   gpufleet doctor
-  gpufleet doctor --check-credentials --format json
+  gpufleet doctor --format json
 """
 )
-@click.option("--check-credentials", is_flag=True, help="Ask AWS whose credentials these are, and for which regions.")
 @format_option
-def command(check_credentials: bool, output_format: str) -> None:
+def command(output_format: str) -> None:
     """Show what is installed, how old each kind of data is, and what makes it newer.
 
-    State is ok, old (older than the data is good for) or missing. Without --check-credentials nothing is sent; with it
-    sts:GetCallerIdentity and ec2:DescribeRegions are called.
+    State is ok, old (older than the data is good for) or missing. Nothing is sent.
     """
-    rows = [*_list_installed(), *_list_data(), _describe_calibration(), _describe_credentials(check_credentials)]
+    rows = [*_list_installed(), *_list_data(), _describe_calibration(), _describe_credentials()]
     write_rows(rows, COLUMNS, output_format, spare=("good_for_days",))
 
 
@@ -128,18 +125,10 @@ def _describe_calibration() -> dict[str, Any]:
     return _row("calibration", found, next_step, age_days=ttl.age_days(shipped.as_of))
 
 
-def _describe_credentials(asks_aws: bool) -> dict[str, Any]:
-    """Return what credentials there are, and what they would refresh."""
+def _describe_credentials() -> dict[str, Any]:
+    """Return what credentials there are, as far as no request and no program tells."""
     part, needs = "AWS credentials", "aws configure, or AWS_PROFILE; to choose a fleet none are needed"
     session = Session()
-    if asks_aws:
-        try:
-            region = clients.configured_region() or clients.HOME_REGION
-            identity = clients.sts(region).get_caller_identity()
-            regions = enabled_regions()
-        except (GpufleetError, *errors.AWS_ERRORS) as error:
-            return _row(part, errors.reason(error), needs, state="missing")
-        return _row(part, f"{identity['Arn']}: {_REFRESH} reads prices of {len(regions)} regions", _REFRESH)
     try:
         providers = session.get_component("credential_provider")
         for name in _ASKING_PROVIDERS:
@@ -149,5 +138,5 @@ def _describe_credentials(asks_aws: bool) -> dict[str, Any]:
     except errors.AWS_ERRORS as error:
         return _row(part, errors.reason(error), needs, state="missing")
     if source is None:
-        return _row(part, "", f"{needs}; --check-credentials looks for a machine's role too")
-    return _row(part, f"by {source}: {_REFRESH} reads prices", "gpufleet doctor --check-credentials")
+        return _row(part, "", f"{needs}; a machine's role is not looked for")
+    return _row(part, f"by {source}: {_REFRESH} reads prices", errors.CHECK_CREDENTIALS)

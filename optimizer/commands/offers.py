@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from optimizer.catalog import load
-from optimizer.catalog.select import Filter, PricedAs, Range, SortKey, parse_range, price_of, select, sort
+from optimizer.catalog.select import Filter, PricedAs, Range, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
@@ -131,7 +131,7 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
     epilog="""\b
 Example:
   gpufleet offers --gpu H100 --count 8 --region 'us-*'
-  gpufleet offers --memory 80.. --price spot --sort price
+  gpufleet offers --memory 80.. --price spot
   gpufleet offers --instance-type 'p5*' --format csv
   gpufleet offers --cloud all --gpu A100 --count 8
 """,
@@ -171,15 +171,7 @@ Example:
     type=click.Choice(get_args(PricedAs)),
     default="on-demand",
     show_default=True,
-    help="The price that --sort looks at.",
-)
-@click.option(
-    "--sort",
-    "sort_key",
-    type=click.Choice(get_args(SortKey)),
-    default="price-per-gpu",
-    show_default=True,
-    help="Order of the rows.",
+    help="The price by which the rows are sorted, a GPU's cheapest first.",
 )
 @format_option
 def command(
@@ -190,7 +182,6 @@ def command(
     regions: tuple[str, ...],
     types: tuple[str, ...],
     priced_as: PricedAs,
-    sort_key: SortKey,
     output_format: str,
 ) -> None:
     """List instance types with their prices, one row a type and region.
@@ -214,7 +205,7 @@ def command(
         write_notes(price_notes(others))
         catalog = join_catalog(catalog, others, aws=cloud == "all")
     chosen = Filter(gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
-    offers = sort(select(catalog, chosen), sort_key, priced_as)
+    offers = sort(select(catalog, chosen), priced_as)
     _check_priced(offers, priced_as, cloud)
     by_place = {(other.offer.instance.name, other.offer.region): other for other in others}
     rows = [row(offer, by_place.get((offer.instance.name, offer.region))) for offer in offers]

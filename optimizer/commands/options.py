@@ -56,52 +56,30 @@ class FiniteRange(click.FloatRange):
 
 
 class OutputFile(click.Path):
-    """A file that the command writes at its end; one that cannot be written is refused before the work.
+    """A file, or a folder that the command makes where it is missing; refused before the work if it cannot be written.
 
     Args:
-        replaced: ``replace_file`` writes it, which needs the folder in any case.
+        is_folder: a folder.
         allow_dash: as of ``click.Path``.
     """
 
-    def __init__(self, *, replaced: bool = False, allow_dash: bool = False) -> None:
-        super().__init__(path_type=Path, dir_okay=False, allow_dash=allow_dash)
-        self.replaced = replaced
+    def __init__(self, *, is_folder: bool = False, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, dir_okay=is_folder, file_okay=not is_folder, allow_dash=allow_dash)
+        self.is_folder = is_folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, or raise an InvalidInputError."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if str(path) != "-":
-            _check_writable(path, path if path.exists() and not self.replaced else path.resolve().parent, param)
-        return path
-
-
-class OutputFolder(click.Path):
-    """A folder that the command makes where it is missing and writes to; refused before the work, as OutputFile."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path, file_okay=False)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, or raise an InvalidInputError."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        absolute = path.resolve()
-        _check_writable(path, next(place for place in (absolute, *absolute.parents) if place.exists()), param)
-        return path
-
-
-def _check_writable(path: Path, place: Path, param: click.Parameter | None) -> None:
-    """Raise an InvalidInputError unless ``place``, a file of that name or the folder for it, can be written."""
-    if place != path and not place.is_dir():
-        fault = f"{place} is no folder" if place.exists() else f"the folder {place} does not exist"
-    elif not os.access(place, os.W_OK):
-        fault = f"you have no permission to write to {place}"
-    else:
-        return
-    raise InvalidInputError(
-        f"{param.opts[0] if param else 'the output'} {path} cannot be written",
-        why=fault,
-        next_step="name another place" if place.exists() else f"mkdir -p {shlex.quote(str(place))}",
-    )
+        places = (path.resolve(), *path.resolve().parents)
+        place = next(place for place in places if place.exists())
+        is_usable = os.access(place, os.W_OK) and (place == places[0] or place.is_dir())
+        if str(path) == "-" or (is_usable and (self.is_folder or place in places[:2])):
+            return path
+        raise InvalidInputError(
+            f"{param.opts[0] if param else 'the output'} {path} cannot be written",
+            why=f"{places[1]} is missing, no folder, or not yours to write to",
+            next_step="name another place",
+        )
 
 
 def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:

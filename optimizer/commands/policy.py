@@ -11,7 +11,7 @@ from botocore.session import get_session
 
 from infra.naming import Names
 from infra.policies.deployer import deployer_documents, deployer_policy
-from optimizer.commands.options import OutputFolder, directory_option, stack_path
+from optimizer.commands.options import OutputFile, directory_option, stack_path
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
@@ -33,7 +33,7 @@ Example:
 @click.option("--region", help="Region of the stack.  [default: of its plan]")
 @click.option("--account", metavar="ID", help="Account of the stack.  [default: of the credentials]")
 @directory_option
-@click.option("--out", type=OutputFolder(), help="Write one file a document there.")
+@click.option("--out", type=OutputFile(is_folder=True), help="Write one file a document there.")
 def command(
     who: str, stack: str | None, region: str | None, account: str | None, directory: Path, out: Path | None
 ) -> None:

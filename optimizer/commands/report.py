@@ -41,7 +41,7 @@ Example:
 @click.option(
     "--out",
     metavar="FILE.html",
-    type=OutputFile(replaced=True),
+    type=OutputFile(),
     required=True,
     help="File to write; an older one is replaced.",
 )

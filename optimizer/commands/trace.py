@@ -13,7 +13,7 @@ from bootstrap.contract.trace import MAX_AGE, POLL_S, TraceRequest
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, errors, training
-from optimizer.commands.options import Hours, OutputFolder, one_stack_options
+from optimizer.commands.options import Hours, OutputFile, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import read_stack, resolve_names
@@ -38,7 +38,7 @@ Example:
 )
 @click.option(
     "--out",
-    type=OutputFolder(),
+    type=OutputFile(is_folder=True),
     default=Path(),
     help="Folder for the trace.  [default: the current one]",
 )

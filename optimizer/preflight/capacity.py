@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,8 +37,7 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
     # This stack's own nodes are part of the plan's need.
     account_id = context.account.id if context.account else None
     used = ask(partial(quotas.used_vcpus, context.ec2, account_id, context.owns))
-    needs = list(_node_needs(context))
-    for need in (*needs, *_alternate_needs(context, needs)):
+    for need in _node_needs(context):
         yield _compare(context, need, used)
 
 
@@ -90,16 +89,3 @@ def _node_needs(context: Context) -> Iterator[Need]:
         own = quotas.spot(plan.instance_type)
         if own:
             yield Need(quota=own, vcpus=spot_nodes * vcpus, purpose=f"{spot_nodes} x {plan.instance_type} on spot")
-
-
-def _alternate_needs(context: Context, needs: Iterable[Need]) -> Iterator[Need]:
-    """Needs of the alternates beyond ``needs``, one a quota: the plan's own place is enough by itself."""
-    plan = context.plan
-    covered = {need.quota: need.vcpus for need in needs}
-    for alternate in plan.alternates:
-        quota_of = quotas.spot if alternate.purchase == "spot" else quotas.on_demand
-        quota, vcpus = quota_of(alternate.instance_type), (alternate.node or plan.node).vcpus
-        if quota and plan.node_count * vcpus > covered.get(quota, 0):
-            covered[quota] = plan.node_count * vcpus
-            purpose = f"alternates, {plan.node_count} x {alternate.instance_type} {alternate.purchase}"
-            yield Need(quota=quota, vcpus=covered[quota], purpose=purpose, short="warning")

@@ -8,7 +8,7 @@ from typing import Any
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
-from optimizer.aws.images import ancestors, find_image, newest
+from optimizer.aws.images import find_image, newest
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 from optimizer.preflight.model import (
     Context,
@@ -17,7 +17,6 @@ from optimizer.preflight.model import (
     failure,
     find,
     passed,
-    warning,
 )
 
 _OTHER_IMAGE = (
@@ -54,7 +53,17 @@ def check_image(context: Context) -> Iterator[Finding]:
         )
         return
     (image,) = images
-    yield _check_origin(context, image)
+    text = f"{image['ImageId']} {image['Name']!r}"
+    if image["Name"].startswith("Deep Learning "):
+        yield passed(text, value=image["ImageId"])
+    elif image.get("ImageOwnerAlias") == "amazon" or image.get("OwnerId") == CANONICAL:
+        yield _failure(
+            f"{text} is no Deep Learning AMI",
+            why="a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group "
+            "forbids: every node would fail, be paid for and be replaced",
+        )
+    else:
+        yield passed(f"{text}, an image of your own: it must come from a Deep Learning AMI", value=image["ImageId"])
 
 
 def describe_images(context: Context, wanted: str) -> list[Any]:
@@ -64,28 +73,6 @@ def describe_images(context: Context, wanted: str) -> list[Any]:
         chosen = {"Owners": ["amazon"], "Filters": [{"Name": "name", "Values": [wanted]}]}
     images = find(lambda: list(context.ec2.describe_images(IncludeDeprecated=True, **chosen)["Images"]))
     return [] if isinstance(images, Unknown) else images
-
-
-def _check_origin(context: Context, image: Any) -> Finding:
-    """Check that an image comes from a Deep Learning AMI: without the AWS CLI and NVIDIA's driver no step boots."""
-    *_, first = ancestors(context.ec2, image)
-    if first["Name"].startswith("Deep Learning "):
-        return passed(f"{image['ImageId']} {image['Name']!r}", value=image["ImageId"])
-    why = (
-        "a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group forbids: "
-        "every node would fail, be paid for and be replaced"
-    )
-    text = f"{image['Name']!r} comes from {first['Name']!r}, no Deep Learning AMI"
-    # Whoever sees a public stock image at its root knows; a private or deregistered source says nothing.
-    if first.get("ImageOwnerAlias") == "amazon" or first.get("OwnerId") == CANONICAL:
-        return _failure(text if first is not image else f"{image['Name']!r} is no Deep Learning AMI", why=why)
-    return warning(
-        f"AWS does not show that {image['Name']!r} is derived from a Deep Learning AMI",
-        value=image["ImageId"],
-        why=why,
-        next_step="build it from a Deep Learning AMI for Ubuntu (EC2 Image Builder, CreateImage), or drop "
-        "gpufleet:amiId",
-    )
 
 
 def check_container_image(context: Context) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 _READS = {
     "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
-    "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
+    "DescribeSubnets DescribeVpcEndpoints GetSpotPlacementScores",
     "ecr": "BatchGetImage",
     "kms": "DescribeKey",
     "pricing": "GetProducts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from optimizer.aws import clients
@@ -43,11 +43,6 @@ def check_prices(context: Context) -> Iterator[Finding]:
         yield from named(f"price of {node}", [_judge_price(context, answer)])
         if isinstance(answer, NodeQuote):
             quotes[node] = answer
-    for alternate in context.plan.alternates:
-        target = replace(context.target, plan=context.plan.at(alternate), zone_id="", subnet_ids=())
-        node = NodeItem(alternate.purchase, alternate.instance_type, context.region)
-        answer = ask(partial(_quote, replace(context, target=target), node, alternate.price))
-        yield from named(f"price of {node} in {alternate.zone_id}", [_judge_price(context, answer)])
     yield from named("budget", [_judge_budget(context, quotes)])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
@@ -21,34 +20,6 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
     answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
     zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in answer["Subnets"]}
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
-
-
-def check_vpc(context: Context) -> Iterator[Finding]:
-    """Check that the given VPC resolves the private names of endpoints.
-
-    https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
-    """
-    vpc_id, ec2 = context.target.vpc_id, context.ec2
-    if not vpc_id:
-        return
-    describe = partial(ec2.describe_vpc_attribute, VpcId=vpc_id)
-    support = describe(Attribute="enableDnsSupport")["EnableDnsSupport"]
-    names = describe(Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-    off = [option for option, on in (("dns-support", support), ("dns-hostnames", names)) if not on["Value"]]
-    if not off:
-        yield passed(f"{vpc_id} resolves names", value=vpc_id)
-        return
-    yield Finding(
-        f"{vpc_id} has {' and '.join(off)} off",
-        level="warning" if support["Value"] else "error",
-        value=vpc_id,
-        why="the private names of endpoints need both",
-        # The call takes one attribute at a time.
-        next_step=" && ".join(
-            f"aws ec2 modify-vpc-attribute --region {context.region} --vpc-id {vpc_id} --enable-{option}"
-            for option in off
-        ),
-    )
 
 
 def check_addresses(context: Context) -> Iterator[Finding]:

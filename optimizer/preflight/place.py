@@ -9,7 +9,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.paging import filters, pages
 from optimizer.catalog.sources import offerings
-from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, named, passed, unknown
+from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -29,41 +29,31 @@ def open_zones(ec2: EC2Client) -> frozenset[str]:
 
 def check_zones(context: Context) -> Iterator[Finding]:
     """Check offerings by zone id, as a name ("us-east-1a") is another zone in every account."""
-    plan, zones = context.plan, context.open_zones
-    alternates: dict[str, set[str]] = {}
-    for alternate in plan.alternates:
-        alternates.setdefault(alternate.instance_type, set()).add(alternate.zone_id)
-    types = tuple(dict.fromkeys((plan.instance_type, *alternates)))
-    offered = offerings.parse(offerings.fetch(context.ec2, types), context.region)
-    if isinstance(zones, Unknown):
-        yield zones.finding(why="which zones are open to this account")
-    for name in types:
-        usable = set(offered.get(name, ()))
-        if not isinstance(zones, Unknown):
-            usable &= zones
-        if name == plan.instance_type:
-            yield from named(f"zones of {name}", [_check_zones(context, name, context.zone_ids, sorted(usable))])
-        if name in alternates:
-            wanted = tuple(sorted(alternates[name]))
-            yield from named(f"alternate zones of {name}", [_check_zones(context, name, wanted, sorted(usable))])
-
-
-def _check_zones(context: Context, name: str, wanted: tuple[str, ...], usable: list[str]) -> Finding:
-    """Compare the zones of a type; only the plan's own type in its own place stops the plan."""
+    name, wanted = context.plan.instance_type, context.zone_ids
+    check = f"zones of {name}"
+    offered = offerings.parse(offerings.fetch(context.ec2, [name]), context.region)
+    open_to_account = set(offered.get(name, ()))
+    if isinstance(context.open_zones, Unknown):
+        yield context.open_zones.finding(why="which zones are open to this account")
+    else:
+        open_to_account &= context.open_zones
+    usable = sorted(open_to_account)
     missing = [zone for zone in wanted if zone not in usable]
     value, offering = ", ".join(wanted or usable), ", ".join(usable)
     if usable and not missing:
-        one = "; all nodes go there" if context.target.one_zone and wanted == context.zone_ids else ""
-        return passed(f"{value} offers {name}{one}", value=value)
-    stops = name == context.plan.instance_type and wanted == context.zone_ids and len(missing) == len(wanted)
+        one = "; all nodes go there" if context.target.one_zone else ""
+        yield passed(f"{value} offers {name}{one}", check=check, value=value)
+        return
+    stops = len(missing) == len(wanted)
     other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
     why = _WHY_ONE if context.target.one_zone else "no node could start there"
-    return Finding(
+    yield Finding(
         f"{', '.join(missing) or 'the region'} does not offer {name} to this account; {offering or 'no zone'} does",
+        check=check,
         level="error" if stops else "warning",
         value=", ".join(missing),
         limit=offering,
-        why=why if stops else "fewer zones and types are fewer pools of capacity",
+        why=why if stops else "fewer zones are fewer pools of capacity",
         next_step=other if stops else "gpufleet catalog refresh, then recommend again",
     )
 

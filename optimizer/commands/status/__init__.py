@@ -38,14 +38,6 @@ from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
-# Keys of the controller's state in --format json.
-STATE_KEYS = (
-    *("schema_version", "run", "phase", "after", "reason", "since", "run_started_at", "updated_at", "spent_usd"),
-    *("earlier_usd", "fixed_usd", "usd_per_hour", "ceiling_usd", "nodes", "attempts", "next_attempt_at", "on_demand"),
-    *("place", "next_place", "answers", "progress"),
-    *("unfit_nodes", "failed_launches", "interruptions", "last_failure"),
-)
-INSTANCE_KEYS = ("instance_type", "launched_at", "ended_at", "lifecycle", "usd_per_hour", "spent_usd")
 PLACE_COLUMNS = {
     "place": "place",
     "asked_at": "asked",
@@ -62,7 +54,6 @@ WARNINGS = (
     "ABOVE its ceiling",
     "STRAGGLER",
     "THROTTLED",
-    "LOW CLOCK",
     "GPU ERRORS",
     "IDLE",
 )
@@ -96,7 +87,7 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
     Scaling group, EC2, CloudWatch and the nodes' log group. A run slower than the plan's p95, late or above its ceiling
     gets a notice with its end and its cost; so does a rank that the others wait for, and a node whose GPUs are
-    throttled, slower than the run's others, idle or have errors. What cannot be read is named with the reason, and the
+    throttled, idle or have errors. What cannot be read is named with the reason, and the
     rest is shown. CSV has predicted against actual. Of a folder with several stacks it shows a row each; JSON is their
     list. Exit status 4: the stack is not deployed.
     """
@@ -193,7 +184,7 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading) -> dict[str, Any]:
         "at": reading.at.isoformat(timespec="seconds"),
         "plan": {"instance_type": plan.instance_type, "node_count": plan.node_count}
         | {"purchase": plan.purchase.option, "model": plan.job.model},
-        "state": state and _state_as_json(state),
+        "state": state and to_json(state),
         "controller_silent_s": state and round(state.silent_s(reading.at)),
         "request": reading.request and to_json(reading.request),
         "group": reading.group and asdict(reading.group),
@@ -207,12 +198,6 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading) -> dict[str, Any]:
         "unread": reading.unread,
         "notices": [*notices(plan, ahead, names.stack), *gpu_notices(reading, names.stack)],
     }
-
-
-def _state_as_json(state: ControllerState) -> dict[str, Any]:
-    data = to_json(state)
-    instances = {key: {name: meter[name] for name in INSTANCE_KEYS} for key, meter in data["instances"].items()}
-    return {name: data[name] for name in STATE_KEYS} | {"instances": instances}
 
 
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], told: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Sequence
+from statistics import fmean
 
 from bootstrap.contract.ledger import SLOW_SHARE
 from infra.alarms import IDLE_GPU_PERCENT
@@ -15,10 +15,6 @@ from optimizer.commands.status.reading import Reading
 THROTTLED_SHARE = 0.5
 # Minutes in a row; a checkpoint or a restart is shorter.
 IDLE_MINUTES = 3
-# Share of the run's median clock below which a GPU is named. GPUs of one model differ in speed by 8% on average,
-# outliers by 50% (https://arxiv.org/abs/2208.11035).
-LOW_CLOCK_SHARE = 0.85
-BUSY_PERCENT = 50
 _REPLACE = (
     "where it stays, have the node replaced: "
     "aws autoscaling set-instance-health --instance-id {node} --health-status Unhealthy"
@@ -81,28 +77,7 @@ def gpu_notices(reading: Reading, stack: str) -> list[str]:
                 f"IDLE: the GPUs of {node} were below {IDLE_GPU_PERCENT}% for {IDLE_MINUTES} minutes of a run that "
                 f"should train: gpufleet logs --stack {stack} --node {node}"
             )
-    return lines + (_low_clocks(_serving(reading)) if trains else [])
-
-
-def _low_clocks(serving: Mapping[str, Sequence[NodeMinute]]) -> list[str]:
-    """Name busy GPUs that are slower than the run's others, and are not throttled.
-
-    Step times do not show them: they are equal, since in each collective all ranks wait for the slowest.
-    """
-    clocks_mhz: dict[tuple[str, str], float] = {}
-    for node, minutes in serving.items():
-        for gpu in minutes[-1].gpus:
-            own = [minute.gpus[gpu] for minute in minutes[-IDLE_MINUTES:] if gpu in minute.gpus]
-            is_busy = len(own) == IDLE_MINUTES and min(minute.busy_percent or 0 for minute in own) > BUSY_PERCENT
-            if is_busy and not any(map(_is_throttled, own)):
-                clocks_mhz[node, gpu] = max(minute.sm_clock_mhz or 0 for minute in own)
-    usual_mhz = median(clocks_mhz.values() or [0])
-    return [
-        f"LOW CLOCK: {node} GPU {gpu} ran at {clock_mhz:,.0f} MHz for {IDLE_MINUTES} minutes, the run's median GPU at "
-        f"{usual_mhz:,.0f}: all nodes wait for the slowest; {_REPLACE.format(node=node)}"
-        for (node, gpu), clock_mhz in clocks_mhz.items()
-        if 0 < clock_mhz < LOW_CLOCK_SHARE * usual_mhz
-    ]
+    return lines
 
 
 def gpu_use(reading: Reading) -> tuple[float | None, float | None, str]:

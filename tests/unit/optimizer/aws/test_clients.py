@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError
 
 from optimizer.aws import clients
 
@@ -22,9 +24,13 @@ def test_an_endpoint_in_the_environment_is_used(monkeypatch: pytest.MonkeyPatch)
     assert clients.ec2("us-east-1").meta.endpoint_url == "http://127.0.0.1:5555"
 
 
-def test_the_environments_region_is_known_and_none_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    assert clients.configured_region() == "eu-north-1"
-    monkeypatch.delenv("AWS_DEFAULT_REGION")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    assert clients.configured_region() is None
+@pytest.mark.parametrize("printed", ["hello", "[1]", '{"Version": 1}'])
+def test_a_program_that_prints_no_credentials_is_named(
+    printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = echo '{printed}'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(CredentialRetrievalError, match="custom-process"):
+        clients.sts("us-east-1")

@@ -108,18 +108,6 @@ def test_following_prints_each_line_once_also_late_ones(follow: Follow, output: 
     assert follow(timedelta(seconds=15), write) == ["first", "sent late", "second"]
 
 
-def test_following_prints_what_a_node_sends_once_cloudwatch_is_in_reach_again(
-    follow: Follow, output: Output, nodes: list[str]
-) -> None:
-    output.write(nodes[0], "first", after_s=0)
-    output.write(nodes[0], "newest", after_s=590)
-
-    def write() -> None:
-        output.write(nodes[1], "nine minutes late", after_s=30)
-
-    assert follow(timedelta(minutes=3), write) == ["first", "newest", "nine minutes late"]
-
-
 def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:
     """By the address as text, of which 10.0.0.10 comes before 10.0.0.9."""
 

@@ -74,7 +74,7 @@ def test_commitments_say_from_which_use_on_they_pay(run: Gpufleet) -> None:
     assert small["reserved_1yr_spot_break_even_hours"] is small["capacity_block_usd_per_hour"] is None
     assert [large["capacity_block_usd_per_hour"], large["capacity_block_as_of"]] == [41.528, "2026-07-22"]
     assert large["reserved_1yr_break_even_hours"] is None
-    code, out, _ = run("--price", "capacity-block", "--sort", "price", "--format", "csv")
+    code, out, _ = run("--price", "capacity-block", "--format", "csv")
     assert code == 0 and out.splitlines()[1].startswith("p5.4xlarge,")
 
 
@@ -122,7 +122,7 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet, monkeypatch
         (["--cloud", "azure", "--region", "us-east-1"], "region 'us-east-1' is not in the catalog"),
         (["--cloud", "azure", "--gpu", "H200x"], "GPU 'H200x' is not in the catalog"),
         (["--cloud", "tencent", "--instance-type", "GN7.2XLARGE31"], "did you mean GN7.2XLARGE32"),
-        (["--sort", "colour"], "colour"),
+        (["--price", "colour"], "colour"),
     ],
 )
 def test_wrong_input_ends_with_status_2_and_what_is_right(run: Gpufleet, arguments: list[str], says: str) -> None:
@@ -139,11 +139,11 @@ def test_nothing_found_ends_with_status_3_and_an_empty_result(run: Gpufleet, out
 
 
 def test_an_empty_catalog_ends_with_status_4(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_bytes(b"")
+    (tmp_path / "catalog.json").write_bytes(b"")
     monkeypatch.setenv("GPUFLEET_CATALOG", str(tmp_path))
     code, out, err = run()
     assert (code, out) == (4, "")
-    assert f"catalog {tmp_path}/manifest.json is not a catalog manifest" in err
+    assert f"catalog {tmp_path}/catalog.json is no catalog" in err
     assert "limit:" in err and "why:" in err and "next: unset GPUFLEET_CATALOG" in err
 
 

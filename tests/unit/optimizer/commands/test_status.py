@@ -258,25 +258,6 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     assert not any("IDLE" in line for line in json.loads(out)["notices"])
 
 
-def test_a_gpu_of_a_low_clock_is_named_before_the_driver_has_a_reason(
-    deployed: DeployedStack, gpufleet: Gpufleet
-) -> None:
-    """A step takes as long on every rank, so only the clock tells whom they wait for."""
-    deployed.write_state()
-    first, second = (node.instance_id for node in deployed.group.nodes)
-    line = "gpu, {}, {}, 1024, 81559, 600, 60, {}, 0x{}, 0, 0"
-    told = [(0, 96, 1755, 4), (1, 97, 1740, 4), (2, 5, 345, 1), (3, 98, 900, 40)]  # usual, usual, idle, throttled
-    rows = [(first, ago_s, line.format(*gpu)) for ago_s in (125, 65, 5) for gpu in told]
-    rows += [(second, ago_s, line.format(0, 99, 1300, 4)) for ago_s in (125, 65, 5)]  # at its power limit
-    # Within a minute, as after a restart, it is no finding.
-    rows += [(second, ago_s, line.format(1, 99, mhz, 4)) for ago_s, mhz in ((125, 1750), (65, 1300), (5, 1300))]
-    write_gpus(deployed, *rows)
-    lines = json.loads(gpufleet("status", *deployed.arguments, "--format", "json")[1])["notices"]
-    (slow,) = [line for line in lines if line.startswith("LOW CLOCK")]
-    assert slow.startswith(f"LOW CLOCK: {second} GPU 0 ran at 1,300 MHz for 3 minutes, the run's median GPU at 1,745")
-    assert f"set-instance-health --instance-id {second} " in slow
-
-
 def test_csv_is_predicted_against_actual(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     deployed.write_state()
     code, out, _ = gpufleet("status", *deployed.arguments, "--format", "csv")

@@ -13,7 +13,7 @@ from optimizer.preflight.capacity import check_instance_quotas
 from optimizer.preflight.model import Check, Finding
 from optimizer.preflight.place import check_spot_score
 from optimizer.preflight.reservation import check_reservation
-from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
+from tests.plans import sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     DENIED_EC2,
@@ -45,16 +45,6 @@ def bought(option: str, **changes: Any) -> FleetPlan:
 
 def by_check(rows: Any) -> dict[str, Finding]:
     return {row.check: row for row in rows}
-
-
-def test_alternates_need_their_markets_quota_and_lack_of_it_is_a_warning(aws: FakeAws) -> None:
-    plan = sample_plan(purchase={"on_demand_base": 0}, alternates=[ON_DEMAND_P4D, SPOT_P4DE])
-    rows = list(check_instance_quotas(context(plan)))
-    assert levels(rows) == [(SPOT_P4, "ok"), (RUNNING_P, "ok")], "spot p4de counts as spot p4d does"
-    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 96.0})
-    row = list(check_instance_quotas(context(plan)))[-1]
-    assert (row.level, row.value, row.limit) == ("warning", 192, 96)
-    assert "192 vCPUs needed for alternates, 2 x p4d.24xlarge on-demand" in row.text
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 
 from optimizer.contract.plan import FleetPlan
 from optimizer.preflight.money import check_prices
-from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
+from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.preflight.account import (
-    DENIED,
     DENIED_EC2,
     FakeAws,
     aws,
@@ -44,24 +43,6 @@ def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, ch
     assert (row.check, row.level, row.value, row.limit) == (SPOT, level, float(today), 10.0)
     assert row.text.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
     assert row.text.endswith(change)
-
-
-def test_alternates_at_todays_prices_of_their_own_zones(aws: FakeAws) -> None:
-    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
-    aws.answers["DescribeSpotPriceHistory"] = lambda params: {
-        "SpotPriceHistory": [
-            spot_price(usd, zone, name)
-            for usd, zone in (("9", "us-east-1a"), ("15", "us-east-1b"))
-            for name in params["InstanceTypes"]
-        ]
-    }
-    rows = {row.check: row for row in check_prices(context(plan))}
-    other = rows["price of spot p4de.24xlarge us-east-1 in use1-az6"]
-    assert (other.level, other.value) == ("warning", 15.0) and "(spot in use1-az6)" in other.text
-    on_demand = "price of on-demand p4d.24xlarge us-east-1 in use1-az6"
-    assert rows[on_demand].level == "ok"
-    aws.answers["GetProducts"] = DENIED
-    assert {row.check: row for row in check_prices(context(plan))}[on_demand].level == "unknown"
 
 
 def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:

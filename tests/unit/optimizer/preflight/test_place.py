@@ -10,7 +10,6 @@ from optimizer.contract.errors import GpufleetError
 from optimizer.preflight.account import identify
 from optimizer.preflight.model import Account, Unknown
 from optimizer.preflight.place import open_zones
-from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.preflight.account import (
     ACCOUNT,
     ARN,
@@ -71,18 +70,6 @@ def test_zones_without_the_type(aws: FakeAws, offered: str, changes: dict[str, A
     if level == "error":
         where = "config set gpufleet:zoneId use1-az4" if "az4" in offered else "gpufleet recommend --region"
         assert where in row.next_step and ("in one zone" in row.why) == changes.get("gang", True)
-
-
-def test_alternates_are_checked_as_warnings(aws: FakeAws) -> None:
-    plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE | {"zone_id": "use1-az4"}])
-    _offers(aws, p4d_24xlarge="use1-az2 use1-az6", p4de_24xlarge="use1-az6")
-    rows = list(check_zones(context(plan)))
-    assert [(row.check, row.level) for row in rows] == [
-        ("zones of p4d.24xlarge", "ok"),
-        ("alternate zones of p4d.24xlarge", "ok"),
-        ("alternate zones of p4de.24xlarge", "warning"),
-    ]
-    assert (rows[-1].value, rows[-1].limit) == ("use1-az4", "use1-az6")
 
 
 def test_the_nodes_go_to_the_zones_of_given_subnets(aws: FakeAws) -> None:
