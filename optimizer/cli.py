@@ -33,7 +33,7 @@ SECTIONS = {
         "init": "Lay out a folder: Pulumi project, example request, README.",
         "up": "Stand up a fleet for a request or a plan, and follow its run.",
         "status": "Show phase, money, nodes and speed, beside the prediction.",
-        "logs": "Print what the training writes; logs trace profiles it.",
+        "logs": "Print what the training writes.",
         "ssh": "Open a shell on a node, or forward a port of it.",
         "costs": "Show what AWS billed, beside the plan and the meter.",
         "stop": "Save a checkpoint, end every node, stay at zero.",
@@ -67,8 +67,7 @@ COMMANDS = {name: line for section in SECTIONS.values() for name, line in sectio
 # Commands and options of earlier versions, and what does their work now.
 GONE = {
     "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
-    "trace": "gpufleet logs trace does it",
-    "trace --nsight": "the command itself may begin with nsys profile",
+    "trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",

@@ -35,7 +35,6 @@ from bootstrap.training.share import Share
 from bootstrap.training.state import Stateful, TrainingState, restore_random_state
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.stragglers import Stragglers
-from bootstrap.training.tracer import Tracer
 from bootstrap.training.watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -141,7 +140,6 @@ class SpotTolerantRun:
         writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = Ledger.open(self._checkpoints.store, self._ranks.rank, writer_id=writer_id)
         self._share = Share(self._state, self._ranks, self._data, self._checkpoints.store)
-        self._tracer = Tracer(self._checkpoints.store, rank=self._ranks.rank)
         self._stragglers = Stragglers()
         self._agreement = Agreement(self._ranks, self._flags, agree_every, saving=lambda: self._saver.is_pending)
         self._saver = Saver(
@@ -212,7 +210,6 @@ class SpotTolerantRun:
         if resumed is not None:
             self.step, self._random_state = resumed
             self._saver.saved_step = self.step
-        self._tracer.start()
         if self._ranks.world_size > 1:
             self._stragglers.watch(self._model, self._state.device)
         self._is_entered = True
@@ -237,7 +234,6 @@ class SpotTolerantRun:
             gc.unfreeze()
         self._is_frozen = None
         self._close()
-        self._tracer.close(in_order=error is None)
         # An interrupted process is about to exit; a SIGTERM is no fault then.
         if error is None:
             self._ranks.close()
@@ -264,7 +260,6 @@ class SpotTolerantRun:
         while self.step < total and not self._ends:
             self._beat(f"step {self.step}", factor)
             factor = 1
-            self._tracer.before_step(self.step)
             self._share.stager.has_stepped = False
             self._stragglers.begin_step()
             yield self.step

@@ -1,4 +1,4 @@
-"""Files that a training keeps beside its checkpoints: ledger, measured rows (bootstrap/contract), profiler traces."""
+"""Files that a training keeps beside its checkpoints: ledger and measured rows (bootstrap/contract)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ledger import SEGMENT_PREFIX, Straggler, read_lines, read_loss, read_straggler
 from bootstrap.contract.measured import FOLDER, MeasuredRow, parse, run_prefix
-from bootstrap.contract.trace import REQUEST, TraceRequest
-from optimizer.aws import errors
 from optimizer.aws.paging import list_objects, read_object
-from optimizer.contract.errors import GpufleetError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -131,31 +128,3 @@ def read_measured(client: S3Client, bucket: str, checkpoint_prefix: str, *, run_
             runs.unread[key] = str(error)
     runs.rows.sort(key=lambda row: row.at)
     return runs
-
-
-def ask_trace(client: S3Client, bucket: str, checkpoint_prefix: str, request: TraceRequest) -> None:
-    """Write a request; it takes the place of an earlier one."""
-    client.put_object(
-        Bucket=bucket,
-        Key=f"{checkpoint_prefix}/{REQUEST}",
-        Body=request.to_text().encode(),
-        ContentType="application/json",
-    )
-
-
-def read_trace(client: S3Client, bucket: str, checkpoint_prefix: str, request: TraceRequest) -> bytes | None:
-    """Return the trace; None where there is no answer yet, a GpufleetError where the rank could not take it."""
-    for name in (request.trace, request.failure):
-        try:
-            content = read_object(client, bucket, f"{checkpoint_prefix}/{name}")
-        except Exception as error:
-            if not errors.is_no_object(error):
-                raise
-            continue
-        if name == request.trace:
-            return content
-        raise GpufleetError(
-            f"rank {request.rank} took no trace: {content.decode(errors='replace').strip()}",
-            why="one profiler at a time can trace a process",
-        )
-    return None

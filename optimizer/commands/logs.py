@@ -7,20 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from optimizer.aws import clients, errors
 from optimizer.aws.log_group import LogReader
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.status.ranks import node_id, node_ids, stack_names
-from optimizer.commands.trace import command as trace
 from optimizer.contract.errors import DataMissingError
 
 POLL_S = 5
 
 
-@click.group(
-    invoke_without_command=True,
+@click.command(
     epilog="""\b
 Example:
   gpufleet logs -f
@@ -33,10 +30,7 @@ Example:
 @click.option("--rank", type=click.IntRange(min=0), help="One process of the training: its GPU's rank (RANK).")
 @click.option("--node", metavar="NODE", help="One node: its rank, or its instance id where it is gone.")
 @click.option("--since", type=Hours(), default="1h", show_default=True, help="How far back (30min, 2h, 3d).")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     stack: str | None,
     directory: Path,
     follow: bool,
@@ -51,10 +45,6 @@ def command(
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group.
     """
-    if ctx.invoked_subcommand:
-        if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
-            raise click.UsageError(f"options of {ctx.invoked_subcommand} go behind its name")
-        return
     names = stack_names(stack, directory)
     reader = LogReader(
         client=clients.logs(names.region),
@@ -85,6 +75,3 @@ def command(
             ) from error
         with errors.explained("the log cannot be read", next_step=f"allow logs:FilterLogEvents on {names.log_group}"):
             raise
-
-
-command.add_command(trace, "trace")

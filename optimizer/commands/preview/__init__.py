@@ -16,7 +16,7 @@ from optimizer.audit import check_plan
 from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text, write_truer
-from optimizer.commands.preview.cost import CostLine, Totals, cost_lines, totals
+from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.commands.preview.tables import write_brief, write_cost, write_lines, write_tree
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
@@ -72,7 +72,7 @@ def command(
             resources = preview.resources(chosen, stack=stack, config=config_given)
         except (ValueError, RunError) as error:  # RunError: a value is no number
             raise InvalidInputError(str(error)) from error
-        lines = cost_lines(resources, catalog, chosen.region, prices=chosen.prices, plan=chosen)
+        lines = cost_lines(resources, catalog, chosen)
         sums = totals(lines)
     decisive = _warnings(chosen)
     notes = [*decisive, *NOTES, f"Offline, so {PLACEHOLDERS}."]
@@ -98,7 +98,7 @@ def _write_notes(notes: Sequence[str]) -> None:
 
 
 def _document(
-    plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine], sums: Totals
+    plan: FleetPlan, stack: str, resources: Sequence[Resource], lines: Sequence[CostLine], sums: dict[str, float]
 ) -> dict[str, Any]:
     data = plan.model_dump(mode="json", include={"hours", "cost_usd", "prices", "alternates"})
     return {
@@ -107,9 +107,13 @@ def _document(
         "resources": [{key: getattr(resource, key) for key in RESOURCE_COLUMNS[:5]} for resource in resources],
         "compute_usd_per_hour": plan.compute_usd_per_hour,
         **data,
-        "costs": [{**asdict(line), "usd_per_month": line.usd_per_month} for line in lines],
-        "totals": sums.to_dict(),
+        "costs": [{**asdict(line), "usd_per_month": _by_month(line.usd_per_hour)} for line in lines],
+        "totals": sums,
     }
+
+
+def _by_month(usd_per_hour: float | None) -> float | None:
+    return None if usd_per_hour is None else usd_per_hour * HOURS_PER_MONTH
 
 
 def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict[str, Any]]:

@@ -40,50 +40,23 @@ class CostLine:
     usd_per_hour: float | None = None
     note: str = ""
 
-    @property
-    def usd_per_month(self) -> float | None:
-        """USD of 730 hours."""
-        return None if self.usd_per_hour is None else self.usd_per_hour * HOURS_PER_MONTH
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Totals:
-    """USD per hour of a stack, with and without nodes."""
-
-    with_nodes: float
-    without_nodes: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the JSON answer's totals."""
-        return {
-            "usd_per_hour": self.with_nodes,
-            "usd_per_month": self.with_nodes * HOURS_PER_MONTH,
-            "without_nodes_usd_per_hour": self.without_nodes,
-            "without_nodes_usd_per_month": self.without_nodes * HOURS_PER_MONTH,
-        }
-
-
-def totals(lines: Sequence[CostLine]) -> Totals:
-    """Sum the lines that have dollars."""
+def totals(lines: Sequence[CostLine]) -> dict[str, float]:
+    """Sum the lines that have dollars, with and without nodes, as the JSON answer has them."""
     always = sum(line.usd_per_hour or 0.0 for line in lines if line.basis == "always")
-    nodes = sum(line.usd_per_hour or 0.0 for line in lines if line.basis == "nodes")
-    return Totals(with_nodes=always + nodes, without_nodes=always)
+    with_nodes = always + sum(line.usd_per_hour or 0.0 for line in lines if line.basis == "nodes")
+    return {
+        "usd_per_hour": with_nodes,
+        "usd_per_month": with_nodes * HOURS_PER_MONTH,
+        "without_nodes_usd_per_hour": always,
+        "without_nodes_usd_per_month": always * HOURS_PER_MONTH,
+    }
 
 
-def cost_lines(
-    resources: Sequence[Resource],
-    catalog: Catalog,
-    region: str,
-    *,
-    prices: Sequence[PlanPrice] = (),
-    plan: FleetPlan | None,
-) -> list[CostLine]:
-    """Return the lines of a stack's resources, in their order.
-
-    ``prices`` of nodes come before the catalog's. Without ``plan`` the checkpoints kept are usage.
-    """
-    node_prices = {price.node: price for price in prices if price.node}
-    biller = _Biller(resources, catalog, region, node_prices, plan)
+def cost_lines(resources: Sequence[Resource], catalog: Catalog, plan: FleetPlan) -> list[CostLine]:
+    """Return the lines of a plan's resources, in their order; the plan's prices of nodes come before the catalog's."""
+    node_prices = {price.node: price for price in plan.prices if price.node}
+    biller = _Biller(resources, catalog, node_prices, plan)
     return [line for resource in resources for line in biller.lines(resource)]
 
 
@@ -93,9 +66,8 @@ class _Biller:
 
     _resources: Sequence[Resource]
     _catalog: Catalog
-    _region: str
     _node_prices: Mapping[NodeItem, PlanPrice]
-    _plan: FleetPlan | None
+    _plan: FleetPlan
 
     def lines(self, resource: Resource) -> Iterator[CostLine]:
         """Yield the lines of one resource: a component has none, an unknown type is unpriced."""
@@ -153,7 +125,7 @@ class _Biller:
     ) -> CostLine:
         """Return a line of ``quantity`` units, by the hour where the unit is one, else by the month; None for usage."""
         try:
-            price = self._catalog.unit_price(unit, self._region)
+            price = self._catalog.unit_price(unit, self._plan.region)
         except DataMissingError:
             price = None
         per = price.per if price else UNIT_PER[unit]
@@ -174,8 +146,7 @@ class _Biller:
         market = template.get("instanceMarketOptions", {}).get("marketType", "")
         if mixed:
             # A gang's nodes on demand are another group of the same place.
-            base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
-            base = self._plan.purchase.on_demand_base if self._plan else base
+            base = self._plan.purchase.on_demand_base
             yield from self._nodes(group, ("on-demand",), instance_type, base)
             yield from self._nodes(group, ("spot",), instance_type, count - base)
         elif market == "capacity-block":
@@ -186,7 +157,7 @@ class _Biller:
         elif "capacityReservationSpecification" in template:
             yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, count)
         else:
-            owned = self._plan.owned_nodes if self._plan and self._plan.purchase.on_demand_top_up else 0
+            owned = self._plan.owned_nodes if self._plan.purchase.on_demand_top_up else 0
             yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, owned)
             yield from self._nodes(group, ("on-demand",), instance_type, count - owned)
         yield from self._volumes(group, template, count, "nodes")
@@ -212,11 +183,11 @@ class _Biller:
         yield self._line(resource, item, "nodes", price, "node-hour", count, note=note if price else "")
 
     def _node_price(self, market: Market, instance_type: str) -> PlanPrice | None:
-        node = NodeItem(market, instance_type, self._region)
+        node = NodeItem(market, instance_type, self._plan.region)
         if node in self._node_prices:
             return self._node_prices[node]
         try:
-            offer = self._catalog.offer(instance_type, self._region)
+            offer = self._catalog.offer(instance_type, self._plan.region)
         except InvalidInputError:  # the catalog does not know the type or region
             return None
         price = {"on-demand": offer and offer.on_demand, "spot": offer and offer.spot}.get(market)
@@ -253,12 +224,9 @@ class _Biller:
             yield self._unit_line(endpoint, "data through it", "vpc-endpoint-data")
 
     def _bucket(self, bucket: Resource) -> Iterator[CostLine]:
-        if self._plan is None:
-            yield self._unit_line(bucket, "checkpoints kept", "s3-standard-storage")
-        else:
-            job = self._plan.job
-            item, gib = f"{counted(job.checkpoints_kept, 'checkpoint')} kept", job.checkpoint_gib * job.checkpoints_kept
-            yield self._unit_line(bucket, item, "s3-standard-storage", gib, note="once they are written")
+        job = self._plan.job
+        item, gib = f"{counted(job.checkpoints_kept, 'checkpoint')} kept", job.checkpoint_gib * job.checkpoints_kept
+        yield self._unit_line(bucket, item, "s3-standard-storage", gib, note="once they are written")
         yield self._unit_line(bucket, "writes", "s3-write-request")
 
     def _lustre(self, system: Resource) -> Iterator[CostLine]:

@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from infra.offline.preview import Resource
 from optimizer.commands.output import output_width, write_table, write_text
-from optimizer.commands.preview.cost import CostLine, Totals
+from optimizer.commands.preview.cost import CostLine
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH, short
 
@@ -23,7 +23,7 @@ def _name_parts(plan: FleetPlan) -> dict[str, float]:
     return {name.replace("head_node", "controller"): usd for name, usd in plan.cost_usd.breakdown.model_dump().items()}
 
 
-def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: Totals) -> None:
+def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: dict[str, float]) -> None:
     """Print what decides: the stack, how many resources it has, the run's dollars, and those of an hour."""
     cost = plan.cost_usd
     components = [resource for resource in resources if not resource.parent]
@@ -39,8 +39,9 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
         *([f"next     without capacity there: {plan.describe_alternates()}"] if plan.alternates else []),
         *([f"data     {plan.staging.describe(plan.node_count)}"] if plan.staging else []),
         *([f"data     {plan.lustre.describe()}"] if plan.lustre else []),
-        f"hour     {sums.with_nodes:,.2f} USD with all nodes; without nodes {sums.without_nodes:,.4f}, "
-        f"{sums.without_nodes * HOURS_PER_MONTH:,.2f} a month, until `pulumi destroy --exclude-protected`",
+        f"hour     {sums['usd_per_hour']:,.2f} USD with all nodes; without nodes "
+        f"{sums['without_nodes_usd_per_hour']:,.4f}, {sums['without_nodes_usd_per_month']:,.2f} a month, "
+        "until `pulumi destroy --exclude-protected`",
     ):
         write_text(line, indent=" " * 9)
 
@@ -92,7 +93,7 @@ def write_cost(plan: FleetPlan) -> None:
     click.echo("")
 
 
-def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
+def write_lines(lines: Sequence[CostLine], sums: dict[str, float]) -> None:
     """Print costs by resource; resources that differ in name only share a row."""
     groups: dict[tuple[Any, ...], list[CostLine]] = {}
     for line in lines:
@@ -117,6 +118,7 @@ def write_lines(lines: Sequence[CostLine], sums: Totals) -> None:
         )
     write_table(rows, spare=("price from", "USD a unit", "unit", "quantity"))
     write_text(
-        f"\nWith all nodes: {sums.with_nodes:,.2f} USD an hour, {sums.with_nodes * HOURS_PER_MONTH:,.2f} a month. "
-        f"Without nodes: {sums.without_nodes:,.4f} an hour, {sums.without_nodes * HOURS_PER_MONTH:,.2f} a month.\n"
+        f"\nWith all nodes: {sums['usd_per_hour']:,.2f} USD an hour, {sums['usd_per_month']:,.2f} a month. "
+        f"Without nodes: {sums['without_nodes_usd_per_hour']:,.4f} an hour, "
+        f"{sums['without_nodes_usd_per_month']:,.2f} a month.\n"
     )

@@ -59,7 +59,7 @@ def gpu_notices(reading: Reading, stack: str) -> list[str]:
     if trains and progress and progress.straggler and progress.straggler.slower > SLOW_SHARE:
         lines.append(
             f"STRAGGLER: {progress.straggler}, for which all ranks wait: "
-            f"gpufleet logs trace --rank {progress.straggler.rank} --stack {stack}"
+            f"gpufleet logs --rank {progress.straggler.rank} --stack {stack}"
         )
     for node, minutes in _serving(reading).items():
         slow = {gpu: gpu_minute for gpu, gpu_minute in minutes[-1].gpus.items() if _is_throttled(gpu_minute)}

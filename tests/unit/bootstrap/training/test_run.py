@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import gzip
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bootstrap.contract.trace import REQUEST, TraceRequest
 from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, tensors
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import ConfigurationError
@@ -196,32 +193,6 @@ def slowly(at_step: Callable[[int], None]) -> Callable[[int], None]:
         at_step(step)
 
     return sleep
-
-
-def test_a_trace_that_is_asked_for_is_of_the_loops_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(tmp_path / "drain"))
-    store = LocalStore(tmp_path / "store")
-    request = TraceRequest(id="first", rank=0, steps=2, at=datetime.now(UTC), by="ada")
-    store.write(REQUEST, [request.to_text().encode()])
-
-    def wait(step: int) -> None:
-        deadline = time.monotonic() + 60
-        while (
-            step == 2
-            and not training.run._tracer._taking
-            and not training.run._tracer._request
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-
-    training = Training(store)
-    training.train(8, wait)
-    trace = gzip.decompress(store.read(request.trace)).decode()
-    assert "aten::addmm" in trace and "Optimizer.step#AdamW.step" in trace
-    traced = training.state()
-    undisturbed = Training(LocalStore(tmp_path / "other"))
-    undisturbed.train(8)
-    assert_same(traced, undisturbed.state())
 
 
 def test_resuming_on_s3_is_the_same(aws: str, undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:

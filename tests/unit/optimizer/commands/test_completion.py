@@ -51,8 +51,3 @@ def test_help_is_one_screen_and_help_all_has_the_rest(gpufleet: Gpufleet) -> Non
     assert len(short.splitlines()) <= 40 and "--budget" in short and "--lora-alpha" not in short
     assert "--lora-alpha" in whole and len(gpufleet("--help")[1].splitlines()) <= 40
     assert "--lora-alpha" in completed("recommend", incomplete="--lora")
-
-
-def test_options_of_a_command_below_logs_go_behind_its_name(gpufleet: Gpufleet) -> None:
-    code, _, err = gpufleet("logs", "--rank", "3", "trace")
-    assert code == 2 and "options of trace go behind its name" in err

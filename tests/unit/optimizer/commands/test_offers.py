@@ -75,7 +75,7 @@ def test_commitments_say_from_which_use_on_they_pay(run: Gpufleet) -> None:
     assert [large["capacity_block_usd_per_hour"], large["capacity_block_as_of"]] == [41.528, "2026-07-22"]
     assert large["reserved_1yr_break_even_hours"] is None
     code, out, _ = run("--price", "capacity-block", "--format", "csv")
-    assert code == 0 and out.splitlines()[1].startswith("p5.4xlarge,")
+    assert code == 0 and out.splitlines()[1].startswith("p4d.24xlarge,")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def outputs(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = sorted(outputs(cli))
-FOLDERS = {("stack", "policy", "--out"), ("logs", "trace", "--out")}
+FOLDERS = {("stack", "policy", "--out")}
 
 
 def test_the_list_has_the_long_ones() -> None:
