@@ -41,7 +41,7 @@ def read_row(commit: str = "") -> list[str]:
     stall = "–"
     for name in CHECKPOINTS:
         runs = [json.loads(line) for line in _read(commit, f"{name}_202611.jsonl").splitlines()]
-        longer = [s for run in runs if run.get("mode") == "ddp" for s in run.get("ours", run).get("extra_s", ())]
+        longer = next((run["extra_s"] for run in reversed(runs) if run.get("mode") == "ddp" and "extra_s" in run), ())
         if longer:
             stall = f"{median(longer):.2f} ({name.removeprefix('checkpoint_')})"
             break
