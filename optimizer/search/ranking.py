@@ -4,7 +4,7 @@ Symbols:
     dollars: mean of a candidate's expected cost and its 95th percentile, USD, and hour_usd for each of its hours.
     hours: mean of its expected hours and their 95th percentile, at least SHORTEST_HOURS.
     a: EXPONENTS of the objective; what hours are worth.
-Of scores within SAME of the lowest, fewer kinds of parallelism win, then fewer nodes.
+Of a type's scores within SAME of its lowest, fewer kinds of parallelism win, then fewer nodes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     for i, (candidate, is_old) in enumerate(zip(candidates, stale.tolist(), strict=True)):
         groups.setdefault((candidate.table, candidate.purchase.option, is_old), []).append(i)
     best = sorted((pick(group) for group in groups.values()), key=lambda i: (stale[i], score[i]))
-    first = pick([i for i in best if stale[i] == stale[best[0]]])
-    best = [first, *(i for i in best if i != first)]
+    first = best[0]
     # Plans at old spot prices are last; the best that may save stays in, for the answer's line on spot is of it.
     if not stale[first] and (saves := [i for i in best[MAX_PLANS:] if stale[i] and usd[i] < usd[first]]):
         best = [*best[: MAX_PLANS - 1], saves[0]] if not stale[best[MAX_PLANS - 1]] else best

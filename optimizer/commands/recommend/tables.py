@@ -155,21 +155,16 @@ def print_answer(answer: Recommendation, next_step: str, *, explain: bool) -> No
 
 
 def _describe_purchase(plan: FleetPlan, *, is_first: bool = False) -> str:
-    """Say what is bought and where, with dollars and hours; only a GPU with measured runs has a promise of hours."""
+    """Say what is bought and where, with dollars and hours; only a GPU with measured runs has a promise of them."""
     purchase, cost, hours = plan.purchase, plan.cost_usd, plan.hours
-    place = f"{plan.region} ({purchase.zone_id})" if purchase.zone_id else plan.region
-    usd = f"{'~' if plan.spot_range else ''}{_usd(cost.expected)} USD"
-    expected, bound = _duration(hours.expected), _duration(hours.p95)
+    usd, bound = f"{'~' if plan.spot_range else ''}{_usd(cost.expected)} USD", f"under {_usd(cost.p95)} USD"
     # The source says so too where the GPU's runs are of other models, layouts or methods.
     is_measured = plan.calibration.rows > 0 and "no measured run" not in plan.calibration.source
-    surely = f"; 95% of such runs end within {bound}"
-    if not is_measured or not is_first:
-        unit = expected.split()[1]
-        surely = f" ({'' if is_measured else 'estimated, '}under {bound.removesuffix(f' {unit}')})"
+    surely = ("19 in 20 " if is_measured else "estimated ") if is_first or not is_measured else ""
     return (
         f"{plan.node_count} x {plan.instance_type} ({plan.gpus} {plan.node.gpu}), "
-        f"{purchase.in_short.replace('on-demand', 'on demand')}, {place}: {usd} "
-        f"({'19 in 20: ' * is_first}under {_usd(cost.p95)}), {expected}{surely}"
+        f"{purchase.in_short.replace('on-demand', 'on demand')}, {purchase.zone_id or plan.region}: {usd}, "
+        f"{_duration(hours.expected)}; {surely}{bound}, {_duration(hours.p95)}"
     )
 
 
@@ -192,23 +187,20 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
     cheaper = (plan for plan in plans if plan.spot_range and plan.cost_usd.expected < first.cost_usd.expected)
     old = first if first.spot_range else next(cheaper, None)
     if old and old.spot_range:
-        origin = "prices derived from the Spot Advisor" if old.prices[0].source == DERIVED_SPOT else "prices"
-        text = (
-            f"{old.node_count} x {old.instance_type} perhaps {_usd(old.cost_usd.expected)} to "
-            f"{_usd(old.cost_usd.p95)} USD, {_duration(old.hours.expected)}; {origin} are "
-            f"{counted(old.spot_range.age_days, 'day')} old: add --refresh"
-        )
+        origin = "Advisor prices" if old.prices[0].source == DERIVED_SPOT else "prices"
+        text = f"{origin} {counted(old.spot_range.age_days, 'day')} old: add --refresh"
+        if old is not first:
+            usd = f"{_usd(old.cost_usd.expected)} to {_usd(old.cost_usd.p95)} USD"
+            return f"{old.node_count} x {old.instance_type} perhaps {usd}, {_duration(old.hours.expected)}; {text}"
     elif first.purchase.option == "spot":
         price, stops = first.prices[0], first.interruption.expected_count
         text = f"{price.usd:,.2f} USD an hour a node on {price.as_of}; {stops:.2g} interruptions expected"
     else:
         return ""
-    if old not in (None, first):
-        return text  # the rest is of plan 1
-    if first.purchase.option == "spot" and first.alternates:
-        text += f"; without capacity there: {first.describe_alternates(1)}"
+    if first.alternates:
+        text += f"; else {first.describe_alternates(1)}"
     if outlook := first.spot_policy:
-        text += f"; policy {outlook.policy}: {usd_text(outlook.cost_usd.expected, is_old=old is first)} USD"
+        text += f"; {outlook.policy}: {usd_text(outlook.cost_usd.expected, is_old=old is first)} USD"
     return text
 
 
@@ -227,7 +219,7 @@ def _describe_needs(plan: FleetPlan) -> str:
         return f"{fits}; needs only what is reserved"
     # AWS offers Capacity Blocks for types whose capacity is scarce:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
-    rare = "; nodes are rare: gpufleet blocks find" if letter == "P" else ""
+    rare = "; rare: gpufleet blocks find" if letter == "P" else ""
     return f"{fits}; needs {' and '.join(needs)} in {plan.region}{rare}"
 
 

@@ -122,7 +122,7 @@ def test_one_line_says_what_a_refresh_settles() -> None:
     # Beside a first plan at a current spot price, its places and its policy are not the old one's.
     current = answered(1).plans[0]
     cheaper = old.model_copy(update={"cost_usd": old.cost_usd.model_copy(update={"expected": 0.01})})
-    assert "without capacity there" in describe_spot([current])
+    assert "; else " in describe_spot([current])
     assert describe_spot([current, cheaper]).endswith("add --refresh")
 
 
