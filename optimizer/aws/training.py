@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bootstrap.contract.codec import FormatError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 SEGMENTS_READ = 15
 # Objects of a ledger to read at once: a day has 1,440 of them, 30 ms each.
 DOWNLOADS = 16
+# Points of a line in a terminal.
+MOST_POINTS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +37,8 @@ class TrainingProgress:
     loss: float | None = None  # newest that was reported; None where it was not finite
     loss_step: int | None = None  # None where none was reported
     straggler: Straggler | None = None  # slowest rank of the last minute
+    recent_losses: tuple[float, ...] = ()  # finite, the newest last
+    recent_steps_per_second: tuple[float, ...] = ()  # between events since the last start
 
 
 def read_progress(client: S3Client, bucket: str, checkpoint_prefix: str) -> TrainingProgress | None:
@@ -66,6 +71,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     finished = False
     step = None
     loss: tuple[int, float | None] | None = None
+    losses: list[float] = []
     straggler: Straggler | None = None
     marks: list[tuple[float, int]] = []  # since the last start
     for event in events:
@@ -80,6 +86,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         step = int(event["step"])
         if (reported := read_loss(event)) is not None:
             loss = reported
+            losses += [reported[1]] if reported[1] is not None else []
         straggler = read_straggler(event) or straggler
         if event["event"] == "train":
             marks = []
@@ -100,6 +107,12 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
         loss=loss[1] if loss else None,
         loss_step=loss[0] if loss else None,
         straggler=straggler,
+        recent_losses=tuple(losses[-MOST_POINTS:]),
+        recent_steps_per_second=tuple(
+            (step - before) / (at - since)
+            for (since, before), (at, step) in pairwise(marks[-MOST_POINTS - 1 :])
+            if at > since
+        ),
     )
 
 

@@ -20,6 +20,7 @@ from infra.naming import Names
 from optimizer.commands.options import FiniteRange, list_stacks, one_stack_options
 from optimizer.commands.output import (
     describe_error,
+    format_number,
     format_option,
     say,
     write_csv,
@@ -33,7 +34,7 @@ from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, 
 from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.live import POLL_S, watch
-from optimizer.commands.status.measures import MEASURES, compare, headline
+from optimizer.commands.status.measures import MEASURES, compare, headline, sparkline
 from optimizer.commands.status.reading import Reading, read_file
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
@@ -203,6 +204,12 @@ def as_json(names: Names, plan: FleetPlan, reading: Reading) -> dict[str, Any]:
 def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, Any]], told: list[str]) -> None:
     write_text("\n".join([*headline(plan, reading), *told]) + "\n")
     write_table(measures, MEASURES)
+    if (progress := current_progress(reading)) is not None:
+        for name, values in (("loss", progress.recent_losses), ("steps/s", progress.recent_steps_per_second)):
+            if len(values) > 1:
+                click.echo(
+                    f"{name:7}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}"
+                )
     if reading.state is not None and reading.state.answers:
         click.echo("")
         write_table(_place_rows(reading.state, reading.at), PLACE_COLUMNS)

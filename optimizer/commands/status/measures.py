@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +16,7 @@ from optimizer.commands.status.gpus import gpu_use
 from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
 
+BARS = "▁▂▃▄▅▆▇█"
 MEASURES = {"measure": "measure", "unit": "unit", "predicted": "predicted", "actual": "actual", "note": ""}
 
 
@@ -54,6 +57,17 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         ("interruptions", "", plan.interruption.expected_count, interruptions, ""),
     ]
     return [dict(zip(MEASURES, values, strict=True)) for values in rows]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Draw bars between the least and the largest value; digits where the terminal knows ASCII alone."""
+    low, high = min(values), max(values)
+    try:
+        BARS.encode(sys.stdout.encoding)
+        bars = BARS
+    except UnicodeEncodeError:
+        bars = "12345678"
+    return "".join(bars[int(7 * (value - low) / (high - low or 1))] for value in values)
 
 
 def _loss(progress: TrainingProgress | None) -> list[tuple[str, str, None, float | None, str]]:

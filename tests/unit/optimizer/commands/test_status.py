@@ -23,7 +23,7 @@ from optimizer.aws.training import TrainingProgress
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy, read_stack, write_stack_file
 from optimizer.commands.status.forecast import forecast
 from optimizer.commands.status.live import changes, next_decision, print_events
-from optimizer.commands.status.measures import compare, headline
+from optimizer.commands.status.measures import compare, headline, sparkline
 from optimizer.commands.status.reading import Reading, read, read_file
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
@@ -113,6 +113,25 @@ def test_the_table_says_phase_money_nodes_limits_and_silence(deployed: DeployedS
     assert "ceiling 3,000.00, p95 of the plan 120.00" in out
     assert "asked to stop at" in out and "by ada" in out
     assert out.count("InService") == 2
+
+
+def test_the_table_draws_loss_and_speed(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    marks = [(60, 100, 4.0), (40, 102, 3.0), (20, 104, None), (0, 108, 2.0)]
+    events: list[dict[str, Any]] = [{"event": "start", "t": now - 70}]
+    events += [
+        {"event": "progress", "t": now - ago_s, "step": step, "loss_step": step, "loss": loss}
+        for ago_s, step, loss in marks
+    ]
+    lines = "".join(json.dumps({"writer": "w", **event}) + "\n" for event in events)
+    deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
+    deployed.write_state()
+    drawn = {line.split()[0]: line.split() for line in gpufleet("status", *deployed.arguments)[1].splitlines() if line}
+    assert "█▄▁" in drawn["loss"] and drawn["steps/s"] == ["steps/s", "▁▁█", "0.1", "to", "0.2"]
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert sparkline([4, 3, 2]) == "841"
 
 
 def test_a_node_that_left_the_group_is_told(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
