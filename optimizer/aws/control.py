@@ -25,7 +25,7 @@ NOTHING: Mapping[str, StackSpend] = MappingProxyType({})
 
 
 def read_state(client: S3Client, bucket: str, prefix: str) -> ControllerState | None:
-    """Read the controller's state; None before its first tick, a GpufleetError where it is none."""
+    """Read the controller's state; None before its first tick or without a bucket, a GpufleetError where it is none."""
     return _parse(state.read_state, client, bucket, f"{prefix}/{state.FILE}")
 
 
@@ -109,7 +109,7 @@ def _read(client: S3Client, bucket: str, key: str) -> tuple[str, str] | None:
         answer = client.get_object(Bucket=bucket, Key=key)
         return answer["Body"].read().decode(errors="replace"), answer["ETag"]
     except Exception as error:
-        if errors.is_no_object(error):
+        if errors.is_no_object(error) or errors.is_not_found(error):
             return None
         raise
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
 from bootstrap.contract.request import PersonRequest, merge_spends
 from bootstrap.contract.state import ENDED, ControllerState
+from bootstrap.contract.timings import HOUR
 from infra.control_settings import job_id
 from infra.naming import Names
 from infra.s3_uri import read_s3_prefix
@@ -51,15 +52,10 @@ from optimizer.commands.stack_file import (
     resolve_names,
 )
 from optimizer.commands.stop import end_nodes
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.plan import FleetPlan, PlannedJob
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.policy_outlook import forecast_rest
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-
-T = TypeVar("T")
 
 # Name something of one region.
 BOUND_KEYS = ("gpufleet:vpcId", "gpufleet:subnetIds", "gpufleet:amiId", "gpufleet:image")
@@ -76,18 +72,6 @@ class Destination:
     stack: str
     plan: FleetPlan
     config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rest:
-    """Rest of a run in a place: USD with the copy of its checkpoint, hours; a limit of None is none."""
-
-    copy_usd: float
-    usd: float
-    hours: float
-    hours_p95: float
-    left_usd: float | None
-    left_hours: float | None
 
 
 @click.command(
@@ -150,7 +134,7 @@ def command(
     else:
         if target is None:
             place = find_place(source, region, directory, config_given, refresh, plans=plans, plan_number=plan_number)
-            _show(source, place)
+            say(weigh(source, place, *read_run(source)))
             if not yes:
                 require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
                 confirm("Move it?", nothing_was="changed", next_step=again)
@@ -161,29 +145,6 @@ def command(
         follow_run(target.stack, directory)
     else:
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {target.stack} --watch 60")
-
-
-def _show(source: StackFile, place: Destination) -> None:
-    """Print what the move takes; NothingFeasibleError where the ceiling does not pay for the rest."""
-    state, carried = read_run(source)
-    if state and state.phase == "done":
-        raise InvalidInputError(f"the run of stack {source.stack} is done", next_step="gpufleet down")
-    rest = weigh(source, place, state, carried)
-    limit = "no ceiling" if rest.left_usd is None else f"{rest.left_usd:,.2f} USD of the ceiling are left"
-    words = (
-        f"the rest is expected to take {rest.hours:,.1f} h and {rest.usd:,.2f} USD, {rest.copy_usd:,.2f} of them for "
-        f"the copy of its checkpoint; {limit}"
-    )
-    if choose({place.stack: rest}) is None:
-        raise NothingFeasibleError(
-            words,
-            why="the controller would end the run before it is done",
-            next_step="--config ceilingUsd=USD for a new stack, or stay",
-        )
-    say(
-        f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {place.stack} in "
-        f"{place.plan.region}, {place.plan.fleet}: {words}"
-    )
 
 
 def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
@@ -198,17 +159,14 @@ def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
 
 def read_asked(names: Names) -> PersonRequest | None:
     """Read the last person's request of a stack; None also where the stack was never up."""
-    return _read(control.read_request, names)
+    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
+        return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
-def _read(read: Callable[[S3Client, str, str], T | None], names: Names) -> T | None:
-    try:
-        with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
-            return read(clients.s3(names.region), names.bucket, names.control_prefix)
-    except GpufleetError as error:
-        if isinstance(error.__cause__, Exception) and errors.is_not_found(error.__cause__):
-            return None
-        raise
+def read_state(names: Names) -> ControllerState | None:
+    """Read the controller's state of a stack; None also where the stack was never up."""
+    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
+        return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
 def find_run(file: StackFile, directory: Path) -> tuple[StackFile, StackFile | None]:
@@ -229,7 +187,7 @@ def read_run(file: StackFile) -> tuple[ControllerState | None, Carried]:
     names, _ = resolve_names(file)
     with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
         carried = find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
-    return _read(control.read_state, names), carried
+    return read_state(names), carried
 
 
 def find_place(
@@ -239,55 +197,48 @@ def find_place(
     given: Mapping[str, str],
     refresh: bool | None,
     *,
-    request: Mapping[str, Any] | None = None,
     plans: str | None = None,
     plan_number: int = 1,
 ) -> Destination:
     """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
 
-    Without ``plans`` the request, by default the one that ``gpufleet up`` keeps, is planned for the region.
+    Without ``plans`` the request that ``gpufleet up`` keeps is planned for the region.
     """
     if (mode := source.config.get("gpufleet:mode", "training")) != "training":
         raise InvalidInputError(
             f"gpufleet:mode of stack {source.stack} is {mode}",
             limit="training",
             why="the checkpoint of one training run is moved",
-            next_step="deploy a second stack: gpufleet up PLAN --stack NAME",
         )
-    known = [other for other in others_of_job(source, directory) if other.plan.region == region]
-    name = known[0].stack if known else f"{source.stack.removesuffix(f'-{source.plan.region}')}-{region}"
+    known = next((other for other in others_of_job(source, directory) if other.plan.region == region), None)
+    name = known.stack if known else f"{source.stack.removesuffix(f'-{source.plan.region}')}-{region}"
     check_name(name)
-    kept = (known or [source])[0].config
-    config = {**{key: value for key, value in kept.items() if key not in OWN_KEYS}, **given}
-    bound = [
-        key
-        for key, value in config.items()
-        if key not in given and ((isinstance(value, Mapping) and "secure" in value) or (key in BOUND_KEYS and value))
-    ]
-    if bound and not known:
+    kept = {key: value for key, value in (known or source).config.items() if key not in (*OWN_KEYS, *given)}
+    config = {**kept, **given}
+    data_region = _locate_data(config, region)
+    if known:
+        _refuse_second_run(known)
+        say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
+        return Destination(stack=name, plan=known.plan, config=config)
+    secret = [key for key, value in kept.items() if isinstance(value, Mapping) and "secure" in value]
+    if bound := secret + [key for key in BOUND_KEYS if kept.get(key)]:
         raise InvalidInputError(
             f"stack {source.stack} has {', '.join(bound)}",
             why=f"it names something of {source.plan.region}, or is a secret that is encrypted for its stack",
             next_step="--config KEY=VALUE for the new stack; empty for none",
         )
-    data_region = _locate_data(config, region)
-    if known:
-        _refuse_second_run(known[0])
-        say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
-        return Destination(stack=name, plan=known[0].plan, config=config)
     if plans is None:
-        document = dict(_read_kept_request(source, directory) if request is None else request)
-        work = document.get("workload")
-        if data_region and isinstance(work, dict) and work.get("data_gib"):
-            document["workload"] = {**work, "data_region": data_region if data_region != region else None}
-        plans = _recommend(document, source.plan.job, region, choose_folder(directory) / f"plans.{name}.json", refresh)
+        document = _read_kept_request(directory / f"plans.{source.stack}.json")
+        if data_region not in (None, region) and document.get("workload", {}).get("data_gib"):
+            document["workload"]["data_region"] = data_region
+        request, answer = (choose_folder(directory) / f"{file}.{name}.json" for file in ("request", "plans"))
+        request.write_text(json.dumps(document, indent=1) + "\n")
+        plans = plan_again(str(request), [region], answer, refresh, source.plan.job)
     plan = read_plan_argument(plans, plan_number)
     if plan.region != region or job_id(plan) != job_id(source.plan):
-        jobs = [each.job.model_dump(exclude={"budget_usd", "deadline_hours"}) for each in (source.plan, plan)]
-        differ = sorted(key for key, value in jobs[0].items() if jobs[1][key] != value)
         raise InvalidInputError(
-            f"the plan is for {plan.region}" + (f" and another job: {', '.join(differ)} differ" if differ else ""),
-            limit=f"{region}, and the job of stack {source.stack}",
+            f"the plan is for {plan.region} and job {job_id(plan)}",
+            limit=f"{region}, and job {job_id(source.plan)} of stack {source.stack}",
             why="the checkpoint and the meter are of one job",
             next_step=f"plan the same request for the region: gpufleet recommend REQUEST --region {region}",
         )
@@ -296,7 +247,7 @@ def find_place(
 
 def _refuse_second_run(file: StackFile) -> None:
     names, _ = resolve_names(file)
-    asked, state = read_asked(names), _read(control.read_state, names)
+    asked, state = read_asked(names), read_state(names)
     is_asked = asked is not None and asked.want == "run"
     if state and state.phase not in ENDED and (is_asked or state.nodes.in_service + state.nodes.pending):
         raise InvalidInputError(
@@ -329,8 +280,7 @@ def _locate_data(config: Mapping[str, Any], region: str) -> str | None:
     return located.get("gpufleet:data")
 
 
-def _read_kept_request(source: StackFile, directory: Path) -> Mapping[str, Any]:
-    kept = directory / f"plans.{source.stack}.json"
+def _read_kept_request(kept: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(kept.read_text(encoding="utf-8"))["request"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -341,51 +291,51 @@ def _read_kept_request(source: StackFile, directory: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _recommend(document: Mapping[str, Any], job: PlannedJob, region: str, answer: Path, refresh: bool | None) -> str:
-    file = answer.with_name(answer.name.replace("plans.", "request.", 1))
-    file.write_text(json.dumps(document, indent=1) + "\n")
-    flags = ["--region", region, "--global-batch", str(job.global_batch)]
-    flags += ["--budget", str(job.budget_usd)] if job.budget_usd else []
-    flags += ["--deadline", f"{job.deadline_hours}h"] if job.deadline_hours else []
-    return run_recommend(str(file), answer, refresh, *flags)
+def plan_again(request: str, regions: Sequence[str], answer: Path, refresh: bool | None, job: PlannedJob | None) -> str:
+    """Plan a request in some regions, as the job that it was planned as before; return the path of the answer."""
+    flags = [word for region in regions for word in ("--region", region)]
+    if job:
+        # The request may leave it to recommend.
+        flags += ["--global-batch", str(job.global_batch)]
+    return run_recommend(request, answer, refresh, *flags)
 
 
-def weigh(source: StackFile, place: Destination, state: ControllerState | None, carried: Carried) -> Rest:
-    """Forecast the rest of a run in a place, under the spot policy and the ceiling that its stack has there."""
+def weigh(source: StackFile, place: Destination, state: ControllerState | None, carried: Carried) -> str:
+    """Say what the rest of a run takes in a place, under the spot policy and the ceiling that its stack has there.
+
+    Raises:
+        NothingFeasibleError: the ceiling does not pay for it.
+    """
+    if state and state.phase == "done":
+        raise InvalidInputError(f"the run of stack {source.stack} is done", next_step="gpufleet down")
     plan, left_hours = follow_policy(place.plan, place.config), None
     if state and plan.job.deadline_hours:
         start_hours = RESTART_HOURS + (plan.staging.node_hours if plan.staging else 0.0)
-        ran_hours = (datetime.now(UTC) - state.run_started_at) / timedelta(hours=1)
-        left_hours = plan.job.deadline_hours - ran_hours - start_hours
+        left_hours = plan.job.deadline_hours - (datetime.now(UTC) - state.run_started_at) / HOUR - start_hours
     # The next checkpoint may be larger than the newest one.
-    gib = max(carried.gib, source.plan.job.checkpoint_gib)
-    copy_usd = transfer_usd(gib, source.plan.region, plan.region)
+    copy_usd = transfer_usd(max(carried.gib, source.plan.job.checkpoint_gib), source.plan.region, plan.region)
     hours, usd = forecast_rest(plan, 1 - min(1.0, carried.step / plan.job.steps), left_hours=left_hours)
     given = place.config.get("gpufleet:ceilingUsd") or 0
     try:
         ceiling = float(given) or plan.job.budget_usd
     except ValueError as error:
         raise InvalidInputError(f"gpufleet:ceilingUsd is {given}", limit="a number of USD") from error
-    return Rest(
-        copy_usd=copy_usd,
-        usd=copy_usd + usd.expected,
-        hours=hours.expected,
-        hours_p95=hours.p95,
-        left_usd=ceiling - (state.spent_usd if state else 0.0) if ceiling else None,
-        left_hours=left_hours,
+    left_usd = ceiling - (state.spent_usd if state else 0.0) if ceiling else None
+    words = (
+        f"the rest is expected to take {hours.expected:,.1f} h and {copy_usd + usd.expected:,.2f} USD, {copy_usd:,.2f} "
+        f"of them for the copy of its checkpoint; "
+        + ("no ceiling" if left_usd is None else f"{left_usd:,.2f} USD of the ceiling are left")
     )
-
-
-def choose(rests: Mapping[str, Rest]) -> str | None:
-    """Return the cheapest place that keeps the deadline, else the earliest; None where the ceiling pays for none."""
-
-    def order(name: str) -> tuple[bool, float]:
-        rest = rests[name]
-        is_late = rest.left_hours is not None and rest.hours_p95 > rest.left_hours
-        return is_late, rest.hours_p95 if is_late else rest.usd
-
-    paid = [name for name, rest in rests.items() if rest.left_usd is None or rest.usd <= rest.left_usd]
-    return min(paid, key=order, default=None)
+    if left_usd is not None and copy_usd + usd.expected > left_usd:
+        raise NothingFeasibleError(
+            words,
+            why="the controller would end the run before it is done",
+            next_step="--config ceilingUsd=USD for a new stack, or stay",
+        )
+    return (
+        f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {place.stack} in "
+        f"{place.plan.region}, {place.plan.fleet}: {words}"
+    )
 
 
 def stand_up(
@@ -407,7 +357,7 @@ def hand_over(source: StackFile, target: StackFile, again: str) -> None:
     names, caller = end_nodes(source, moved_to=target.stack)
     last = datetime.now(UTC) + SETTLES_WITHIN
     with patience("waiting for the controller to see the last node's end"):
-        while (state := _read(control.read_state, names)) is not None:
+        while (state := read_state(names)) is not None:
             now = datetime.now(UTC)
             is_settled = all(instance.ended_at for instance in state.instances.values())
             if is_settled or state.is_silent(now) or now >= last:

@@ -1,10 +1,7 @@
 """Copies a run's newest valid checkpoint and its ledger from one region's bucket to another's, inside S3.
 
-New nodes could read the old bucket by its URI: their gateway endpoint reaches its own region alone, an interface
-endpoint other regions, too (https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-cross-region-privatelink-support.html).
-The copy is better: no node is paid while it runs, the transfer between the regions costs the same and no endpoint an
-hour, no node may read the bucket and use the key of another stack, and the old stack may go at once, not only after
-the new one's first checkpoint. Within a region nothing moves: another plan of the same stack reads the same bucket.
+No node is paid while the copy runs, none may read the bucket and use the key of another stack, and the old stack may go
+at once. Within a region nothing moves: another plan of the same stack reads the same bucket.
 """
 
 from __future__ import annotations

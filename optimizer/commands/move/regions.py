@@ -16,13 +16,12 @@ from shutil import copyfile
 
 from bootstrap.contract.state import UP, ControllerState
 from optimizer.commands.asking import choose_folder, end_dry_run
-from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.deploying import deploy, follow_run
 from optimizer.commands.move import (
-    Destination,
-    choose,
     find_place,
     find_run,
     hand_over,
+    plan_again,
     read_asked,
     read_run,
     stand_up,
@@ -33,8 +32,7 @@ from optimizer.commands.output import say
 from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
-from optimizer.contract.plan import FleetPlan
-from optimizer.contract.request import read_request_file
+from optimizer.contract.plan import FleetPlan, PlannedJob
 
 # A region that refused is tried again after about a gang's boot and tests.
 AGAIN = timedelta(minutes=30)
@@ -42,15 +40,7 @@ AGAIN = timedelta(minutes=30)
 
 @dataclass(kw_only=True, slots=True)
 class Walk:
-    """A run's way through regions.
-
-    Attributes:
-        base: NAME of the stacks NAME-REGION.
-        request: path of the REQUEST.
-        config: texts by key, written into each stack's configuration.
-        again: the command that takes the run up again.
-        refused: when a region refused the nodes or its stack.
-    """
+    """A run's way through regions, as stacks ``base``-REGION; ``again`` is the command that takes it up again."""
 
     base: str
     request: str
@@ -60,15 +50,12 @@ class Walk:
     again: str
     refresh: bool | None
     accept_stale_prices: bool
-    refused: dict[str, datetime] = field(default_factory=dict)
+    refused: dict[str, datetime] = field(default_factory=dict)  # when a region refused the nodes or its stack
 
     def begin(self, consent: Callable[[FleetPlan, str], None]) -> StackFile:
         """Return the stack that has the run; one that does not run is deployed, after ``consent`` to its plan.
 
         A region whose account cannot carry out its plan is left out, with its reason.
-
-        Raises:
-            GpufleetError: no region is left, or Pulumi was interrupted.
         """
         known = [file for region in self.regions if (file := find_stack(f"{self.base}-{region}", self.directory))]
         file = next((file for file in known if read_asked(resolve_names(file)[0])), None)
@@ -83,7 +70,7 @@ class Walk:
         left = [file.plan.region] if file else list(self.regions)
         while True:
             kept = next((other for other in [file, *known] if other and other.plan.region in left), None)
-            plan = kept.plan if kept else self._recommend(left)
+            plan = kept.plan if kept else self._recommend(left)[0]
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
             consent(follow_policy(plan, {**(kept.config if kept else {}), **self.config}), stack)
             try:
@@ -107,45 +94,39 @@ class Walk:
         while follow_run(file.stack, self.directory, leaves=_refuses_for(wait), again=self.again):
             refusal = f"{file.plan.region} has refused for {wait / timedelta(minutes=1):.0f} minutes"
             self.refused[file.plan.region] = datetime.now(UTC)
-            place = self._choose(file)
-            if place is None:
+            target = self._stand_up_next(file, refusal)
+            if target is None:
                 say(f"{refusal}; the run stays, as no other region is worth a try now")
-                continue
-            say(f"{refusal}: next is {place.plan.region}")
-            try:
-                # A region that had the run before keeps its plan, whose prices are old by now.
-                target = stand_up(place, file, self.directory, self.again, accept_stale_prices=True)
-            except GpufleetError as error:
-                self._leave_out(place.plan.region, error)
                 continue
             hand_over(file, target, self.again)
             file = target
 
-    def _recommend(self, regions: Sequence[str]) -> FleetPlan:
-        """Return the best plan in some regions; the answer is kept with its stack's name, too, for a later move."""
+    def _recommend(self, regions: Sequence[str], job: PlannedJob | None = None) -> tuple[FleetPlan, str]:
+        """Return the best plan in some regions and its file; each stack keeps its own for a later move."""
         folder = choose_folder(self.directory)
-        flags = [word for region in regions for word in ("--region", region)]
-        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", self.refresh, *flags)
-        plan = read_plan_argument(answer, 1)
-        copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json")
-        return plan
+        answer = folder / f"plans.{self.base}.json"
+        plan = read_plan_argument(plan_again(self.request, regions, answer, self.refresh, job), 1)
+        return plan, str(copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json"))
 
-    def _choose(self, file: StackFile) -> Destination | None:
-        """Plan the rest in the regions that did not refuse lately; return the place to go to, if any is worth it."""
-        (state, carried), now = read_run(file), datetime.now(UTC)
-        document, places, rests = read_request_file(Path(self.request)), {}, {}
-        for region in self.regions:
-            refused_at = self.refused.get(region)
-            if region == file.plan.region or (refused_at and now - refused_at < AGAIN):
-                continue
+    def _stand_up_next(self, file: StackFile, refusal: str) -> StackFile | None:
+        """Make the stack of the best region that did not refuse lately, and whose rest the ceiling pays for, if any."""
+        since = datetime.now(UTC) - AGAIN
+        left = [each for each in self.regions if each != file.plan.region and not self.refused.get(each, since) > since]
+        while left:
+            region = left[0]
             try:
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                    place = find_place(file, region, self.directory, self.config, self.refresh, request=document)
-                rests[region], places[region] = weigh(file, place, state, carried), place
+                    plan, answer = self._recommend(left, file.plan.job)
+                    region = plan.region
+                    place = find_place(file, region, self.directory, self.config, self.refresh, plans=answer)
+                    weigh(file, place, *read_run(file))
+                say(f"{refusal}: next is {region}")
+                # A region that had the run before keeps its plan, whose prices are old by now.
+                return stand_up(place, file, self.directory, self.again, accept_stale_prices=True)
             except GpufleetError as error:
                 self._leave_out(region, error)
-        chosen = choose(rests)
-        return places[chosen] if chosen else None
+                left.remove(region)
+        return None
 
     def _leave_out(self, region: str, error: GpufleetError) -> None:
         if isinstance(error.__cause__, KeyboardInterrupt):

@@ -199,7 +199,7 @@ def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions:
         ({"gpufleet:vpcId": "vpc-1"}, [EUROPE, "--plans", "same.json"], "has gpufleet:vpcId"),
         ({"gpufleet:secret": {"secure": "x"}}, [EUROPE, "--plans", "same.json"], "encrypted for its stack"),
         ({"gpufleet:data": "s3://BUCKET/tokens"}, [EUROPE, "--plans", "same.json"], f"a bucket in {EUROPE}"),
-        ({}, [EUROPE, "--yes", "--plans", "other.json"], "samples, steps, tokens differ"),
+        ({}, [EUROPE, "--yes", "--plans", "other.json"], "are of one job"),
         ({}, [EUROPE, "--yes"], "then --plans PLAN"),
         ({}, [EUROPE, "--plans", "same.json"], "--yes"),
     ],
@@ -245,5 +245,5 @@ def test_the_plan_follows_from_the_request_that_up_kept(
     monkeypatch.setattr(move, "stand_up", enough)
     code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
     assert code != 0
-    flags = ("--region", EUROPE, "--global-batch", "128", "--budget", "3000.0", "--deadline", "48.0h")
+    flags = ("--region", EUROPE, "--global-batch", "128")
     assert asked == [({**request, "workload": {**work, "data_region": REGION}}, *flags), EUROPE]

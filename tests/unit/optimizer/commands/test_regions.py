@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bootstrap.contract.state import ControllerState
 from optimizer.commands import deploying, down, move, stop, up
 from optimizer.commands.move import regions
-from optimizer.commands.move.copying import Carried
 from optimizer.commands.stack import put_plan
-from optimizer.commands.stack_file import StackFile
 from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
@@ -110,8 +106,7 @@ def world(
         answer.write_text(plan_in(region, cost_usd=cost).to_json())
         return str(answer)
 
-    for module in (move, regions):
-        monkeypatch.setattr(module, "run_recommend", recommend)
+    monkeypatch.setattr(move, "run_recommend", recommend)
     return world
 
 
@@ -132,27 +127,6 @@ def test_a_run_begins_in_the_cheapest_region_and_goes_on_where_capacity_comes(wo
     )
     assert code == 0, err
     assert f"the meter of stack {second.names.stack} counts nothing more of {first.names.stack}" in out
-
-
-def test_places_are_weighed_by_what_the_stacks_spot_policy_costs(tmp_path: Path) -> None:
-    """Oregon is dearer than Europe with fallback, and cheaper with adaptive."""
-    source = StackFile(stack="dev", path=tmp_path / "Pulumi.dev.yaml", plan=sample_plan(), config={})
-
-    def choose(config: dict[str, str]) -> str | None:
-        rests = {}
-        for region, fallback_usd, adaptive_usd in ((EUROPE, 100.0, 90.0), (OREGON, 110.0, 50.0)):
-            spread = {"expected": adaptive_usd, "p50": adaptive_usd, "p95": adaptive_usd + 100}
-            outlook = {"policy": "adaptive", "hours": {"expected": 9.0, "p50": 8.0, "p95": 20.0}, "cost_usd": spread}
-            outlook |= {"expected_usd": {"fallback": fallback_usd, "adaptive": adaptive_usd}, "source": "test"}
-            cost = sample_plan().cost_usd.model_dump()
-            cost["breakdown"]["compute"] += fallback_usd - 100
-            cost |= {part: cost[part] + fallback_usd - 100 for part in ("expected", "p50", "p95")}
-            plan = plan_in(region, cost_usd=cost, spot_policy=outlook)
-            place = move.Destination(stack=region, plan=plan, config=config)
-            rests[region] = move.weigh(source, place, None, Carried(objects={}, manifest=None, step=0))
-        return move.choose(rests)
-
-    assert (choose({}), choose({"gpufleet:spotPolicy": "adaptive"})) == (EUROPE, OREGON)
 
 
 def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
@@ -245,27 +219,3 @@ def test_a_region_whose_stack_is_half_made_starts_no_node_beside_the_next(
     assert code == 0 and f"{REGION} is left out: an alarm is refused" in err
     assert not world.state(f"{world.base}-{REGION}").instances
     assert world.state(f"{world.base}-{OREGON}").instances
-
-
-@given(
-    figures=st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(0, 100), st.floats(0, 100))),
-    left_usd=st.none() | st.floats(0, 200),
-    left_hours=st.none() | st.floats(0, 200),
-)
-def test_the_chosen_region_is_paid_for_and_in_time_where_any_is(
-    figures: dict[str, tuple[float, float]], left_usd: float | None, left_hours: float | None
-) -> None:
-    rests = {
-        region: move.Rest(
-            copy_usd=0.0, usd=usd, hours=hours / 2, hours_p95=hours, left_usd=left_usd, left_hours=left_hours
-        )
-        for region, (usd, hours) in figures.items()
-    }
-    paid = {region for region, (usd, _) in figures.items() if left_usd is None or usd <= left_usd}
-    in_time = {region for region in paid if left_hours is None or figures[region][1] <= left_hours}
-    chosen = move.choose(rests)
-    assert (chosen is None) == (not paid)
-    if in_time:
-        assert chosen in in_time and figures[chosen][0] == min(figures[region][0] for region in in_time)
-    elif paid:
-        assert chosen and figures[chosen][1] == min(figures[region][1] for region in paid)
