@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
 import signal
@@ -11,7 +10,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from bootstrap.contract.codec import FormatError
 from bootstrap.contract.node_plan import VARIABLE, Expected, read_node_plan
@@ -31,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if is_rank and asked.nproc:
         parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
+    for name, value in (("--nproc", asked.nproc), ("--time-limit-s", asked.time_limit_s)):
+        if value is not None and not 0 < value < math.inf:
+            parser.error(f"{name} is {value}, not a finite number above 0")
     if (is_gang or is_rank) and lacking:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     try:
@@ -40,20 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit_s = asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S)
     if is_rank:
         signal.alarm(math.ceil(limit_s) + HANGS_S)  # no handler: the kernel ends the process
-    device = _device(asked.device)
-    if device is None:
-        return 1
-    # Imported here: torch takes seconds, and --help does not wait.
+    # Imported late: torch takes seconds, and --help does not wait.
     import torch
 
     from bootstrap.smoke import gang, ranks
 
+    gpus = torch.cuda.device_count()
+    on_gpu = asked.device == "cuda" or (asked.device == "auto" and gpus > 0)
+    nproc = asked.nproc or (gpus if on_gpu else CPU_PROCESSES)
+    if on_gpu and not 1 <= nproc <= gpus:
+        sys.stderr.write(f"smoke: --device cuda with {nproc} ranks, and torch sees {gpus} GPUs; next: nvidia-smi\n")
+        return 1
     if not is_rank:
-        gpus = torch.cuda.device_count()
-        nproc = asked.nproc or (gpus if device == "cuda" else CPU_PROCESSES)
-        if device == "cuda" and nproc > gpus:
-            sys.stderr.write(f"smoke: --nproc {nproc} needs as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
-            return 1
         # The ranks need no --nproc, and torchrun would take it for a short form of its own option.
         own = argparse.ArgumentParser(add_help=False)
         own.add_argument("--nproc")
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.dup2(2, 1)
     return gang.run(
         gang.SmokeOptions(
-            device=device,
+            device="cuda" if on_gpu else "cpu",
             name=asked.name,
             expected=(plan and plan.expected) or Expected(),
             time_limit_s=limit_s,
@@ -73,33 +72,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _device(asked: str) -> Literal["cpu", "cuda"] | None:
-    """Choose the device; None, with the reason on stderr, where torch or the GPU is not there."""
-    if importlib.util.find_spec("torch") is None:
-        sys.stderr.write("smoke: torch is not installed for this python; next: pip install 'gpufleet[torch]'\n")
-        return None
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if asked == "cuda" and not gpus:
-        sys.stderr.write("smoke: --device cuda, and torch sees no GPU; next: nvidia-smi\n")
-        return None
-    return "cuda" if asked == "cuda" or (asked == "auto" and gpus) else "cpu"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.smoke",
-        description="Smoke test of this node: DDP's gradients and all-reduce bandwidth, one rank a GPU (or --nproc on "
-        "CPU). gang: of all nodes of a run together, also every collective, every pair of hosts and every rank's "
-        "products; started by torchrun, or any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+        description="Smoke test of this node: equal products of all ranks and all-reduce bandwidth, one rank a GPU (or "
+        "--nproc on CPU). gang: of all nodes of a run together, also every collective, every pair of hosts and every "
+        "rank's speed; started by torchrun, or any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
         "MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to --out; a gang's bad_hosts are to be "
         "replaced. Rank 0 prints a table to stderr.",
         epilog="Exit code: 0 pass or warn, 1 a test failed or a rank was lost, 2 wrong usage.",
     )
     parser.add_argument("scope", nargs="?", choices=["gang"], help="test all nodes of a run together")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--nproc", type=_count, help="ranks to start (default: every GPU; 2 on CPU)")
+    parser.add_argument("--nproc", type=int, help="ranks to start (default: every GPU; 2 on CPU)")
     parser.add_argument("--name", default=socket.gethostname(), help="this host in the report (default: its host name)")
     parser.add_argument(
         "--plan",
@@ -109,26 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--time-limit-s",
-        type=_positive,
+        type=float,
         metavar="SECONDS",
         help=f"end and fail after this long (default: {NODE_LIMIT_S:g}; gang: {GANG_LIMIT_S:g})",
     )
     parser.add_argument("--out", type=_writable, metavar="FILE", help="report file (default: stdout of rank 0)")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
 
 
 def _writable(text: str) -> Path:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Expected
-from bootstrap.smoke import bandwidth, gradients, pairs, ranks, report, straggler, watch
+from bootstrap.smoke import bandwidth, pairs, products, ranks, report, watch
 
-# Shares of the time limit; what is left is for joining and gradients.
+# Shares of the time limit; what is left is for joining.
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0
 # The same on a node whose first program of CUDA's this is: its libraries take up to a minute from a cold EBS volume.
 COLD_JOIN_S = 120.0
-# Steps that load libraries too; and DDP a second part of torch.
-FIRST_STEPS = ("connect", "gradients")
+# Steps that load libraries too.
+FIRST_STEPS = ("connect", "products")
 # Seconds that measurements may take in all, however late the test is ended.
 MEASURING_S = 90.0
 
@@ -46,8 +46,7 @@ class _Gang:
     """State of one run on this rank: the results so far, and the report of this host."""
 
     def __init__(self, options: SmokeOptions, place: ranks.Ranks) -> None:
-        self.options, self.place = options, place
-        self.started_at, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        self.options, self.place, self.began = options, place, time.monotonic()
         self.results: list[report.CheckResult] = []
         self.facts: dict[str, Any] = {}
         self.hosts: list[str] = []  # of each rank
@@ -59,50 +58,41 @@ class _Gang:
         given = [rank["hostname"] for rank in self.facts["ranks"]][:: self.place.local_world_size]
         self.names = [name if given.count(name) == 1 else f"{name}-{node}" for node, name in enumerate(given)]
         self.hosts = [self.names[rank // self.place.local_world_size] for rank in range(self.place.world_size)]
-        self.facts["nodes"] = len(self.names)
 
     def host(self, rank: int) -> str:
         """Name of a rank's host, where it has told."""
         return self.hosts[rank] if self.hosts else f"the host of rank {rank}"
 
-    def add(self, results: Sequence[report.CheckResult], duration_s: float) -> None:
-        self.results += [replace(self._blame(result), duration_s=duration_s) for result in results]
-
-    def _blame(self, result: report.CheckResult) -> report.CheckResult:
-        """Name the hosts of the ranks that differ, where they are fewer than the others."""
-        odd = {*result.details.get("odd_ranks", ())}
-        names = tuple(dict.fromkeys(self.host(rank) for rank in sorted(odd)))
-        if result.verdict == "pass" or not names or 2 * len(names) >= len(self.names):
-            return result
-        return replace(result, hosts=names)
-
     def finish(self, error: str | None, bad: Sequence[str] = (), hung: str = "") -> bool:
         """Report the verdict; True where the gang may train. ``hung``: the step that hangs though all ranks live."""
-        text = report.build(
-            started_at=self.started_at,
-            duration_s=time.monotonic() - self.began,
-            arguments={"device": self.options.device, "time_limit_s": self.options.time_limit_s},
-            facts=self.facts,
-            results=self.results,
-            error=error,
-        )
-        bad = fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names)
-        text |= {"host": self.host(self.place.rank), "bad_hosts": list(bad), "hung": hung}
+        verdicts = [result.verdict for result in self.results]
+        passed = error is None and bool(verdicts) and "fail" not in verdicts
+        text = {
+            "schema_version": report.SCHEMA_VERSION,
+            "passed": passed,
+            "verdict": max(verdicts, key=report.VERDICTS.index) if passed else "fail",
+            "error": error,
+            "duration_s": round(time.monotonic() - self.began, 3),
+            **self.facts,
+            "tests": [asdict(result) | {"verdict": result.verdict} for result in self.results],
+            "host": self.host(self.place.rank),
+            "bad_hosts": fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names),
+            "hung": hung,
+        }
         if self.place.rank == 0:
             sys.stderr.write(table(text))
         if self.place.local_rank == 0 and (self.options.out or self.place.rank == 0):
             report.write(text, self.options.out)
-        return bool(text["passed"])
+        return passed
 
     def lose(self, reason: str, loss: watch.Loss) -> None:
         """Report a test that could not end."""
         told = [f"{self.host(rank)}, rank {rank}: {fault}" for rank, fault in loss.faults.items()]
-        lost = dict.fromkeys(self.host(rank) for rank in loss.silent)
-        told += [f"{name} does not answer" for name in lost]
-        bad = dict.fromkeys([*(self.host(rank) for rank in loss.faults), *lost])
+        told += dict.fromkeys(f"{self.host(rank)} does not answer" for rank in loss.silent)
         hung = loss.hung if not told else ""
         if hung:
             reason = f"{hung} hangs, though every rank answers"
+        bad = dict.fromkeys(map(self.host, (*loss.faults, *loss.silent)))
         self.finish("; ".join([*told, reason]), tuple(bad), hung)
 
 
@@ -118,9 +108,7 @@ def run(options: SmokeOptions) -> int:
         place.timeout = timedelta(seconds=watch.STEP_S)
         for name, measure in measurements(gang):
             guard.step(name, join_s if name in FIRST_STEPS else None)
-            began = time.monotonic()
-            results = measure()
-            gang.add(results, time.monotonic() - began)
+            gang.results += measure()
         passed = gang.finish(None)
         guard.step("leave")
         place.leave()
@@ -133,7 +121,7 @@ def run(options: SmokeOptions) -> int:
 
 
 def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckResult]]]]:
-    """Measurements in order: connect, correctness, speed of the links, speed of the ranks."""
+    """Measurements in order."""
     place, options, expected = gang.place, gang.options, gang.options.expected
     budget_s = min(options.time_limit_s, MEASURING_S)
     band = expected.network_gb_per_s if len(gang.names) > 1 else expected.link_gb_per_s
@@ -150,19 +138,15 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
         share_s = COLLECTIVES / len(names) * budget_s
         return name, lambda: bandwidth.check(place, name, expected=rate, budget_s=share_s)
 
+    def compute() -> list[report.CheckResult]:
+        found = products.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s)
+        return found if options.is_gang else found[:1]
+
     # A plugin may pass some collectives and hang in another (bootstrap/known-bad.csv).
     names: tuple[bandwidth.Collective, ...] = get_args(bandwidth.Collective) if options.is_gang else ("all_reduce",)
-    steps: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
-        ("connect", connect),
-        ("gradients", lambda: gradients.check(place)),
-        *map(collective, names),
-    ]
+    steps = [("connect", connect), ("products", compute), *map(collective, names)]
     if options.is_gang:
-        matmul = expected.matmul_tflop_per_s
         steps.insert(2, ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)))
-        steps.append(
-            ("products", lambda: straggler.check(place, gang.hosts, matmul, budget_s=PRODUCTS * budget_s)),
-        )
     return steps
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,15 +21,8 @@ MAX_ROUNDS = 15
 # Pairs of like hosts in one placement group have the same path.
 WARN, FAIL = 0.75, 0.5
 
+UNIT = "of the usual pair"
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slow:
-    """Slow hosts (in all their pairs), and slow pairs of two hosts that are not slow otherwise."""
-
-    hosts: tuple[int, ...]
-    pairs: tuple[Pair, ...]
 
 
 def rounds(hosts: int) -> list[list[Pair]]:
@@ -50,16 +42,18 @@ def usual(gb_per_s: Mapping[Pair, float]) -> float:
     return statistics.median(max(rate for pair, rate in gb_per_s.items() if host in pair) for host in _hosts(gb_per_s))
 
 
-def find_slow(gb_per_s: Mapping[Pair, float], share: float) -> Slow:
-    """Find hosts and pairs below ``share`` of the usual pair; two hosts alone have no usual pair."""
+def find_slow(gb_per_s: Mapping[Pair, float], share: float) -> tuple[list[int], list[Pair]]:
+    """Find hosts that are below ``share`` of the usual pair in all their pairs, and other pairs below it.
+
+    Two hosts alone have no usual pair.
+    """
     hosts = _hosts(gb_per_s)
     if len(hosts) < 3:
-        return Slow(hosts=(), pairs=())
+        return [], []
     limit = share * usual(gb_per_s)
-    slow = {pair for pair, rate in gb_per_s.items() if rate < limit}
-    slow_hosts = tuple(host for host in hosts if all(pair in slow for pair in gb_per_s if host in pair))
-    alone = tuple(sorted(pair for pair in slow if not set(pair) & set(slow_hosts)))
-    return Slow(hosts=slow_hosts, pairs=alone)
+    slow = sorted(pair for pair, rate in gb_per_s.items() if rate < limit)
+    slow_hosts = [host for host in hosts if all(pair in slow for pair in gb_per_s if host in pair)]
+    return slow_hosts, [pair for pair in slow if not set(pair) & set(slow_hosts)]
 
 
 def _hosts(gb_per_s: Mapping[Pair, float]) -> list[int]:
@@ -69,11 +63,10 @@ def _hosts(gb_per_s: Mapping[Pair, float]) -> list[int]:
 def check(ranks: Ranks, names: Sequence[str], *, budget_s: float) -> list[CheckResult]:
     """Time every pair of hosts (rank by rank); of a slow pair alone, its second host is to go."""
     if len(names) < 2:
-        return [_result(names, {}, "one host has nobody to exchange with")]
+        return [CheckResult(name="slowest_pair", value=None, unit=UNIT, note="one host has nobody to exchange with")]
     size_bytes = SIZE_MIB[ranks.device.type] * 2**20
-    answers = ranks.gather("pairs", _measure(ranks, len(names), size_bytes, budget_s))
     seconds: dict[Pair, float] = {}
-    for answer in answers:
+    for answer in ranks.gather("pairs", _measure(ranks, len(names), size_bytes, budget_s)):
         for a, b, pair_s in answer:
             # The node's ranks share its network, and the last one ends the pair's exchange.
             seconds[a, b] = max(seconds.get((a, b), 0.0), pair_s)
@@ -82,7 +75,24 @@ def check(ranks: Ranks, names: Sequence[str], *, budget_s: float) -> list[CheckR
     if ranks.rank == 0:
         for (a, b), rate in gb_per_s.items():
             progress(f"{names[a]} with {names[b]}: {rate:.3g} GB/s each way")
-    return [_result(names, gb_per_s, "" if len(names) > 2 else "two hosts have no other pair to compare with")]
+    failed, warned = find_slow(gb_per_s, FAIL), find_slow(gb_per_s, WARN)
+    hosts, pairs = failed if any(failed) else warned
+    notes = [f"{names[host]} is slow with every host" for host in hosts]
+    notes += [f"{names[a]} with {names[b]} alone is slow" for a, b in pairs]
+    can_compare = len(names) > 2
+    return [
+        CheckResult(
+            name="slowest_pair",
+            value=min(gb_per_s.values()) / usual(gb_per_s),
+            unit=UNIT,
+            limit=FAIL if can_compare else None,
+            warn=WARN if can_compare else None,
+            note="; ".join(notes) or ("" if can_compare else "two hosts have no other pair to compare with"),
+            # Either of a pair may be at fault, and without one of them the link is gone; the first may be the
+            # rendezvous.
+            hosts=tuple(names[host] for host in sorted({*hosts, *(b for _, b in pairs)})),
+        )
+    ]
 
 
 def _measure(ranks: Ranks, hosts: int, size_bytes: int, budget_s: float) -> list[tuple[int, int, float]]:
@@ -114,27 +124,3 @@ def _exchange(ranks: Ranks, peer: int, sent: torch.Tensor, received: torch.Tenso
     if ranks.device.type == "cuda":
         torch.cuda.synchronize(ranks.device)
     return time.perf_counter() - began
-
-
-def _result(names: Sequence[str], gb_per_s: Mapping[Pair, float], note: str) -> CheckResult:
-    if not gb_per_s:
-        return CheckResult(name="slowest_pair", value=None, unit="of the usual pair", must_be="at_least", note=note)
-    failed, warned = find_slow(gb_per_s, FAIL), find_slow(gb_per_s, WARN)
-    named = failed if failed != Slow(hosts=(), pairs=()) else warned
-    notes = [f"{names[host]} is slow with every host" for host in named.hosts]
-    notes += [f"{names[a]} with {names[b]} alone is slow" for a, b in named.pairs]
-    return CheckResult(
-        name="slowest_pair",
-        value=min(gb_per_s.values()) / usual(gb_per_s),
-        unit="of the usual pair",
-        limit=FAIL if len(names) > 2 else None,
-        warn=WARN if len(names) > 2 else None,
-        must_be="at_least",
-        note="; ".join(notes) or note,
-        # Either of a pair may be at fault, and without one of them the link is gone; the first may be the rendezvous.
-        hosts=tuple(names[host] for host in sorted({*named.hosts, *(b for _, b in named.pairs)})),
-        details={
-            "size_mib": SIZE_MIB,
-            "pairs": [{"hosts": [names[a], names[b]], "gb_per_s": rate} for (a, b), rate in gb_per_s.items()],
-        },
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,8 +22,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from bootstrap.smoke.report import progress
 
-# Variables that may explain a slow result.
-_REPORTED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_", "OFI_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 # Rank 0 names the silent rank before the others stop waiting for it.
 COLLECTING = timedelta(seconds=5)
 
@@ -50,37 +47,28 @@ class Ranks:
         self._calls[label] += 1
         prefix = f"{label}/{self._calls[label]}"
         self.store.set(f"{prefix}/{self.rank}", json.dumps(value))
-        answer: dict[str, Any] = {}
-        if self.rank == 0:
-            answer = self._collect(label, prefix)
-            self.store.set(f"{prefix}/all", json.dumps(answer))
-        elif (text := self._read(f"{prefix}/all", self.timeout + COLLECTING)) is not None:
-            answer = json.loads(text)
-        else:
-            answer["silent"] = self._silent(0, label)
-        if "silent" in answer:
-            raise TimeoutError(answer["silent"])
-        return list(answer["values"])
+        if self.rank:
+            answer = self._read(f"{prefix}/all", 0, label, self.timeout + COLLECTING)
+            if isinstance(answer, str):
+                raise TimeoutError(answer)
+            return list(answer)
+        try:
+            values = [self._read(f"{prefix}/{peer}", peer, label, self.timeout) for peer in range(self.world_size)]
+        except TimeoutError as error:
+            self.store.set(f"{prefix}/all", json.dumps(str(error)))
+            raise
+        self.store.set(f"{prefix}/all", json.dumps(values))
+        return values
 
-    def _collect(self, label: str, prefix: str) -> dict[str, Any]:
-        values = []
-        for peer in range(self.world_size):
-            text = self._read(f"{prefix}/{peer}", self.timeout)
-            if text is None:
-                return {"silent": self._silent(peer, label)}
-            values.append(json.loads(text))
-        return {"values": values}
-
-    def _read(self, key: str, timeout: timedelta) -> bytes | None:
+    def _read(self, key: str, peer: int, label: str, timeout: timedelta) -> Any:
         try:
             self.store.wait([key], timeout)
-        except RuntimeError:  # torch raises DistStoreError, a RuntimeError
-            return None
-        return bytes(self.store.get(key))
-
-    def _silent(self, peer: int, label: str) -> str:
-        seconds = self.timeout.total_seconds()
-        return f"rank {peer} did not answer within {seconds:.0f} s at {label!r}: it hangs or died"
+        except RuntimeError as error:  # torch raises DistStoreError, a RuntimeError
+            seconds = self.timeout.total_seconds()
+            raise TimeoutError(
+                f"rank {peer} did not answer within {seconds:.0f} s at {label!r}: it hangs or died"
+            ) from error
+        return json.loads(self.store.get(key))
 
     def barrier(self, label: str) -> None:
         """Wait for every rank, with this rank's GPU idle."""
@@ -150,28 +138,14 @@ def connect(ranks: Ranks, *, timeout: timedelta) -> None:
 
 
 def facts(ranks: Ranks, hostname: str) -> dict[str, Any]:
-    """Software, hosts and devices for the report; every rank calls it."""
+    """Hosts, devices and software for the report; every rank calls it."""
     on_gpu = ranks.device.type == "cuda"
-    if on_gpu:
-        properties = torch.cuda.get_device_properties(ranks.device)
-        device = {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 2)}
-    else:
-        device = {"name": platform.processor() or platform.machine(), "memory_gib": None}
-    own = {"rank": ranks.rank, "local_rank": ranks.local_rank, "hostname": hostname, **device}
-    everyone = ranks.gather("facts", own)
+    name = torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu"
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None  # type: ignore[no-untyped-call]
     return {
-        "device": ranks.device.type,
-        "backend": "nccl" if on_gpu else "gloo",
         "world_size": ranks.world_size,
-        "nodes": len({rank["hostname"] for rank in everyone}),
-        "ranks": everyone,
-        "software": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda if on_gpu else None,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,  # type: ignore[no-untyped-call]
-        },
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_REPORTED_PREFIXES)},
+        "ranks": ranks.gather("facts", {"hostname": hostname, "name": name}),
+        "software": {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl},
     }
 
 

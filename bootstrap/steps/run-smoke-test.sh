@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Order: 120
-# Compares gradients and exchanges of this node's GPUs, before a run is paid for.
+# Compares products and exchanges of this node's GPUs, before a run is paid for.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 load_node_env

@@ -18,42 +18,36 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 import torch
-import torch._dynamo  # DDP imports it at its first use
 
 from bootstrap.contract.node_plan import Band, Expected
-from bootstrap.smoke import bandwidth, gang, gradients, straggler, watch
+from bootstrap.smoke import bandwidth, gang, products, watch
 
 FIRST_PORT = 29500
 # More than the links have, so that the plan's rate warns.
 EXPECTED = Expected(network_gb_per_s=Band(value=2.0, warn_below=1.0))
 
 
-def miscomputes() -> None:
-    """A GPU that computes one gradient wrongly, before anything is exchanged."""
-
-    class Wrong(gradients.Transformer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head.register_full_backward_hook(lambda _, given, __: tuple(part * 1.001 for part in given))
-
-    gradients.Transformer = Wrong  # type: ignore[misc]
+def miscompute() -> None:
+    """Be a GPU that computes one element wrongly."""
+    original = products.exact_product
+    products.exact_product = lambda a, b: original(a, b).index_fill(0, torch.tensor(7), 1.0)
 
 
 def say_products_take(seconds: float) -> None:
     """Say that each product took so long, however busy the machine."""
-    original = straggler.product_seconds
-    straggler.product_seconds = lambda *a, **k: [seconds for _ in original(*a, **k)]
+    original = products.product_seconds
+    products.product_seconds = lambda *a, **k: [seconds for _ in original(*a, **k)]
 
 
-def after_gradients(what: Callable[[], object]) -> None:
-    original = gradients.check
+def after_products(what: Callable[[], object]) -> None:
+    original = products.check
 
     def check(*arguments: Any, **options: Any) -> Any:
         results = original(*arguments, **options)
         what()
         return results
 
-    gradients.check = check
+    products.check = check
 
 
 def hurry() -> None:
@@ -79,14 +73,14 @@ def vanish() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    "miscomputes": miscomputes,
+    "miscomputes": miscompute,
     "slow": lambda: say_products_take(0.04),
     "steady": lambda: say_products_take(0.01),
-    "hurries": lambda: after_gradients(hurry),
-    "hangs": lambda: after_gradients(hang),
-    "vanishes": lambda: after_gradients(vanish),
+    "hurries": lambda: after_products(hurry),
+    "hangs": lambda: after_products(hang),
+    "vanishes": lambda: after_products(vanish),
 }
-REPLACED: list[tuple[Any, str]] = [(gradients, "Transformer"), (straggler, "product_seconds")]
+REPLACED: list[tuple[Any, str]] = [(products, "exact_product"), (products, "product_seconds")]
 # Limit of a step: the first of a machine that runs other tests too is slow.
 LONG_S = 100.0
 

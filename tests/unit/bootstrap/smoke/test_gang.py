@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from bootstrap.smoke import __main__ as cli
-from bootstrap.smoke.gradients import miscomputing
-from bootstrap.smoke.pairs import MAX_ROUNDS, Slow, find_slow, rounds
+from bootstrap.smoke.pairs import MAX_ROUNDS, find_slow, rounds
 from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
 
 pytestmark = pytest.mark.training
@@ -112,7 +111,7 @@ def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: 
     for rank, report in enumerate(reports["healthy"]):
         assert (report["verdict"], report["passed"], report["error"], report["bad_hosts"]) == ("warn", True, None, [])
         assert report["host"] == f"host-{rank}"
-        assert (report["world_size"], report["nodes"]) == (COUNT, COUNT)
+        assert report["world_size"] == COUNT
         tests = by_name(report)
         warned = {name for name, test in tests.items() if test["verdict"] == "warn"}
         # A busy machine has slow pairs too; none of them fails.
@@ -121,10 +120,7 @@ def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: 
         assert "the plan expects 2" in tests["all_gather_bus_bandwidth"]["note"]
         exchanges = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")
         assert all(tests[f"{name}_values"]["value"] == 0 for name in exchanges)
-        pairs = tests["slowest_pair"]["details"]["pairs"]
-        assert [pair["hosts"] for pair in pairs] == [["host-0", "host-1"], ["host-0", "host-2"], ["host-1", "host-2"]]
-        # The link has 0.025 GB/s; a token bucket lets a burst pass.
-        assert all(0 < pair["gb_per_s"] < 0.035 for pair in pairs)
+        assert tests["slowest_pair"]["value"] > 0.5
 
 
 def test_a_host_that_is_slow_with_all_others_is_named(reports: Reports) -> None:
@@ -137,15 +133,15 @@ def test_a_host_that_is_slow_with_all_others_is_named(reports: Reports) -> None:
 
 
 def test_each_of_three_faults_at_once_is_found_by_its_own_test(reports: Reports) -> None:
-    """A rank that computes gradients wrongly, one that is slow, and a slow link between two hosts."""
+    """A rank that computes wrongly, one that is slow, and a slow link between two hosts."""
     for report in reports["three_faults"]:
         tests = by_name(report)
         assert {name for name, test in tests.items() if test["verdict"] == "fail"} == {
-            "gradients_equal_one_process",
+            "products_equal_on_all_ranks",
             "slowest_pair",
             "slowest_rank_products",
         }
-        assert tests["gradients_equal_one_process"]["hosts"] == ["host-0"]
+        assert tests["products_equal_on_all_ranks"]["hosts"] == ["host-0"]
         assert tests["slowest_rank_products"]["hosts"] == ["host-1"]
         assert tests["slowest_pair"]["note"] == "host-1 with host-2 alone is slow"
         # Its second host goes. With all hosts to blame, none is.
@@ -158,7 +154,7 @@ def test_a_host_that_vanishes_is_named_in_time_by_the_others(reports: Reports) -
         assert (report["passed"], report["bad_hosts"]) == (False, ["host-2"])
         assert "host-2 does not answer" in report["error"]
         # Earlier results are not lost.
-        assert by_name(report)["gradients_equal_one_process"]["verdict"] == "pass"
+        assert by_name(report)["products_equal_on_all_ranks"]["verdict"] == "pass"
 
 
 def test_a_collective_that_hangs_is_named_and_no_host_is(reports: Reports) -> None:
@@ -180,21 +176,15 @@ def test_every_pair_meets_once_and_nobody_twice_a_round() -> None:
 
 
 def test_the_slow_host_or_the_slow_link_is_told_apart() -> None:
-    def found(hosts_there: int, *slow: tuple[int, int]) -> Slow:
+    def found(hosts_there: int, *slow: tuple[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
         met = [pair for meeting in rounds(hosts_there) for pair in meeting]
         return find_slow({pair: 1.0 if pair in slow else 10.0 for pair in met}, 0.5)
 
-    assert found(4) == Slow(hosts=(), pairs=())
-    assert found(4, (0, 2), (1, 2), (2, 3)) == Slow(hosts=(2,), pairs=())
-    assert found(4, (1, 3)) == Slow(hosts=(), pairs=((1, 3),))
-    assert found(8, *((i, 7) for i in range(7)), (0, 1)) == Slow(hosts=(7,), pairs=((0, 1),))
-    assert found(2, (0, 1)) == Slow(hosts=(), pairs=())  # two hosts: no other pair tells who
-
-
-def test_a_rank_that_computes_wrongly_is_found_though_all_sums_are_wrong() -> None:
-    assert miscomputing([{"a": 1.0}, {"a": 1.0}, {"a": 1.01}]) == [2]
-    assert miscomputing([{"a": 1.0}, {"a": float("nan")}, {"a": 1.0}]) == [1]
-    assert miscomputing([{"a": 0.0}, {"a": 0.0}]) == []
+    assert found(4) == ([], [])
+    assert found(4, (0, 2), (1, 2), (2, 3)) == ([2], [])
+    assert found(4, (1, 3)) == ([], [(1, 3)])
+    assert found(8, *((i, 7) for i in range(7)), (0, 1)) == ([7], [(0, 1)])
+    assert found(2, (0, 1)) == ([], [])  # two hosts: no other pair tells who
 
 
 @pytest.mark.parametrize(
