@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from bootstrap.contract.fine_tuning import PURE
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import blocks, library
+from bootstrap.training.forms import plain_name
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -94,14 +95,6 @@ class MergedWeight:
         weight = module.base_layer.weight
         self.dtype = torch.bfloat16 if getattr(weight, "quant_state", None) is not None else weight.dtype
 
-    def numel(self) -> int:
-        """Elements of the weight."""
-        return self.shape.numel()
-
-    def element_size(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
-
     def full_tensor(self) -> torch.Tensor:
         """Whole merged weight; collective where parts are sharded."""
         weight = self._module.base_layer.weight
@@ -138,33 +131,20 @@ def adapter_config(model: nn.Module, base: str) -> dict[str, Any]:
     }
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Any]:
-    """Tensors of the model without adapters, by the names of Hugging Face's files: projections merged."""
-    modules = {plain_name(name): module for name, module in adapted(model).items()}
-    merged: dict[str, Any] = {f"{name}.weight": MergedWeight(module) for name, module in modules.items()}
-    others = {
+def base_tensors(model: nn.Module) -> dict[str, Any]:
+    """Parameters beside the adapters, by the names of Hugging Face's files."""
+    return {
         plain_name(name).replace(BASE, ""): parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if "lora_" not in name
     }
-    return {name: merged.get(name, parameter) for name, parameter in others.items()}
 
 
-def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters that published weights fill, by their names there; those in 4 bits are filled before."""
-    return {
-        plain_name(name).replace(BASE, ""): parameter
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if "lora_" not in name and parameter.dtype.is_floating_point
-    }
+def whole_tensors(model: nn.Module) -> dict[str, Any]:
+    """Tensors of the model without adapters: projections merged."""
+    merged = {f"{plain_name(name)}.weight": MergedWeight(module) for name, module in adapted(model).items()}
+    return base_tensors(model) | merged
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def plain_name(name: str) -> str:
-    """Name without the wrappers of DistributedDataParallel, torch.compile and activation checkpointing."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")

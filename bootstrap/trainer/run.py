@@ -24,7 +24,7 @@ from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.loader import Loader
-from bootstrap.trainer.data.open import Split, open_dataset
+from bootstrap.trainer.data.open import open_samples as open_samples
 from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
@@ -149,25 +149,6 @@ def run_facts(config: TrainerConfig, model: nn.Module, weights: str) -> dict[str
     if config.tuning.adapts:
         facts["lora_alpha"] = config.lora_alpha
     return facts | config_facts(architecture, "architecture.")
-
-
-def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: int = 224) -> Dataset:
-    """Samples for the configured model; ``image_size`` is a CNN's."""
-    shape = config.architecture
-    return open_dataset(
-        config.train_data,
-        family=config.family,
-        seq_len=config.seq_len,
-        vocab_size=shape.get("vocab_size", 0),
-        image_size=shape.get("image_size", image_size),
-        classes=shape.get("num_labels", shape.get("num_classes", 1000)),
-        target_len=config.labels,
-        start=shape.get("decoder_start_token_id", 0),
-        end=shape.get("eos_token_id", 1),
-        mel_shape=(shape.get("num_mel_bins", 80), 2 * shape.get("max_source_positions", 1500)),
-        split=split,
-        seed=config.seed,
-    )
 
 
 def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -32,91 +29,91 @@ from bootstrap.trainer.adapters import (
     adapter_config,
     adapter_tensors,
     base_tensors,
-    plain_name,
     whole_tensors,
 )
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.facts import digest
+from bootstrap.training.forms import plain_name
 from bootstrap.training.staging import stage
-from bootstrap.training.stores import LocalStore, open_store
-from bootstrap.training.stores.s3 import SCRATCH_VARIABLE
+from bootstrap.training.state import unwrap
+from bootstrap.training.stores import open_store
 
 logger = logging.getLogger(__name__)
 
-# Largest file, the limit of transformers' save_pretrained; an upload or a reader's memory holds one file.
-FILE_BYTES = 5 * 10**9
+# Largest file: rank 0 holds its tensors and its bytes in memory.
+FILE_BYTES = 2 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
 # safetensors' names of types that are numbers without a scale of their own.
 PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any]) -> None:
-    """Write ``model.safetensors`` (several and an index above 5 GB) and ``config.json`` to a folder or S3 prefix.
+    """Write ``model.safetensors`` (several and an index above 2 GB) and ``config.json`` to a folder or S3 prefix.
 
     Collective. A tied tensor is written once, under its first name. What was there under the same names is replaced.
 
     Args:
         architecture: written as config.json of a model without a config of its own (torchvision's).
     """
+    model = unwrap(model)
     tensors, aliases = _state(model, whole_tensors)
     published = _Published(model)
     written = {published.name(name): tensor for name, tensor in tensors.items() if name not in aliases}
     files = _files(written)
-    is_writer = not dist.is_initialized() or dist.get_rank() == 0
-    store = open_store(uri)
-    scratch = store.root if isinstance(store, LocalStore) else os.environ.get(SCRATCH_VARIABLE) or None
-    with _naming(uri), ExitStack() as stack:
-        if is_writer:
-            if isinstance(store, LocalStore):
-                store.root.mkdir(parents=True, exist_ok=True)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".weights-", dir=scratch)))
-        for file, names in files.items():
-            whole = {name: _on_rank_0(written[name], is_writer) for name in names}
-            if is_writer:
-                save_file(
-                    {name: tensor for name, tensor in whole.items() if tensor is not None},
-                    folder / file,
-                    {"format": "pt"},
-                )
-                _publish(store, folder / file)
-            del whole
-        if not is_writer:
-            return
-        if len(files) > 1:
-            total = sum(tensor.numel() * tensor.element_size() for tensor in written.values())
-            index = {name: file for file, names in files.items() for name in names}
-            _publish_json(store, folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": index})
-        _publish_json(store, folder / "config.json", _config(model, architecture))
+    for file, names in files.items():
+        _write(uri, file, {name: written[name] for name in names})
+    if len(files) > 1:
+        index = {name: file for file, names in files.items() for name in names}
+        total = sum(map(_bytes, written.values()))
+        _publish_json(uri, INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": index})
+    _publish_json(uri, "config.json", _config(model, architecture))
     logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
-
-
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    """Say which place takes no weights, and what to do: safetensors names neither."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"the final weights are not in {uri}: {error}. Make room there and in {SCRATCH_VARIABLE}, and start the "
-            "same command again: it goes on from the last checkpoint"
-        ) from error
 
 
 def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
     """Write adapters and their configuration as ``PeftModel.from_pretrained`` reads them; collective."""
-    is_writer = not dist.is_initialized() or dist.get_rank() == 0
-    whole = {name: _on_rank_0(tensor, is_writer) for name, tensor in adapter_tensors(model).items()}
-    if not is_writer:
-        return
+    model = unwrap(model)
+    _write(uri, "adapter_model.safetensors", adapter_tensors(model))
+    _publish_json(uri, "adapter_config.json", adapter_config(model, base))
+    logger.info("adapters are in %s", uri)
+
+
+def _write(uri: str, file: str, tensors: Mapping[str, torch.Tensor | MergedWeight]) -> None:
+    """Gather each tensor, and have rank 0 write all of them to a file."""
+    whole = {}
+    for name, tensor in tensors.items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor | MergedWeight) else tensor
+        if _is_writer():
+            whole[name] = gathered.detach().cpu().contiguous()
+        del gathered
+    if _is_writer():
+        _publish(uri, file, save(whole, {"format": "pt"}))
+
+
+def _publish_json(uri: str, name: str, value: Mapping[str, Any]) -> None:
+    if _is_writer():
+        _publish(uri, name, json.dumps(value, indent=2).encode() + b"\n")
+
+
+def _publish(uri: str, name: str, content: bytes) -> None:
     store = open_store(uri)
-    with _naming(uri), tempfile.TemporaryDirectory(prefix=".adapters-") as folder:
-        path = Path(folder) / "adapter_model.safetensors"
-        save_file({name: tensor for name, tensor in whole.items() if tensor is not None}, path, {"format": "pt"})
-        if isinstance(store, LocalStore):
-            store.root.mkdir(parents=True, exist_ok=True)
-        _publish(store, path)
-        _publish_json(store, Path(folder) / "adapter_config.json", adapter_config(model, base))
-    logger.info("adapters are in %s: %d tensors", uri, len(whole))
+    try:
+        store.delete(name)  # a store overwrites nothing
+        store.write(name, [content])
+    except (CheckpointError, OSError) as error:
+        raise CheckpointError(
+            f"the final weights are not in {uri}: {error}. Make room there, and start the same command again: it goes "
+            "on from the last checkpoint"
+        ) from error
+
+
+def _is_writer() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _bytes(tensor: Any) -> int:
+    size: int = tensor.shape.numel() * tensor.dtype.itemsize
+    return size
 
 
 def stage_weights(uri: str) -> Path:
@@ -139,11 +136,13 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
         ConfigurationError: a file cannot be read, a tensor is missing, has another shape, is quantised, or would make
             another model (a bias that this one lacks, an output projection that is not the embedding).
     """
-    folder = stage_weights(uri)
+    model, folder = unwrap(model), stage_weights(uri)
     targets, aliases = _state(model, base_tensors)
     if within is not None:
         inside = {id(parameter) for parameter in within.parameters()}
         targets = {name: target for name, target in targets.items() if id(target) in inside}
+    # Weights in 4 bits were filled before they were packed.
+    targets = {name: target for name, target in targets.items() if getattr(target, "quant_state", None) is None}
     with ExitStack() as stack, torch.no_grad():
         stored = {name: file for file in _opened(folder, stack) for name in file.keys()}  # noqa: SIM118 - no mapping
         known = _Published(model).by_own_name(stored)
@@ -182,7 +181,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
                     "quantised from (16 bits)"
                 )
             local = target.to_local() if isinstance(target, DTensor) else target
-            values = part[_slices(target)] if target.ndim else part[...]
+            values = part[_slices(target)]
             if name not in aliases:
                 local.copy_(values)
             elif not torch.equal(local, values.to(local)):
@@ -228,7 +227,7 @@ def _renamings(model: nn.Module) -> list[Any]:
     # FSDP2 puts a class of its own before the model's.
     classes = [cls for part in model.modules() for cls in type(part).__mro__]
     kinds = dict.fromkeys(cls.__name__ for cls in classes if cls.__module__.startswith("transformers.models"))
-    settings: Any = getattr(getattr(model, "module", model), "config", None)
+    settings: Any = getattr(model, "config", None)
     if settings is not None:
         kinds[settings.model_type] = None
     return [conversion for kind in kinds for conversion in mapping.get_checkpoint_conversion_mapping(kind) or ()]
@@ -253,7 +252,7 @@ def _state(
 
 def _names(model: nn.Module, name: str) -> Iterator[str]:
     """Names of a tensor in published files: its own, without the base model's prefix, with TensorFlow's norm names."""
-    base = f"{getattr(getattr(model, 'module', model), 'base_model_prefix', '')}."
+    base = f"{getattr(model, 'base_model_prefix', '')}."
     for candidate in (name, name.removeprefix(base)):
         yield candidate
         if "LayerNorm." in candidate:
@@ -265,7 +264,7 @@ def _files(tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        size = _bytes(tensor)
         if groups[-1] and filled + size > FILE_BYTES:
             groups.append([])
             filled = 0
@@ -276,30 +275,7 @@ def _files(tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
 
 
-def _on_rank_0(tensor: torch.Tensor | MergedWeight, is_writer: bool) -> torch.Tensor | None:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor | MergedWeight) else tensor
-    return whole.detach().cpu().contiguous() if is_writer else None
-
-
-def _publish(store: Any, path: Path) -> None:
-    """Move a complete file to its place; objects of the same name go, since a store overwrites nothing."""
-    if isinstance(store, LocalStore):
-        path.chmod(0o644)
-        path.replace(store.root / path.name)
-        return
-    store.delete(path.name)
-    with path.open("rb") as file:
-        store.write(path.name, [memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))])
-    path.unlink()
-
-
-def _publish_json(store: Any, path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    _publish(store, path)
-
-
 def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]:
-    model = getattr(model, "module", model)
     if not hasattr(model, "config"):
         return dict(architecture)
     settings: Any = model.config
@@ -338,9 +314,9 @@ def _opened(folder: Path, stack: ExitStack) -> list[Any]:
     return opened
 
 
-def _slices(target: torch.Tensor) -> tuple[slice, ...]:
+def _slices(target: torch.Tensor) -> Any:
     """This rank's part of a tensor."""
     if not isinstance(target, DTensor):
-        return tuple(slice(0, size) for size in target.shape)
+        return ...
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     return tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.trainer import loop, run
 from bootstrap.trainer.config import parse_config
-from bootstrap.trainer.data.open import open_dataset
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
@@ -84,11 +83,8 @@ def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
         module.cross_entropy = cross_entropy
     config = parse_config(flags, {})
     parts = run.assemble(config, run.set_device(config))
-    samples = [
-        open_dataset("", family="decoder", seq_len=config.seq_len, vocab_size=256, split=split, seed=config.seed)
-        for split in ("train", "val")
-    ]
-    run._train(parts, samples[0], samples[1] if config.evaluate_every else None)
+    held_out = run.open_samples(config, "val") if config.evaluate_every else None
+    run._train(parts, run.open_samples(config), held_out)
     module.cross_entropy = whole
 
 

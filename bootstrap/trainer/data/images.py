@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset, hash64
@@ -68,7 +69,6 @@ class ImageFolder(Dataset):
         self._size = image_size
         self._augment = augment
         self._seed = seed
-        # One bytes object instead of a list of a million strings, which each worker process would copy.
         files = [
             (f"{name}/{file}", label)
             for label, name in enumerate(names)
@@ -79,9 +79,9 @@ class ImageFolder(Dataset):
         if not files:
             raise ConfigurationError(f"{folder}: no image ({', '.join(SUFFIXES)}) in its {len(own)} class folders")
         encoded = [path.encode() for path, _ in files]
-        self._paths = b"".join(encoded)
         self.digest = hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]
-        self._ends = torch.tensor([len(path) for path in encoded]).cumsum(0)
+        # An array instead of a list of a million strings, which each worker process would copy piece by piece.
+        self._paths = np.array(encoded)
         self._labels = torch.tensor([label for _, label in files])
 
     def __len__(self) -> int:
@@ -100,8 +100,7 @@ class ImageFolder(Dataset):
         from torchvision.io import ImageReadMode, decode_image
         from torchvision.transforms import v2
 
-        first = int(self._ends[index - 1]) if index else 0
-        path = self._folder / os.fsdecode(self._paths[first : int(self._ends[index])])
+        path = self._folder / os.fsdecode(self._paths[index])
         try:
             image: torch.Tensor = decode_image(str(path), mode=ImageReadMode.RGB, apply_exif_orientation=True)
         except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Masks (BERT, arXiv:1810.04805, 3.1) and corrupted spans (T5, arXiv:1910.10683, 3.1.4) of a sample's tokens."""
+"""Objectives: model inputs and labels of int64 tokens (samples, length), on the tokens' device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,71 +13,70 @@ from bootstrap.trainer.data.dataset import Batch, hash64
 from bootstrap.trainer.loss import IGNORED
 
 Ints = npt.NDArray[np.int64]
+# Of tokens, the samples' indices and the step.
+Objective = Callable[[torch.Tensor, torch.Tensor, int], Batch]
 
 # First sentinel of the published tokenizers, by vocab_size, which rounds up their length: T5's 32,100, mT5's 250,100.
 # Others' sentinels are the last tokens of the vocabulary. A tokenizer has 100 of them.
 FIRST_SENTINEL = {32128: 32099, 250112: 250099}
 SENTINELS = 100
+# Share of the positions that a masked model predicts (BERT, arXiv:1810.04805, 3.1).
+MASKED_SHARE = 0.15
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedTokens:
-    """Masking by (seed, step, sample): 15% of the positions are predicted; 80% of them masked, 10% random, 10% kept."""
-
-    mask_token_id: int
-    vocab_size: int
-    seed: int
-    share: float = 0.15
-
-    def apply(self, tokens: torch.Tensor, indices: torch.Tensor, *, step: int) -> Batch:
-        """Inputs and labels of int64 ``tokens`` (samples, seq_len), drawn on the tokens' device."""
-        draws = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
-        other = torch.empty_like(tokens)
-        generator = torch.Generator(tokens.device)
-        for row, index in enumerate(indices.tolist()):
-            generator.manual_seed(hash64((self.seed, step, index)))
-            draws[row].uniform_(generator=generator)
-            other[row].random_(self.vocab_size, generator=generator)
-        predicted = draws < self.share
-        inputs = tokens.masked_fill(draws < 0.8 * self.share, self.mask_token_id)
-        inputs = torch.where(predicted & (draws >= 0.9 * self.share), other, inputs)
-        return {"input_ids": inputs, "labels": tokens.masked_fill(~predicted, IGNORED)}
+def predict_next(tokens: torch.Tensor, _: torch.Tensor, __: int) -> Batch:
+    """Label each token of a decoder with the next one."""
+    return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorruptedSpans:
-    """Spans by (seed, step, sample): 15% of the tokens, three a span on average, are in the targets behind sentinels.
+def continue_text(tokens: torch.Tensor, _: torch.Tensor, __: int, *, seq_len: int, start: int) -> Batch:
+    """Have the decoder go on where the encoder's ``seq_len`` tokens end."""
+    return {"input_ids": tokens[:, :seq_len], **targets(tokens[:, seq_len:], start)}
 
-    Attributes:
-        start, end: token that the decoder reads first, and token that ends inputs and targets.
+
+def targets(tokens: torch.Tensor, start: int) -> Batch:
+    """Labels, and the decoder's input: the label before each, behind the start token."""
+    first = torch.full_like(tokens[:, :1], start)
+    return {"decoder_input_ids": torch.cat([first, tokens[:, :-1]], 1), "labels": tokens.contiguous()}
+
+
+def mask_tokens(
+    tokens: torch.Tensor, indices: torch.Tensor, step: int, *, mask_token_id: int, vocab_size: int, seed: int
+) -> Batch:
+    """Predict positions drawn by (seed, step, sample): 80% of them are masked, 10% random, 10% kept."""
+    draws = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
+    other = torch.empty_like(tokens)
+    generator = torch.Generator(tokens.device)
+    for row, index in enumerate(indices.tolist()):
+        generator.manual_seed(hash64((seed, step, index)))
+        draws[row].uniform_(generator=generator)
+        other[row].random_(vocab_size, generator=generator)
+    predicted = draws < MASKED_SHARE
+    inputs = tokens.masked_fill(draws < 0.8 * MASKED_SHARE, mask_token_id)
+    inputs = torch.where(predicted & (draws >= 0.9 * MASKED_SHARE), other, inputs)
+    return {"input_ids": inputs, "labels": tokens.masked_fill(~predicted, IGNORED)}
+
+
+def corrupt_spans(
+    tokens: torch.Tensor, indices: torch.Tensor, step: int, *, vocab_size: int, start: int, end: int, seed: int
+) -> Batch:
+    """Move spans drawn by (seed, step, sample) to the targets, behind sentinels (T5, arXiv:1910.10683, 3.1.4).
+
+    15% of the tokens are in spans, three a span on average; ``end`` ends inputs and targets. All samples are as long.
     """
+    first = FIRST_SENTINEL.get(vocab_size, vocab_size - 1)
 
-    vocab_size: int
-    start: int
-    end: int
-    seed: int
-
-    def apply(self, tokens: torch.Tensor, indices: torch.Tensor, *, step: int) -> Batch:
-        """Inputs, decoder inputs and labels of int64 ``tokens`` (samples, length), as long for every sample."""
-        inputs, labels = [], []
-        for row, index in zip(tokens.numpy(), indices.tolist(), strict=True):
-            noise = _noise(len(row), np.random.default_rng(hash64((self.seed, step, index))))
-            inputs.append(self._with_sentinels(row, noise))
-            labels.append(self._with_sentinels(row, ~noise))
-        targets = torch.from_numpy(np.stack(labels))
-        first = torch.full_like(targets[:, :1], self.start)
-        return {
-            "input_ids": torch.from_numpy(np.stack(inputs)),
-            "decoder_input_ids": torch.cat([first, targets[:, :-1]], 1),
-            "labels": targets,
-        }
-
-    def _with_sentinels(self, row: Ints, left_out: npt.NDArray[np.bool_]) -> Ints:
-        """Tokens of ``row`` with one sentinel for each run that is left out, and the end."""
+    def with_sentinels(row: Ints, left_out: npt.NDArray[np.bool_]) -> Ints:
         begins = left_out & ~np.concatenate(([False], left_out[:-1]))
-        sentinel = FIRST_SENTINEL.get(self.vocab_size, self.vocab_size - 1) + 1 - np.cumsum(begins)
-        kept = np.where(begins, sentinel, row)[~left_out | begins]
-        return np.append(kept, self.end)
+        kept = np.where(begins, first + 1 - np.cumsum(begins), row)[~left_out | begins]
+        return np.append(kept, end)
+
+    inputs, labels = [], []
+    for row, index in zip(tokens.numpy(), indices.tolist(), strict=True):
+        noise = _noise(len(row), np.random.default_rng(hash64((seed, step, index))))
+        inputs.append(with_sentinels(row, noise))
+        labels.append(with_sentinels(row, ~noise))
+    return {"input_ids": torch.from_numpy(np.stack(inputs)), **targets(torch.from_numpy(np.stack(labels)), start)}
 
 
 def _noise(length: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from bootstrap.contract.trainer import Family, span_lengths, spans_of
+from bootstrap.contract.trainer import span_lengths, spans_of
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.data import objectives
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
-from bootstrap.trainer.data.objectives import SENTINELS, CorruptedSpans, MaskedTokens
-from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticPairs, SyntheticTokens
+from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles, read_sidecar
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.staging import stage
@@ -18,81 +19,65 @@ from bootstrap.training.staging import stage
 Split = Literal["train", "val"]
 
 
-def open_dataset(
-    uri: str,
-    *,
-    family: Family,
-    seq_len: int = 1,
-    vocab_size: int = 0,
-    image_size: int = 224,
-    classes: int = 1000,
-    target_len: int = 1,
-    start: int = 0,
-    end: int = 1,
-    mel_shape: tuple[int, int] = (80, 3000),
-    split: Split = "train",
-    seed: int = 0,
-) -> Dataset:
-    """Samples of ``uri`` for a model; call it before the process group is made, as staging may take long.
+def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: int = 224) -> Dataset:
+    """Samples for the configured model; call it before the process group is made, as staging may take long.
 
     Args:
-        uri: folder, file, or ``s3://BUCKET/PREFIX``, copied once to the node's local disk; empty: synthetic samples.
-        target_len, start, end: tokens of a decoder beside an encoder, the first that it reads, and the last of a text.
-        mel_shape: bins and frames of a clip.
         split: ``train`` or ``val``: token files whose name begins with it, or in a folder of that name; images of the
             folder. ``train`` takes all that is not ``val`` where nothing is named so.
+        image_size: a CNN's.
 
     Raises:
         ConfigurationError: no such data, a format that is not known, data that does not fit the model.
     """
-    takes_images = family in ("cnn", "image")
-    if not takes_images and vocab_size < 1:
-        raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
+    shape, uri, family = config.architecture, config.train_data, config.family
     # Validation samples are other ones, drawn the same way.
-    seed = seed * 2 + (split == "val")
-    # The last of the vocabulary is RoBERTa's mask; a packed file says its tokenizer's (BERT's is 103).
-    masked = MaskedTokens(mask_token_id=vocab_size - 1, vocab_size=vocab_size, seed=seed)
-    if not uri:
-        if takes_images:
+    seed = config.seed * 2 + (split == "val")
+    if family in ("cnn", "image"):
+        image_size = shape.get("image_size", image_size)
+        classes = shape.get("num_labels", shape.get("num_classes", 1000))
+        if not uri:
             return SyntheticImages(image_size=image_size, classes=classes, seed=seed)
-        if family == "seq2seq":
-            return SyntheticPairs(seq_len=seq_len, target_len=target_len, vocab_size=vocab_size, start=start, seed=seed)
-        if family == "speech":
-            bins, frames = mel_shape
-            return SyntheticClips(
-                bins=bins, frames=frames, target_len=target_len, vocab_size=vocab_size, start=start, seed=seed
-            )
-        return SyntheticTokens(
-            seq_len=seq_len, vocab_size=vocab_size, masked=masked if family == "encoder" else None, seed=seed
-        )
-    path = stage(uri)
-    if takes_images:
+        path = stage(uri)
         folder = path / split if (path / split).is_dir() else path
         if folder == path and (split == "val" or not path.is_dir()):
             raise _missing(uri, split, "FOLDER/val/CLASS/IMAGE.jpg" if split == "val" else "FOLDER/CLASS/IMAGE.jpg")
+        numbered = path / "train" if (path / "train").is_dir() else None
+        augment = split == "train"
         return ImageFolder(
-            folder,
-            image_size=image_size,
-            classes=classes,
-            augment=split == "train",
-            seed=seed,
-            numbered=path / "train" if (path / "train").is_dir() else None,
+            folder, image_size=image_size, classes=classes, augment=augment, seed=seed, numbered=numbered
         )
-    files = _token_files(path, uri, split)
-    if family == "seq2seq":
-        length, _ = span_lengths(seq_len)
-        if (spans := spans_of(length)[1]) > SENTINELS:
-            raise ConfigurationError(
-                f"span corruption of {length} tokens has {spans} spans, and a tokenizer has {SENTINELS} sentinels; "
-                "give a smaller --seq-len"
-            )
-        corrupted = CorruptedSpans(vocab_size=vocab_size, start=start, end=end, seed=seed)
-        return TokenFiles(files, seq_len=length, vocab_size=vocab_size, masked=corrupted)
+    vocab_size, start = shape.get("vocab_size", 0), shape.get("decoder_start_token_id", 0)
+    if vocab_size < 1:
+        raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
+    if family == "speech":
+        bins, frames = shape.get("num_mel_bins", 80), 2 * shape.get("max_source_positions", 1500)
+        return SyntheticClips(
+            bins=bins, frames=frames, target_len=config.labels, vocab_size=vocab_size, start=start, seed=seed
+        )
+    files = _token_files(stage(uri), uri, split) if uri else []
+    # A decoder's last label is the token after its last input.
+    length, stride = config.seq_len + 1, config.seq_len
+    objective: objectives.Objective = objectives.predict_next
     if family == "encoder":
-        if (mask := read_sidecar(files[0]).get("mask_token_id")) is not None:
-            masked = dataclasses.replace(masked, mask_token_id=mask)
-        return TokenFiles(files, seq_len=seq_len, vocab_size=vocab_size, masked=masked)
-    return TokenFiles(files, seq_len=seq_len, vocab_size=vocab_size, masked=None)
+        length = stride
+        # The last of the vocabulary is RoBERTa's mask; a packed file says its tokenizer's (BERT's is 103).
+        mask = read_sidecar(files[0]).get("mask_token_id") if files else None
+        mask = vocab_size - 1 if mask is None else mask
+        objective = partial(objectives.mask_tokens, mask_token_id=mask, vocab_size=vocab_size, seed=seed)
+    elif family == "seq2seq" and not files:
+        length = config.seq_len + config.labels
+        objective = partial(objectives.continue_text, seq_len=config.seq_len, start=start)
+    elif family == "seq2seq":
+        length = stride = span_lengths(config.seq_len)[0]
+        if (spans := spans_of(length)[1]) > objectives.SENTINELS:
+            most = f"{spans} spans, and a tokenizer has {objectives.SENTINELS} sentinels"
+            raise ConfigurationError(f"span corruption of {length} tokens has {most}; give a smaller --seq-len")
+        end = shape.get("eos_token_id", 1)
+        objective = partial(objectives.corrupt_spans, vocab_size=vocab_size, start=start, end=end, seed=seed)
+    if not files:
+        return SyntheticTokens(length=length, vocab_size=vocab_size, objective=objective, seed=seed)
+    return TokenFiles(files, length=length, stride=stride, vocab_size=vocab_size, objective=objective)
 
 
 def _token_files(path: Path, uri: str, split: Split) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from codecs import BOM_UTF8
@@ -90,11 +89,7 @@ def pack(
         facts = {
             "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
             "tokens": tokens,
-            "documents": count,
-            "vocab_size": loaded.get_vocab_size(),
-            "end_token_id": end,
             "mask_token_id": next((n for name in MASK_TOKENS if (n := loaded.token_to_id(name)) is not None), None),
-            "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
         }
         facts_file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         facts_file.replace(out.with_suffix(".json"))
@@ -108,12 +103,7 @@ def pack(
 def _encoded(tokenizer: Tokenizer, documents: list[tuple[str, str]]) -> list[Any]:
     try:
         return tokenizer.encode_batch_fast([text for _, text in documents], add_special_tokens=False)
-    except Exception as error:
-        for place, text in documents:
-            try:
-                tokenizer.encode(text, add_special_tokens=False)
-            except Exception as reason:  # tokenizers raises nothing narrower
-                raise ConfigurationError(f"{place} cannot be tokenised: {reason}") from reason
+    except Exception as error:  # tokenizers raises nothing narrower
         raise ConfigurationError(f"{documents[0][0]} to {documents[-1][0]} cannot be tokenised: {error}") from error
 
 
@@ -129,8 +119,6 @@ def _end_token_id(tokenizer: Tokenizer, name: str | None) -> int:
 def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
     """Place and text of each document. A file's first lines, and not its name, say whether they are JSON."""
     for path in inputs:
-        if not path.is_file():
-            raise ConfigurationError(f"{path} does not exist; expected text, JSON lines or JSON")
         try:
             with path.open("rb") as file:
                 first = list(islice((line.removeprefix(BOM_UTF8) for line in file if line.strip()), 2))
@@ -138,14 +126,18 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
                 if path.suffix in (".jsonl", ".ndjson") or _are_objects(first, field):
                     for number, line in enumerate(file, 1):
                         if line.strip():
-                            place = f"{path}:{number}"
-                            yield place, _text(_loaded(place, line), field, place)
+                            yield (
+                                f"{path}:{number}",
+                                _text(_loaded(f"{path}:{number}", line), field, f"{path}:{number}"),
+                            )
                 elif path.suffix == ".json":
-                    yield from _json_items(str(path), file.read(), field)
+                    value = _loaded(str(path), file.read())
+                    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
+                        yield f"{path}, item {number}", _text(item, field, f"{path}, item {number}")
                 else:
-                    yield str(path), _decoded(str(path), file.read())
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+                    yield str(path), file.read().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}; expected text, JSON lines or JSON") from error
 
 
 def _are_objects(first: list[bytes], field: str) -> bool:
@@ -157,34 +149,19 @@ def _are_objects(first: list[bytes], field: str) -> bool:
     return len(objects) == len(first) and (len(objects) == 2 or any(field in item for item in objects))
 
 
-def _decoded(place: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{place} is not UTF-8 ({error})") from error
-
-
 def _loaded(place: str, data: bytes) -> Any:
     try:
-        return json.loads(_decoded(place, data))
+        return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{place} is no JSON ({error}); expected JSON objects, one a line or in a list"
         ) from error
 
 
-def _json_items(place: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
-    value = _loaded(place, data)
-    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
-        yield f"{place}, item {number}", _text(item, field, f"{place}, item {number}")
-
-
 def _text(item: Any, field: str, place: str) -> str:
-    if not isinstance(item, dict) or field not in item:
-        raise ConfigurationError(f"{place} has no {field!r}; expected JSON objects; --field names their text")
-    text = item[field]
+    text = item.get(field) if isinstance(item, dict) else None
     if not isinstance(text, str):
-        raise ConfigurationError(f"{place} has the {field} {str(text)[:100]}; expected a text; --field names it")
+        raise ConfigurationError(f"{place} has no text {field!r}; expected JSON objects; --field names their text")
     # JSON may hold half of a surrogate pair, which no tokenizer takes.
     if (whole := text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")) != text:
         sys.stderr.write(f"{place}: half of a surrogate pair in the {field} is packed as U+FFFD\n")

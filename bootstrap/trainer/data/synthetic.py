@@ -6,7 +6,7 @@ import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.images import normalise
-from bootstrap.trainer.data.objectives import MaskedTokens
+from bootstrap.trainer.data.objectives import Objective, targets
 
 # Larger than any run, so that no sample repeats.
 SAMPLES = 2**31
@@ -25,34 +25,16 @@ class _Synthetic(Dataset):
 class SyntheticTokens(_Synthetic):
     """Token sequences with a constant stride: start and stride follow from the index."""
 
-    def __init__(self, *, seq_len: int, vocab_size: int, masked: MaskedTokens | None, seed: int) -> None:
-        self._length = seq_len + (masked is None)
+    def __init__(self, *, length: int, vocab_size: int, objective: Objective, seed: int) -> None:
+        self._length = length
         self._alphabet = min(ALPHABET, vocab_size)
-        self._masked = masked
+        self._objective = objective
         self._seed = seed
 
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
         """See ``Dataset.fetch``."""
         tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
-        if self._masked is not None:
-            return self._masked.apply(tokens, indices, step=step)
-        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:].contiguous()}
-
-
-class SyntheticPairs(_Synthetic):
-    """Token sequences with a constant stride: the encoder's, and the decoder's that go on with it."""
-
-    def __init__(self, *, seq_len: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
-        self._seq_len = seq_len
-        self._length = seq_len + target_len
-        self._alphabet = min(ALPHABET, vocab_size)
-        self._start = start
-        self._seed = seed
-
-    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
-        """See ``Dataset.fetch``."""
-        tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
-        return {"input_ids": tokens[:, : self._seq_len], **_targets(tokens[:, self._seq_len :], self._start)}
+        return self._objective(tokens, indices, step)
 
 
 class SyntheticClips(_Synthetic):
@@ -75,7 +57,7 @@ class SyntheticClips(_Synthetic):
         bins, frames = self._shape
         noise = self._noise.unfold(0, bins * frames, 1)[numbers % NOISES].view(-1, bins, frames)
         level = tokens[:, 0].float() / self._alphabet - 0.5
-        return {"input_features": noise + level[:, None, None], **_targets(tokens, self._start)}
+        return {"input_features": noise + level[:, None, None], **targets(tokens, self._start)}
 
 
 class SyntheticImages(_Synthetic):
@@ -106,9 +88,3 @@ def _strides(numbers: torch.Tensor, *, length: int, alphabet: int) -> torch.Tens
     mixed = numbers * 0x9E3779B1 % 2**32
     start, stride = mixed % alphabet, mixed // alphabet % STRIDES + 1
     return (start[:, None] + stride[:, None] * torch.arange(length, device=numbers.device)) % alphabet
-
-
-def _targets(tokens: torch.Tensor, start: int) -> Batch:
-    """Labels, and the decoder's input: the label before each, behind the start token."""
-    first = torch.full_like(tokens[:, :1], start)
-    return {"decoder_input_ids": torch.cat([first, tokens[:, :-1]], 1), "labels": tokens.contiguous()}

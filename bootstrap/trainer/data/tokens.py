@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
-from bootstrap.trainer.data.objectives import CorruptedSpans, MaskedTokens
+from bootstrap.trainer.data.objectives import Objective
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import digest
 
@@ -118,22 +118,18 @@ def _refuse_halves(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int)
 
 
 class TokenFiles(Dataset):
-    """Samples of several token files, in the order of their names."""
+    """Samples of ``length`` tokens, one every ``stride``, of several files in the order of their names."""
 
-    def __init__(
-        self, paths: list[Path], *, seq_len: int, vocab_size: int, masked: MaskedTokens | CorruptedSpans | None
-    ) -> None:
-        # A decoder's last label is the token after its last input.
-        self._length = seq_len + (masked is None)
-        self._seq_len = seq_len
+    def __init__(self, paths: list[Path], *, length: int, stride: int, vocab_size: int, objective: Objective) -> None:
+        self._length, self._stride = length, stride
         self._vocab_size = vocab_size
-        self._masked = masked
+        self._objective = objective
         self._paths = sorted(paths)
         self.digest = digest(self._paths)
         self._files = [map_tokens(path) for path in self._paths]
         for path, file in zip(self._paths, self._files, strict=True):
             _refuse_halves(path, file, vocab_size)
-        counts = [max(0, (len(file) - self._length) // seq_len + 1) for file in self._files]
+        counts = [max(0, (len(file) - self._length) // stride + 1) for file in self._files]
         self._ends = list(accumulate(counts))
         if not self._ends or not self._ends[-1]:
             raise ConfigurationError(
@@ -153,12 +149,9 @@ class TokenFiles(Dataset):
                 f"token {largest} in {self._paths[0].parent}, and the model's vocabulary has {self._vocab_size}: the "
                 "files were written with another tokenizer, or are uint32 without a .json sidecar that says so"
             )
-        tokens = torch.from_numpy(rows)
-        if self._masked is not None:
-            return self._masked.apply(tokens, indices, step=step)
-        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        return self._objective(torch.from_numpy(rows), indices, step)
 
     def _sample(self, index: int) -> npt.NDArray[np.int64]:
         file = bisect.bisect_right(self._ends, index)
-        first = (index - (self._ends[file - 1] if file else 0)) * self._seq_len
+        first = (index - (self._ends[file - 1] if file else 0)) * self._stride
         return self._files[file][first : first + self._length].astype(np.int64)

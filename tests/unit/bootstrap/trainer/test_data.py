@@ -12,15 +12,35 @@ import pytest
 import torch
 from PIL import Image
 
+from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.loader import Loader
-from bootstrap.trainer.data.open import open_dataset
+from bootstrap.trainer.data.open import Split, open_samples
 from bootstrap.trainer.data.pack import main as pack_main
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
 
 CPU = torch.device("cpu")
 VOCABULARY = 70_000
+
+
+KINDS = {"decoder": "llama", "encoder": "bert", "seq2seq": "t5", "speech": "whisper"}
+
+
+def open_dataset(
+    uri: str,
+    *,
+    family: str,
+    split: Split = "train",
+    image_size: int = 224,
+    seq_len: int = 1,
+    target_len: int = 0,
+    seed: int = 0,
+    **shape: Any,
+) -> Dataset:
+    kind = {"torchvision": "resnet18"} if family == "cnn" else {"model_type": KINDS[family]}
+    config = TrainerConfig(architecture=kind | shape, train_data=uri, seq_len=seq_len, target_len=target_len, seed=seed)
+    return open_samples(config, split, image_size=image_size)
 
 
 def write_tokens(folder: Path, name: str, tokens: list[int], form: str) -> None:
@@ -122,7 +142,9 @@ def test_masking_is_bert_s_and_a_function_of_step_and_sample() -> None:
 def test_span_corruption_is_t5_s_and_a_function_of_step_and_sample(tmp_path: Path) -> None:
     raw = np.arange(5 * 568, dtype="<u2") % 1000 + 10
     raw.tofile(tmp_path / "train.bin")
-    data = open_dataset(str(tmp_path), family="seq2seq", seq_len=512, vocab_size=32128, start=0, end=1, seed=3)
+    data = open_dataset(
+        str(tmp_path), family="seq2seq", seq_len=512, vocab_size=32128, decoder_start_token_id=0, seed=3
+    )
     assert len(data) == 5
     indices = torch.arange(5)
 
@@ -157,7 +179,7 @@ def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> N
     assert (strides == strides[:, :1]).all() and len(set(strides[:, 0].tolist())) > 5
     assert tokens["labels"].max().item() < 50
 
-    pairs = open_dataset("", family="seq2seq", seq_len=32, target_len=8, vocab_size=50, start=49)
+    pairs = open_dataset("", family="seq2seq", seq_len=32, target_len=8, vocab_size=50, decoder_start_token_id=49)
     pair = pairs.batch(torch.arange(20), CPU)
     whole = torch.cat([pair["input_ids"], pair["labels"]], 1)
     steps = (whole[:, 1:] - whole[:, :-1]) % 50
@@ -165,13 +187,13 @@ def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> N
     assert (pair["decoder_input_ids"][:, 0] == 49).all()
     assert torch.equal(pair["decoder_input_ids"][:, 1:], pair["labels"][:, :-1])
 
-    clips = open_dataset("", family="speech", target_len=8, vocab_size=50, mel_shape=(16, 64))
+    clips = open_dataset("", family="speech", target_len=8, vocab_size=50, num_mel_bins=16, max_source_positions=32)
     clip = clips.batch(torch.arange(20), CPU)
     assert clip["input_features"].shape == (20, 16, 64)
     levels = clip["input_features"].mean((1, 2))
     assert torch.corrcoef(torch.stack([levels, clip["labels"][:, 0].float()]))[0, 1].item() > 0.99
 
-    images = open_dataset("", family="cnn", image_size=32, classes=10)
+    images = open_dataset("", family="cnn", image_size=32, num_classes=10)
     batch = images.batch(torch.arange(200), CPU)
     assert batch["images"].is_contiguous(memory_format=torch.channels_last) and batch["images"].shape == (
         200,
@@ -182,7 +204,7 @@ def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> N
     tints = batch["images"].mean((2, 3))
     within = torch.stack([tints[batch["labels"] == label].std(0).mean() for label in range(10)]).mean()
     assert within.item() < 0.2 * tints.std(0).mean().item()
-    other = open_dataset("", family="cnn", image_size=32, classes=10, split="val").batch(torch.arange(200), CPU)
+    other = open_dataset("", family="cnn", image_size=32, num_classes=10, split="val").batch(torch.arange(200), CPU)
     assert not torch.equal(other["images"], batch["images"])
 
 
@@ -239,7 +261,7 @@ def image_folder(tmp_path: Path) -> Path:
 
 
 def test_images_come_from_worker_processes_as_they_come_without_them(image_folder: Path) -> None:
-    data = open_dataset(str(image_folder), family="cnn", image_size=32, classes=5, seed=1)
+    data = open_dataset(str(image_folder), family="cnn", image_size=32, num_classes=5, seed=1)
     order = SampleOrder(dataset_size=len(data), global_batch=4, seed=0)
     before = torch.get_rng_state()
 
@@ -260,7 +282,7 @@ def test_validation_images_are_whole_and_broken_ones_are_named(image_folder: Pat
     with pytest.raises(ConfigurationError, match="has no val data"):
         open_dataset(str(image_folder), family="cnn", split="val")
     with pytest.raises(ConfigurationError, match="has 3 class folders, and the model has 2 classes"):
-        open_dataset(str(image_folder), family="cnn", classes=2)
+        open_dataset(str(image_folder), family="cnn", num_classes=2)
     (image_folder / "train").rename(image_folder / "val")
     data = open_dataset(str(image_folder), family="cnn", image_size=32, split="val")
     assert torch.equal(
@@ -324,12 +346,12 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         assert count in said.out and ("x.jsonl:1: half of a surrogate pair" in said.err) == (name == "x.jsonl")
     packed = {path.name: path.read_bytes() for path in out.parent.iterdir()}
     for text, says in {
-        b'{"text": "a b"}\n{"body": "c"}\n': "x.jsonl:2 has no 'text'",
-        b'{"text": "a b"}\n{"text": null}\n': "x.jsonl:2 has the text None",
-        b'{"text": "a b"}\n{"text": "a b\xff"}\n': "x.jsonl:2 is not UTF-8",
+        b'{"text": "a b"}\n{"body": "c"}\n': "x.jsonl:2 has no text 'text'",
+        b'{"text": "a b"}\n{"text": null}\n': "x.jsonl:2 has no text 'text'",
+        b'{"text": "a b"}\n{"text": "a b\xff"}\n': "x.jsonl:2 is no JSON",
         b'{"text": "a b"}\n{"text": "a': "x.jsonl:2 is no JSON",
         b"[" * 100_000: "x.jsonl:1 is no JSON",
-        b'["a b"]\n': "x.jsonl:1 has no 'text'",
+        b'["a b"]\n': "x.jsonl:1 has no text 'text'",
     }.items():
         (tmp_path / "x.jsonl").write_bytes(text)
         assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
@@ -338,7 +360,9 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
     assert pack_main([str(tmp_path / "y.txt"), *common[:-1], str(out.with_suffix(""))]) == 1
     assert "expected NAME.bin" in capsys.readouterr().err
     (tmp_path / "z.txt").write_bytes(b'{"body": "a"}\n{"body": "b"}\n')
-    assert pack_main([str(tmp_path / "z.txt"), *common]) == 1 and "z.txt:1 has no 'text'" in capsys.readouterr().err
+    assert (
+        pack_main([str(tmp_path / "z.txt"), *common]) == 1 and "z.txt:1 has no text 'text'" in capsys.readouterr().err
+    )
     (tmp_path / "tokenizer.json").write_text("{")
     assert pack_main([str(tmp_path / "y.txt"), *common]) == 1
     assert "tokenizer.json cannot be read" in capsys.readouterr().err
