@@ -23,8 +23,8 @@ from bootstrap.smoke import products
 def sabotage() -> None:
     multiply, add_up = products.exact_product, dist.all_reduce
 
-    def wrong_product(*factors: torch.Tensor) -> torch.Tensor:
-        product = multiply(*factors)
+    def wrong_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        product = multiply(a, b)
         product[3, 5] += 1
         return product
 
