@@ -10,13 +10,11 @@ import importlib.metadata
 import logging
 import math
 import os
-import re
 import statistics
 import threading
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from torch import nn
 from bootstrap.contract.measured import Measured, MeasuredRow, object_name
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
+from bootstrap.training.state import unwrap
 from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -53,21 +52,21 @@ class RunMeasurement:
         self._steps = 0
         self._waited_s = 0.0
 
-    def step(self, *, data_wait_s: float, tokens_per_sample: int) -> None:
+    def step(self, *, data_wait_s: float) -> None:
         """Count a step; collective on the one at which the row is written."""
         self._steps += 1
         if self._steps == WARMUP_STEPS:
             self._waited_s = data_wait_s
         if self._steps != WARMUP_STEPS + MEASURED_STEPS:
             return
-        measured = self._measure(data_wait_s - self._waited_s, tokens_per_sample)
+        measured = self._measure(data_wait_s - self._waited_s)
         if measured is None or os.environ.get("RANK", "0") != "0":
             return
         row = measured_row(self._config, self._model, measured, os.environ)
         # Beside the training: while S3 does not answer, a write takes minutes. The final checkpoint is written later.
         threading.Thread(target=self._write, args=(row,), name="measured-run", daemon=True).start()
 
-    def _measure(self, waited_s: float, tokens_per_sample: int) -> Measured | None:
+    def _measure(self, waited_s: float) -> Measured | None:
         """Measurement of the slowest and fullest rank; the one wait for the device in a run."""
         self._clock.synchronize()
         durations = sorted(self._clock.durations_s[-MEASURED_STEPS:])
@@ -89,7 +88,7 @@ class RunMeasurement:
             steps=len(durations),
             step_time_s=step_time_s,
             step_time_p95_s=p95_s,
-            tokens_per_second=self._config.global_batch * tokens_per_sample / step_time_s,
+            tokens_per_second=self._config.global_batch * self._config.seq_len / step_time_s,
             data_wait_share=min(1.0, wait_share),
             peak_allocated_gib=allocated_gib,
             peak_reserved_gib=reserved_gib,
@@ -104,11 +103,7 @@ class RunMeasurement:
         else:
             logger.info(
                 "measured over %d steps: %.4f s/step, %.1f GiB; recorded in %s/%s",
-                row.measured.steps,
-                row.measured.step_time_s,
-                row.measured.peak_allocated_gib,
-                self._store.uri,
-                name,
+                *(row.measured.steps, row.measured.step_time_s, row.peak_memory_gib, self._store.uri, name),
             )
 
 
@@ -118,6 +113,7 @@ def measured_row(
     """Row of a run; ``config`` has the micro-batch and accumulation that the run really has."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     is_cnn, has_gpu = config.family == "cnn", torch.cuda.is_available()
+    library = "torchvision" if is_cnn else "transformers"
     gpus_per_node = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     return MeasuredRow(
         run_id=environment.get("GPUFLEET_RUN", "") or "local",
@@ -125,7 +121,11 @@ def measured_row(
         stack=environment.get("GPUFLEET_STACK", ""),
         instance_type=environment.get("GPUFLEET_INSTANCE_TYPE", ""),
         nodes=-(-ranks // gpus_per_node),
-        versions=_versions(is_cnn=is_cnn),
+        versions={
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda or "none",
+            library: importlib.metadata.version(library),
+        },
         measured=measured,
         predicted=config.predicted,
         model=config.kind,
@@ -133,7 +133,7 @@ def measured_row(
         parameters=_parameters(model),
         **{name: getattr(config, name) for name in _CONFIGURED},
         **_tuning(config),
-        **({} if config.family in ("seq2seq", "image", "speech") else _shape(model)),
+        **(_shape(unwrap(model)) if config.family in ("decoder", "encoder") else {}),
         target_len=config.target_len or None,
         gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
         gpu_memory_gib=torch.cuda.get_device_properties().total_memory / 2**30 if has_gpu else 0.0,
@@ -166,11 +166,9 @@ def _tuning(config: TrainerConfig) -> dict[str, Any]:
     return {} if tuning.trains_all else {"frozen": tuning.frozen}
 
 
-def _shape(model: nn.Module) -> dict[str, Any]:
-    """Shape columns of a Hugging Face model, by the names that its config maps its own to; empty for a CNN."""
-    settings = getattr(model, "config", None)
-    if settings is None:
-        return {}
+def _shape(model: Any) -> dict[str, Any]:
+    """Shape columns of a decoder or encoder, by the names that its config maps its own to."""
+    settings = model.config
     heads = settings.num_attention_heads
     names = [name for name, _ in model.named_modules()]
     return {
@@ -190,15 +188,3 @@ def _ffn_size(settings: Any) -> int:
         if size := getattr(settings, name, None):
             return int(size)
     return int(getattr(settings, "expansion_ratio", 4)) * int(settings.hidden_size)  # mpt; gpt2's default
-
-
-def _versions(*, is_cnn: bool) -> dict[str, str]:
-    versions = {"torch": str(torch.__version__)}
-    library = "torchvision" if is_cnn else "transformers"
-    versions[library] = importlib.metadata.version(library)
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.is_file() and (match := re.search(r"Module.*?\s(\d+\.[\d.]+)", driver.read_text(encoding="utf-8"))):
-        versions["driver"] = match.group(1)
-    return versions

@@ -8,13 +8,16 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import torch
 
 from bootstrap.trainer.clock import StepClock
+from bootstrap.trainer.config import TrainerConfig
+from bootstrap.trainer.loop import StepResult
 from bootstrap.trainer.optimize import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -35,96 +38,59 @@ class _Entry:
     is_line: bool
 
 
-class Report:
-    """Reports ``every`` steps; a line appears as soon as the device has its numbers, and no step waits for it.
+class Report(AbstractContextManager["Report"]):
+    """Reports every ``--log-every`` steps; a line appears when the device has its numbers, and no step waits for it.
+
+    ``metrics.jsonl`` loses what an earlier start wrote of the first step and later. But for fp16, whose steps may be
+    left out, a loss or gradient norm that is not finite raises a DivergedError a step or two later.
 
     Args:
-        out: folder of ``metrics.jsonl``, which loses what an earlier start wrote of the first step and later.
         clock: ticks at each step's end, before ``step`` is called.
-        tokens_per_sample: None where samples are counted (a CNN).
         on_loss: called with step and loss of each line.
-        refuses_infinity: DivergedError a step or two after one whose loss or gradient norm is not finite. The norm of a
-            step that fp16 leaves out is not.
     """
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        clock: StepClock,
-        every: int,
-        total_steps: int,
-        global_batch: int,
-        tokens_per_sample: int | None,
-        on_loss: Callable[[int, float], object] | None = None,
-        refuses_infinity: bool = False,
-    ) -> None:
-        self._on_loss = on_loss
-        self._refuses_infinity = refuses_infinity
-        self._is_writer = os.environ.get("RANK", "0") == "0"
-        self._clock = clock
-        self._every = every
-        self._total_steps = total_steps
-        self._global_batch = global_batch
-        self._tokens_per_sample = tokens_per_sample
+    def __init__(self, config: TrainerConfig, *, clock: StepClock, on_loss: Callable[[int, float], object]) -> None:
+        self._config, self._clock, self._on_loss = config, clock, on_loss
+        self._refuses_infinity = config.precision != "fp16"
         self._entries: deque[_Entry] = deque()
         self._counted = 0
         self._waited_s = 0.0
-        self._path = out / METRICS_NAME
+        self._path = Path(config.out) / METRICS_NAME
         self._file: TextIO | None = None
         self._has_begun = False
-        if self._is_writer:
-            out.mkdir(parents=True, exist_ok=True)
+        if os.environ.get("RANK", "0") == "0":
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Write the last lines."""
+        if self._file is not None:
+            self._clock.synchronize()
+            self._write_ready()
+            self._file.close()
 
-    def step(
-        self,
-        step: int,
-        loss: torch.Tensor,
-        *,
-        learning_rate: float,
-        gradient_norm: torch.Tensor | None = None,
-        data_wait_s: float = 0.0,
-    ) -> None:
-        """Report that ``step`` steps are done.
-
-        ``loss`` (mean of the global batch) and ``gradient_norm`` are scalars on the device, the same on all ranks;
-        ``data_wait_s`` is ``Loader.wait_s``.
-        """
-        if not self._is_writer:
+    def step(self, step: int, result: StepResult, *, data_wait_s: float) -> None:
+        """Report that ``step`` steps are done; ``data_wait_s`` is ``Loader.wait_s``."""
+        if self._file is None:
             return
         if not self._has_begun:
             self._begin(step)
         self._write_ready()
-        is_line = step % self._every == 0 or step == self._total_steps
+        is_last = step == self._config.steps
+        is_line = is_last or step % self._config.log_every == 0
         if not (is_line or self._refuses_infinity):
             return
-        facts = {"step": step, "learning_rate": learning_rate, "data_wait_s": data_wait_s}
-        values = {"loss": loss} if gradient_norm is None else {"loss": loss, "gradient_norm": gradient_norm}
-        self._add(facts, values, is_line=is_line)
-        if step == self._total_steps:
+        facts = {"step": step, "learning_rate": result.learning_rate, "data_wait_s": data_wait_s}
+        self._add(facts, {"loss": result.loss, "gradient_norm": result.gradient_norm}, is_line=is_line)
+        if is_last:
             # The final checkpoint waits for the device anyway, and its event in the ledger takes the last loss.
             self._clock.synchronize()
             self._write_ready()
 
     def evaluation(self, step: int, loss: torch.Tensor) -> None:
         """Report the mean loss of held-out samples after ``step`` steps."""
-        if self._is_writer:
-            self._add({"step": step}, {"evaluation_loss": loss})
-
-    def close(self) -> None:
-        """Write the last lines."""
         if self._file is not None:
-            self._clock.synchronize()
-            self._write_ready()
-            self._file.close()
-            self._file = None
+            self._add({"step": step}, {"evaluation_loss": loss})
 
     def _begin(self, step: int) -> None:
         """Drop the lines from ``step`` on, and a torn one: an earlier start did these steps after its checkpoint."""
@@ -176,12 +142,9 @@ class Report:
         facts: dict[str, Any] = {}
         if durations:
             step_time_s = sum(durations) / len(durations)
-            samples_per_s = self._global_batch / step_time_s
             facts["step_time_s"] = step_time_s
-            if self._tokens_per_sample is None:
-                facts["samples_per_second"] = samples_per_s
-            else:
-                facts["tokens_per_second"] = samples_per_s * self._tokens_per_sample
+            unit = "samples" if self._config.counts_samples else "tokens"
+            facts[f"{unit}_per_second"] = self._config.global_batch * self._config.seq_len / step_time_s
             facts["data_wait_share"] = min(1.0, max(0.0, waited) / sum(durations))
         if torch.cuda.is_available():
             facts["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -189,15 +152,15 @@ class Report:
         return facts
 
     def _write(self, facts: dict[str, Any]) -> None:
-        assert self._file is not None, "reported after close"
+        assert self._file is not None
         self._file.write(json.dumps({name: _short(value) for name, value in facts.items()}) + "\n")
         self._file.flush()
         logger.info("%s", self._line(facts))
-        if self._on_loss is not None and "loss" in facts:
+        if "loss" in facts:
             self._on_loss(facts["step"], facts["loss"])
 
     def _line(self, facts: dict[str, Any]) -> str:
-        start = f"step {facts['step']:,}/{self._total_steps:,}"
+        start = f"step {facts['step']:,}/{self._config.steps:,}"
         if "evaluation_loss" in facts:
             return f"{start}  evaluation loss {facts['evaluation_loss']:.4f}"
         forms = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,12 @@ from bootstrap.trainer.weights import load_weights, save_adapters, save_weights,
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import config_facts
-from bootstrap.training.stores import open_store
+from bootstrap.training.stores import URI_VARIABLE, Store, open_store
 
 logger = logging.getLogger(__name__)
 
 # Settings of a group of parameters that flags give, and a checkpoint holds too.
 OF_THIS_START = ("initial_lr", "weight_decay")
-CHECKPOINTS_VARIABLE = "GPUFLEET_CHECKPOINT_URI"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +68,17 @@ def train(config: TrainerConfig) -> None:
     data = open_samples(config)
     held_out = open_samples(config, "val") if config.evaluate_every else None
     init_process_group(device)
-    limit = oom.MicroBatchLimit(config, open_store(_checkpoints(config)))
+    store = open_checkpoints(config)
+    limit = oom.MicroBatchLimit(config, store)
     run = assemble(config, device, limit.value)
     with limit.halving(run.config):
-        _train(run, data, held_out)
+        train_assembled(run, store, data, held_out)
     dist.destroy_process_group()
 
 
-def _checkpoints(config: TrainerConfig) -> str:
-    return os.environ.get(CHECKPOINTS_VARIABLE) or str(Path(config.out) / "checkpoints")
+def open_checkpoints(config: TrainerConfig) -> Store:
+    """Store of the run's checkpoints."""
+    return open_store(os.environ.get(URI_VARIABLE) or str(Path(config.out) / "checkpoints"))
 
 
 def set_device(config: TrainerConfig) -> torch.device:
@@ -151,30 +151,21 @@ def run_facts(config: TrainerConfig, model: nn.Module, weights: str) -> dict[str
     return facts | config_facts(architecture, "architecture.")
 
 
-def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
+def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dataset | None) -> None:
+    """Train the parts on ``data`` to the last step, and write the final weights beside the checkpoints."""
     config, stepper, device = parts.config, parts.stepper, parts.device
-    uri = _checkpoints(config)
-    store = open_store(uri)
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
     measured: RunMeasurement | None = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
     balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
-    evaluation = _evaluation(parts, held_out) if held_out is not None else None
-    rehearsal: Callable[[], object] | None = None
-    if isinstance(parts.model, DistributedDataParallel):
-        rehearsal = functools.partial(_rehearse, parts, data)
+    evaluated = _held_out_of_rank(parts, held_out) if held_out is not None else []
     own = [{name: group[name] for name in OF_THIS_START} for group in parts.optimizer.param_groups]
+
+    def rehearse() -> None:
+        stepper.rehearse(data.batch(torch.arange(config.micro_batch), device))
+
     with (
-        Report(
-            Path(config.out),
-            clock=clock,
-            every=config.log_every,
-            total_steps=config.steps,
-            global_batch=config.global_batch,
-            tokens_per_sample=tokens,
-            on_loss=lambda step, loss: run.report_loss(step, loss),
-            refuses_infinity=not parts.scale.enabled,
-        ) as report,
+        Report(config, clock=clock, on_loss=lambda step, loss: run.report_loss(step, loss)) as report,
         SpotTolerantRun(
             parts.model,
             parts.optimizer,
@@ -187,7 +178,7 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
             store=store,
             tokens_per_sample=tokens,
             seed=config.seed,
-            rehearsal=rehearsal,
+            rehearsal=rehearse if isinstance(parts.model, DistributedDataParallel) else None,
             # The base is in --weights, or follows from the seed.
             save_frozen=False,
         ) as run,
@@ -197,34 +188,28 @@ def _train(parts: Assembled, data: Dataset, held_out: Dataset | None) -> None:
         if run.step > config.steps:
             logger.warning(
                 "%s has a checkpoint of step %d, and --steps is %d: nothing is left to train",
-                uri,
-                run.step,
-                config.steps,
+                *(store.uri, run.step, config.steps),
             )
         clock.restart()
         for step in run.steps(config.steps):
             result = stepper.step(loader.step(step))
             clock.tick()
-            report.step(
-                step + 1,
-                result.loss,
-                learning_rate=result.learning_rate,
-                gradient_norm=result.gradient_norm,
-                data_wait_s=loader.wait_s,
-            )
+            report.step(step + 1, result, data_wait_s=loader.wait_s)
             if measured is not None:
-                measured.step(data_wait_s=loader.wait_s, tokens_per_sample=tokens or 1)
+                measured.step(data_wait_s=loader.wait_s)
             if balance is not None and (passes := balance.step()) is not None:
                 measured = None  # a row of unequal ranks would tell the calibration the speed of none of them
                 loader.close()  # has fetched ahead for the shares of before
                 run.set_shares([config.micro_batch * number for number in passes])
                 stepper.grad_accum = passes[parts.data_rank]
-            if evaluation is not None and (step + 1) % config.evaluate_every == 0:
-                _evaluate(run, stepper, report, evaluation())
+            if held_out is not None and (step + 1) % config.evaluate_every == 0:
+                if (loss := _evaluate(run, parts, held_out, evaluated)) is not None:
+                    report.evaluation(step + 1, loss)
                 clock.restart()
-    save_weights(parts.model, f"{uri.rstrip('/')}/weights", architecture=config.architecture)
+    uri = store.uri.rstrip("/")
+    save_weights(parts.model, f"{uri}/weights", architecture=config.architecture)
     if config.tuning.adapts:
-        save_adapters(parts.model, f"{uri.rstrip('/')}/adapters", base=config.weights)
+        save_adapters(parts.model, f"{uri}/adapters", base=config.weights)
 
 
 def _follow_flags(parts: Assembled, own: list[dict[str, Any]]) -> None:
@@ -236,28 +221,25 @@ def _follow_flags(parts: Assembled, own: list[dict[str, Any]]) -> None:
     parts.scheduler.base_lrs = [settings["initial_lr"] for settings in own]
 
 
-def _evaluate(run: SpotTolerantRun, stepper: Stepper, report: Report, batches: Iterator[Batch]) -> None:
-    """Report the held-out loss, unless a notice comes meanwhile."""
+def _evaluate(
+    run: SpotTolerantRun, parts: Assembled, held_out: Dataset, indices: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """Held-out loss; None where a notice comes meanwhile."""
     is_whole = True
 
-    def watched() -> Iterator[Batch]:
+    def batches() -> Iterator[Batch]:
         nonlocal is_whole
-        for batch in batches:
+        for part in indices:
             if not (is_whole := run.goes_on()):
                 return
-            yield batch
+            yield held_out.batch(part, parts.device)
 
-    loss = stepper.evaluate(watched())
-    if is_whole:
-        report.evaluation(run.step + 1, loss)
-
-
-def _rehearse(parts: Assembled, data: Dataset) -> None:
-    parts.stepper.rehearse(data.batch(torch.arange(parts.config.micro_batch), parts.device))
+    loss = parts.stepper.evaluate(batches())
+    return loss if is_whole else None
 
 
-def _evaluation(parts: Assembled, held_out: Dataset) -> Callable[[], Iterator[Batch]]:
-    """This rank's micro-batches of the held-out samples: the same in each evaluation, as many on each rank."""
+def _held_out_of_rank(parts: Assembled, held_out: Dataset) -> Sequence[torch.Tensor]:
+    """Indices of this rank's held-out micro-batches: the same in each evaluation, as many on each rank."""
     config = parts.config
     each = min(config.evaluation_steps * config.global_batch, len(held_out)) // parts.data_size
     if each == 0:
@@ -265,10 +247,4 @@ def _evaluation(parts: Assembled, held_out: Dataset) -> Callable[[], Iterator[Ba
             f"--train-data {config.train_data} has {len(held_out)} held-out samples for {parts.data_size} data ranks; "
             "give at least one a rank, or --evaluate-every 0"
         )
-    indices = torch.arange(parts.data_rank * each, (parts.data_rank + 1) * each)
-
-    def batches() -> Iterator[Batch]:
-        for part in torch.split(indices, config.micro_batch):
-            yield held_out.batch(part, parts.device)
-
-    return batches
+    return torch.split(torch.arange(parts.data_rank * each, (parts.data_rank + 1) * each), config.micro_batch)

@@ -84,7 +84,7 @@ def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
     config = parse_config(flags, {})
     parts = run.assemble(config, run.set_device(config))
     held_out = run.open_samples(config, "val") if config.evaluate_every else None
-    run._train(parts, run.open_samples(config), held_out)
+    run.train_assembled(parts, run.open_checkpoints(config), run.open_samples(config), held_out)
     module.cross_entropy = whole
 
 

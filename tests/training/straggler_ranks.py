@@ -71,7 +71,7 @@ def train(name: str, slow_rank: int) -> None:
         for layer in parts.model.model.layers:  # type: ignore[union-attr]
             # Inside the layer: a layer's own hook would come before the one that times it.
             layer.self_attn.register_forward_pre_hook(lambda *_: time.sleep(SLOW_S))
-    trainer._train(parts, trainer.open_samples(config), None)
+    trainer.train_assembled(parts, trainer.open_checkpoints(config), trainer.open_samples(config), None)
 
 
 def main() -> None:

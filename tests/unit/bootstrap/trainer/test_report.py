@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import transformers
 from bootstrap.contract.measured import parse
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
+from bootstrap.trainer.loop import StepResult
 from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, RunMeasurement
 from bootstrap.trainer.optimize import DivergedError
 from bootstrap.trainer.report import Report
@@ -44,6 +46,14 @@ NODE = {
 }
 
 
+def configured(out: Path, **settings: Any) -> TrainerConfig:
+    return TrainerConfig(out=str(out), architecture=ARCHITECTURE, **settings)
+
+
+def result(loss: float, norm: float = 1.0) -> StepResult:
+    return StepResult(loss=torch.tensor(loss), gradient_norm=torch.tensor(norm), learning_rate=1e-3)
+
+
 @pytest.fixture
 def config() -> TrainerConfig:
     return parse_config([], NODE)
@@ -67,22 +77,14 @@ def test_report_writes_every_few_steps_to_console_and_file(
     caplog.set_level(logging.INFO, "bootstrap.trainer.report")
     clock = StepClock(CPU)
     clock.restart()
-    norm = torch.tensor(3.0)
     losses: dict[int, float] = {}
-    with Report(
-        tmp_path,
-        clock=clock,
-        every=5,
-        total_steps=12,
-        global_batch=32,
-        tokens_per_sample=10,
-        on_loss=losses.__setitem__,
-    ) as report:
+    config = configured(tmp_path, log_every=5, steps=12, global_batch=32, seq_len=10)
+    with Report(config, clock=clock, on_loss=losses.__setitem__) as report:
         for step in range(1, 13):
             wait(0.016)
             clock.tick()
             waited_s = step * 0.004
-            report.step(step, torch.tensor(step / 4), learning_rate=1e-3, gradient_norm=norm, data_wait_s=waited_s)
+            report.step(step, result(step / 4, 3.0), data_wait_s=waited_s)
             if step == 7:
                 wait(5)
                 report.evaluation(7, torch.tensor(2.5))
@@ -109,9 +111,9 @@ def test_report_writes_every_few_steps_to_console_and_file(
 def test_steps_that_a_resume_does_again_are_reported_once(tmp_path: Path) -> None:
     for first, end, loss in ((1, 7, 1.0), (4, 9, 2.0)):  # killed after step 7, with a checkpoint of step 3
         clock = StepClock(CPU)
-        with Report(tmp_path, clock=clock, every=2, total_steps=20, global_batch=1, tokens_per_sample=1) as report:
+        with Report(configured(tmp_path, log_every=2), clock=clock, on_loss=print) as report:
             for step in range(first, end + 1):
-                report.step(step, torch.tensor(loss), learning_rate=0.1)
+                report.step(step, result(loss), data_wait_s=0)
         with (tmp_path / "metrics.jsonl").open("a") as torn:
             torn.write('{"step": ')
     *lines, _ = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -121,28 +123,25 @@ def test_steps_that_a_resume_does_again_are_reported_once(tmp_path: Path) -> Non
 
 def test_a_run_ends_at_the_step_whose_loss_or_gradient_is_not_finite(tmp_path: Path) -> None:
     """Each step is checked, though only every tenth writes a line; fp16 skips such steps, and JSON has null."""
-    clock, nan, infinite = StepClock(CPU), torch.tensor(torch.nan), torch.tensor(torch.inf)
+    nan, infinite = math.nan, math.inf
 
-    def run(folder: Path, norms: list[torch.Tensor], **more: Any) -> list[dict[str, Any]]:
-        with Report(
-            folder, clock=clock, every=10, total_steps=10, global_batch=1, tokens_per_sample=None, **more
-        ) as report:
+    def run(precision: str, norms: list[float]) -> list[dict[str, Any]]:
+        config = configured(tmp_path / precision, precision=precision, log_every=10, steps=10)
+        with Report(config, clock=StepClock(CPU), on_loss=print) as report:
             for step, norm in enumerate(norms, 1):
-                report.step(step, torch.tensor(2.0), learning_rate=1e-3, gradient_norm=norm)
-        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+                report.step(step, result(2.0, norm), data_wait_s=0)
+        return [json.loads(line) for line in (tmp_path / precision / "metrics.jsonl").read_text().splitlines()]
 
-    finite = [torch.tensor(1.0)] * 2
     with pytest.raises(DivergedError, match=r"step 3: loss 2 and gradient_norm nan.* from step-00000002 on"):
-        run(tmp_path / "bf16", [*finite, nan, nan, nan], refuses_infinity=True)
-    lines = run(tmp_path / "fp16", [*finite, *[infinite] * 8])
+        run("bf16", [1.0, 1.0, nan, nan, nan])
+    lines = run("fp16", [1.0, 1.0, *[infinite] * 8])
     assert [(line["step"], line["gradient_norm"]) for line in lines] == [(10, None)]
 
 
 def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    clock = StepClock(CPU)
-    with Report(tmp_path, clock=clock, every=1, total_steps=1, global_batch=1, tokens_per_sample=None) as report:
-        report.step(1, torch.tensor(1.0), learning_rate=0.1)
+    with Report(configured(tmp_path, steps=1), clock=StepClock(CPU), on_loss=print) as report:
+        report.step(1, result(1.0), data_wait_s=0)
     assert not list(tmp_path.iterdir())
 
 
@@ -162,7 +161,7 @@ def test_measured_run_is_written_once(
     for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 5):
         wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
         clock.tick()
-        run.step(data_wait_s=max(0, step - WARMUP_STEPS) * 0.001, tokens_per_sample=8)
+        run.step(data_wait_s=max(0, step - WARMUP_STEPS) * 0.001)
 
     answers.set()  # no step has waited for the store
     for thread in threading.enumerate():
