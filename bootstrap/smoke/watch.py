@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from bootstrap.smoke.ranks import Ranks
@@ -70,17 +71,15 @@ class Watch:
             time.sleep(1)
 
     def _beat(self) -> None:
+        has_failed = False
         try:
             while not self._done.wait(BEAT_S):
                 self._store.add(f"beat/{self._ranks.rank}", 1)
-                if self._store.add("failures", 0):
+                if not has_failed and self._store.add("failures", 0):
+                    has_failed = True
                     # In another thread, as this one goes on beating.
-                    failed = threading.Thread(
-                        target=self.fail, args=("another rank failed",), kwargs={"own": False}, daemon=True
-                    )
-                    failed.start()
-                    while not self._done.wait(BEAT_S):
-                        self._store.add(f"beat/{self._ranks.rank}", 1)
+                    report = partial(self.fail, "another rank failed", own=False)
+                    threading.Thread(target=report, daemon=True).start()
         except RuntimeError:  # torch raises DistNetworkError, a RuntimeError
             if not self._done.is_set():
                 self.fail("the store of rank 0 is gone", own=False)

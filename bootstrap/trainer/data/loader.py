@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,14 +17,15 @@ from torch.utils.data import DataLoader
 from bootstrap.contract.trainer import loader_workers
 from bootstrap.trainer.data.dataset import Batch, Dataset
 
-# Micro-batches on the device beside the one in use: one hides the copy, the second evens out slow reads.
-DEPTH = 2
+# Micro-batches fetched ahead: one hides the copy, two more even out slow reads.
+DEPTH = 3
 WORKER_BATCHES = 4
 
 Work = tuple[int, torch.Tensor]
+Item = tuple[Batch, torch.cuda.Event | None]
 
 
-class Loader:
+class Loader(AbstractContextManager["Loader"]):
     """Micro-batches of one rank, in the order of the steps.
 
     Args:
@@ -45,23 +47,30 @@ class Loader:
         self._sample_indices = sample_indices
         self._micro_batch = micro_batch
         self._device = device
-        self._workers = (default_workers() if workers is None else workers) if dataset.needs_workers else 0
+        if workers is None:
+            workers = loader_workers(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self._workers = workers if dataset.needs_workers else 0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._background: _Background | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._items: Iterator[Item] = iter(())
+        self._ahead: deque[Future[Item]] = deque()
         self._next_step = -1
         self.wait_s = 0.0
         """Seconds that steps waited for data so far; a growing share of the step time names a loader-bound run."""
 
     def step(self, step: int) -> Iterator[Batch]:
         """Micro-batches of ``step`` as model inputs; steps after one another are fetched ahead."""
-        if self._background is None or step != self._next_step:
+        if self._thread is None or step != self._next_step:
             self.close()
-            self._background = _Background(self._device_batches(self._work_from(step)))
+            self._thread = ThreadPoolExecutor(1, "data-loader")
+            self._items = self._device_batches(self._work_from(step))
+            self._ahead.extend(self._thread.submit(next, self._items) for _ in range(DEPTH))
         count = -(-len(self._sample_indices(step)) // self._micro_batch)
-        background, self._next_step = self._background, step + 1
+        thread, self._next_step = self._thread, step + 1
         for _ in range(count):
             started = time.perf_counter()
-            raw, ready = background.get()
+            raw, ready = self._ahead.popleft().result()
+            self._ahead.append(thread.submit(next, self._items))
             self.wait_s += time.perf_counter() - started
             if ready is not None:
                 current = torch.cuda.current_stream(self._device)
@@ -72,12 +81,14 @@ class Loader:
 
     def close(self) -> None:
         """Stop fetching, before the process ends at the latest; ``step`` starts again."""
-        if self._background is not None:
-            self._background.close()
-            self._background = None
-
-    def __enter__(self) -> Self:
-        return self
+        if self._thread is not None:
+            for item in self._ahead:
+                item.cancel()
+            self._ahead.clear()
+            # A generator, whose end is that of the worker processes: in its own thread, whose stream it has set.
+            self._thread.submit(self._items.close).result()  # type: ignore[attr-defined]
+            self._thread.shutdown()
+            self._thread = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,7 +99,7 @@ class Loader:
                 yield step, indices
             step += 1
 
-    def _device_batches(self, work: Iterator[Work]) -> Iterator[tuple[Batch, torch.cuda.Event | None]]:
+    def _device_batches(self, work: Iterator[Work]) -> Iterator[Item]:
         """Batches on the device, each with the event after its copy."""
         if self._workers:
             raws = _worker_batches(self._dataset, work, self._workers, pin=self._stream is not None)
@@ -108,46 +119,6 @@ class Loader:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
                 yield copied, event
-
-
-def default_workers() -> int:
-    """Worker processes of this rank on this node."""
-    return loader_workers(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-class _Background:
-    """Thread that keeps ``DEPTH`` items of an iterator ready; its error is raised where the item was due."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(DEPTH)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(items,), name="data-loader", daemon=True)
-        self._thread.start()
-
-    def get(self) -> Any:
-        item, error = self._queue.get()
-        if error is not None:
-            raise error
-        return item
-
-    def close(self) -> None:
-        self._closing.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get(timeout=0.05)
-            except queue.Empty:
-                continue
-
-    def _run(self, items: Iterator[Any]) -> None:
-        try:
-            for item in items:
-                self._queue.put((item, None))
-                if self._closing.is_set():
-                    return
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-            self._queue.put((None, error))
-        finally:
-            items.close()  # type: ignore[attr-defined] # a generator: ends worker processes
 
 
 class _Samples(torch.utils.data.Dataset[Any]):
