@@ -20,10 +20,6 @@ _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 _OPTIMIZERS = {"adamw": 'optimizer_name="AdamW"', "adam": 'optimizer_name="Adam"'}
 
-# Stages a rank of the interleaved schedule, one of 1F1B, without layers_per_stage, from which torchtitan counts the
-# stages: 28 layers of 4 are 7, and no 8 stages (distributed/pipeline_parallel.py, _get_pipeline_metadata).
-_USUAL_STAGES = 2
-
 
 def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
@@ -35,16 +31,12 @@ def _further(plan: FleetPlan) -> Iterator[str]:
         yield f"tensor parallelism is {split.tensor} without sequence parallelism, which its model code always adds"
     if split.pipeline > 1 and split.virtual_stages > 1 and _layers(plan) is None:
         yield "virtual stages need the number of layers, and the plan's job has no architecture"
-    if split.virtual_stages > _USUAL_STAGES and (layers := _layers(plan)) is not None:
-        stages, of_stage = split.pipeline * split.virtual_stages, _layers_per_stage(plan, layers)
-        if -(-layers // of_stage) != stages:
-            yield f"{stages} stages of {layers} layers are not {of_stage} layers each, which its configuration says"
+    if split.virtual_stages > 2:
+        # It counts the stages anew from the layers of one: 28 layers of 4 are 7, and no 8 stages
+        # (distributed/pipeline_parallel.py, _get_pipeline_metadata).
+        yield f"virtual stages are {split.virtual_stages}, and its interleaved schedule has two a rank"
     if split.expert > 1 and split.sharding == "ddp":
         yield f"expert parallelism is {split.expert} with sharding ddp: experts go to ranks that shard"
-
-
-def _layers_per_stage(plan: FleetPlan, layers: int) -> int:
-    return -(-layers // (plan.parallelism.pipeline * plan.parallelism.virtual_stages))
 
 
 def _layers(plan: FleetPlan) -> int | None:
@@ -69,13 +61,10 @@ def _parallelism(plan: FleetPlan) -> Iterator[str]:
         looped = split.virtual_stages > 1
         yield f'pipeline_parallel_schedule="{"Interleaved1F1B" if looped else "1F1B"}"'
         yield f"pipeline_parallel_microbatch_size={split.micro_batch}"
-        layers = _layers(plan)
-        if layers is not None:
+        if _layers(plan) is not None:
             # Even stages, as the plan's estimate has them.
             yield "pipeline_parallel_first_stage_less_layers=0"
             yield "pipeline_parallel_last_stage_less_layers=0"
-            if split.virtual_stages > _USUAL_STAGES:
-                yield f"pipeline_parallel_layers_per_stage={_layers_per_stage(plan, layers)}"
 
 
 def _training(plan: FleetPlan) -> Iterator[str]:
