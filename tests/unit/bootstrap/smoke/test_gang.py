@@ -1,14 +1,10 @@
-"""The gang test between hosts with their own addresses: real processes, real gloo, real links."""
+"""The gang test between ranks that are a host each: real processes and real gloo, with faults put in."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,91 +12,26 @@ import pytest
 
 from bootstrap.smoke import __main__ as cli
 from bootstrap.smoke.pairs import MAX_ROUNDS, find_slow, rounds
-from tests.unit.bootstrap.smoke.hosts import INTERFACE, USUAL_MBIT_PER_S, Host, hosts, missing
 
 pytestmark = pytest.mark.training
 
 PROGRAM = Path(__file__).with_name("gang_host.py")
-COUNT = 3
-# Other tests can slow a pair of hosts on two processors below the limit; they do not twice more.
-HEALTHY = ("healthy", "healthy_again", "healthy_at_last")
-SCENARIOS = (*HEALTHY, "slow_host", "three_faults", "vanishes")
-WAIT_S = 200.0
-SLOW_MBIT_PER_S = 20.0
 Reports = dict[str, list[dict[str, Any]]]
 
 
-class Gang:
-    """Ranks on hosts, and what each reports of a scenario."""
-
-    def __init__(self, folder: Path, made: tuple[Host, ...], scenarios: tuple[str, ...]) -> None:
-        self.folder, self.hosts = folder, made
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(folder), ",".join(host.namespace for host in made), *scenarios],
-                env=os.environ
-                | {"WORLD_SIZE": str(len(made)), "MASTER_ADDR": made[0].address, "GLOO_SOCKET_IFNAME": INTERFACE},
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def run(self, scenario: str, *faults: str) -> None:
-        (self.folder / "faults").write_text("\n".join(faults))
-        (self.folder / "faults").rename(self.folder / f"{scenario}.go")
-
-    def reports(self, scenario: str, ranks: range) -> list[dict[str, Any]]:
-        """Reports of these ranks' hosts; a rank that ends without one fails the test with its log."""
-        until = time.monotonic() + WAIT_S
-        files = [self.folder / f"{scenario}.{rank}.json" for rank in ranks]
-        while not all(file.exists() for file in files):
-            assert time.monotonic() < until, (self.folder / "log").read_text()
-            time.sleep(0.05)
-        return [json.loads(file.read_text()) for file in files]
-
-
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
-    """Reports of every scenario: one start of the ranks serves all, as it is most of the time."""
-    if lack := missing():
-        pytest.skip(f"this machine cannot make hosts: {lack}")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Reports of every scenario: one start of torch serves all, as it is most of the time."""
     folder = tmp_path_factory.mktemp("gang")
+    done = subprocess.run([sys.executable, PROGRAM, folder], capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stderr
     found: Reports = {}
-    everyone = range(COUNT)
-    steady = [f"{rank} steady" for rank in everyone]
-    with hosts(COUNT) as made:
-        # It ends its ranks, as the last scenario does.
-        hanging = Gang(tmp_path_factory.mktemp("hanging"), made, ("hangs",))
-        hanging.run("hangs", *(f"{rank} hangs" for rank in everyone))
-        found["hangs"] = hanging.reports("hangs", everyone)
-        hanging.process.wait(WAIT_S)
-        gang = Gang(folder, made, SCENARIOS)
-        try:
-            for scenario in HEALTHY:
-                if found.get("healthy", [{"passed": False}])[0]["passed"]:
-                    (folder / f"{scenario}.skip").touch()
-                    continue
-                gang.run(scenario, *steady)
-                found["healthy"] = gang.reports(scenario, everyone)
-
-            made[2].limit(SLOW_MBIT_PER_S)
-            gang.run("slow_host", *steady)
-            found["slow_host"] = gang.reports("slow_host", everyone)
-            made[2].limit(USUAL_MBIT_PER_S)
-
-            made[1].limit_towards(made[2], SLOW_MBIT_PER_S)
-            gang.run("three_faults", *steady, "0 miscomputes", "1 slow")
-            found["three_faults"] = gang.reports("three_faults", everyone)
-            made[1].limit_towards(made[2], USUAL_MBIT_PER_S)
-
-            gang.run("vanishes", "2 vanishes", "0 hurries", "1 hurries")
-            while not (folder / "cut").exists():
-                time.sleep(0.02)
-            made[2].cut()
-            found["vanishes"] = gang.reports("vanishes", range(2))
-            yield found
-        finally:
-            os.killpg(gang.process.pid, signal.SIGKILL)
-            gang.process.wait()
+    for file in sorted(folder.glob("*.json")):
+        found.setdefault(file.name.split(".")[0], []).append(json.loads(file.read_text()))
+    assert {name: len(files) for name, files in found.items()} == {
+        "hangs": 3, "healthy": 3, "slow_host": 3, "three_faults": 3, "vanishes": 2,
+    }, done.stderr  # fmt: skip
+    return found
 
 
 def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -111,16 +42,14 @@ def test_a_healthy_gang_may_train_and_misses_only_the_plan_s_bandwidth(reports: 
     for rank, report in enumerate(reports["healthy"]):
         assert (report["verdict"], report["passed"], report["error"], report["bad_hosts"]) == ("warn", True, None, [])
         assert report["host"] == f"host-{rank}"
-        assert report["world_size"] == COUNT
+        assert report["world_size"] == 3
         tests = by_name(report)
         warned = {name for name, test in tests.items() if test["verdict"] == "warn"}
-        # A busy machine has slow pairs too; none of them fails.
-        rates = {f"{name}_bus_bandwidth" for name in ("all_reduce", "all_gather", "reduce_scatter")}
-        assert rates <= warned <= rates | {"slowest_pair"}
-        assert "the plan expects 2" in tests["all_gather_bus_bandwidth"]["note"]
+        assert warned == {f"{name}_bus_bandwidth" for name in ("all_reduce", "all_gather", "reduce_scatter")}
+        assert "the plan expects 2e+06" in tests["all_gather_bus_bandwidth"]["note"]
         exchanges = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_receive")
         assert all(tests[f"{name}_values"]["value"] == 0 for name in exchanges)
-        assert tests["slowest_pair"]["value"] > 0.5
+        assert tests["slowest_pair"]["value"] == 1
 
 
 def test_a_host_that_is_slow_with_all_others_is_named(reports: Reports) -> None:
