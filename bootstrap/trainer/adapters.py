@@ -31,7 +31,9 @@ def choose_trained(model: nn.Module, config: TrainerConfig) -> None:
                 r=tuning.lora_rank,
                 lora_alpha=tuning.lora_alpha,
                 lora_dropout=0.0,
-                target_modules=list(targets(config)),
+                target_modules=[*ATTENTION, *(FEED_FORWARD if tuning.lora_targets == "all" else ())],
+                task_type="CAUSAL_LM",
+                base_model_name_or_path=config.weights or None,
             ),
             model,
             adapter_name=ADAPTER,
@@ -50,11 +52,6 @@ def choose_trained(model: nn.Module, config: TrainerConfig) -> None:
         # Adapters keep 32-bit weights over a 16-bit base, as peft's autocast_adapter_dtype does.
         if config.precision == PURE or (tuning.adapts and not parameter.requires_grad):
             parameter.data = parameter.data.to(HALF.get(config.precision, parameter.dtype))
-
-
-def targets(config: TrainerConfig) -> tuple[str, ...]:
-    """Names of the projections that have adapters."""
-    return ATTENTION + FEED_FORWARD if config.tuning.lora_targets == "all" else ATTENTION
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
@@ -115,20 +112,10 @@ def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def adapter_config(model: nn.Module, base: str) -> dict[str, Any]:
+def adapter_config(model: Any) -> dict[str, Any]:
     """``adapter_config.json`` of peft."""
-    modules = adapted(model)
-    first = next(iter(modules.values()))
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base or None,
-        "r": first.r[ADAPTER],
-        "lora_alpha": first.lora_alpha[ADAPTER],
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({name.rpartition(".")[2] for name in modules}),
-    }
+    fields = model.peft_config[ADAPTER].to_dict()
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()}
 
 
 def base_tensors(model: nn.Module) -> dict[str, Any]:

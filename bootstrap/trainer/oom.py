@@ -56,7 +56,11 @@ class MicroBatchLimit:
         except torch.OutOfMemoryError as error:
             reason = " ".join(str(error).split())[:300]
             if self.value is not None or config.micro_batch == 1:
-                raise OutOfMemoryError(self._advice(config, reason)) from error
+                raise OutOfMemoryError(
+                    f"out of GPU memory with micro-batch {config.micro_batch}. Try --activation-checkpointing full, "
+                    "--sharding zero3 on several data ranks, a smaller --micro-batch, or a plan with more memory a GPU "
+                    f"(gpufleet recommend --instance-type). {reason}"
+                ) from error
             with contextlib.suppress(AlreadyExistsError):  # of another rank that ran out
                 self._store.write(self._name, [str(config.micro_batch // 2).encode()])
             logger.warning(
@@ -64,16 +68,3 @@ class MicroBatchLimit:
                 "global batch stays %d. %s", config.micro_batch, config.micro_batch // 2, config.global_batch, reason,
             )  # fmt: skip
             end_process(1)
-
-    def _advice(self, config: TrainerConfig, reason: str) -> str:
-        changes = [
-            config.activation_checkpointing != "full" and "--activation-checkpointing full",
-            config.sharding != "zero3" and "--sharding zero3 (on several data ranks)",
-            config.micro_batch > 1 and f"--micro-batch {config.micro_batch // 2}",
-            "a plan with more memory a GPU (gpufleet recommend --instance-type)",
-        ]
-        return (
-            f"out of GPU memory with micro-batch {config.micro_batch}"
-            f"{', which was halved already' if self.value is not None else ''}. Change one of: "
-            f"{'; '.join(change for change in changes if change)}. {reason}"
-        )

@@ -9,7 +9,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,15 +26,9 @@ METRICS_NAME = "metrics.jsonl"
 INPUT_BOUND_SHARE = 0.05
 
 
-@dataclass(kw_only=True)
-class _Entry:
-    """Numbers that are still on their way from the device: a line, or only to be checked."""
-
-    facts: dict[str, Any]
-    names: list[str]
-    values: torch.Tensor
-    ready: torch.cuda.Event | None
-    is_line: bool
+# Numbers on their way from the device: facts of a line, names and values of the numbers, the event after their copy,
+# and whether they make a line or are only to be checked.
+Entry = tuple[dict[str, Any], list[str], torch.Tensor, torch.cuda.Event | None, bool]
 
 
 class Report(AbstractContextManager["Report"]):
@@ -52,7 +45,7 @@ class Report(AbstractContextManager["Report"]):
     def __init__(self, config: TrainerConfig, *, clock: StepClock, on_loss: Callable[[int, float], object]) -> None:
         self._config, self._clock, self._on_loss = config, clock, on_loss
         self._refuses_infinity = config.precision != "fp16"
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[Entry] = deque()
         self._counted = 0
         self._waited_s = 0.0
         self._path = Path(config.out) / METRICS_NAME
@@ -112,27 +105,26 @@ class Report(AbstractContextManager["Report"]):
             stacked = host.copy_(stacked, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        self._entries.append(_Entry(facts=facts, names=list(values), values=stacked, ready=ready, is_line=is_line))
+        self._entries.append((facts, list(values), stacked, ready, is_line))
         self._write_ready()
 
     def _write_ready(self) -> None:
         while self._entries:
-            ready = self._entries[0].ready
+            facts, names, numbers, ready, is_line = self._entries[0]
             if ready is not None and not ready.query():  # type: ignore[no-untyped-call]
                 return
-            entry = self._entries.popleft()
-            values = dict(zip(entry.names, entry.values.tolist(), strict=True))
+            self._entries.popleft()
+            values = dict(zip(names, numbers.tolist(), strict=True))
             if self._refuses_infinity and not all(map(math.isfinite, values.values())):
                 self._entries.clear()  # what follows is no more finite
-                step, found = entry.facts["step"], " and ".join(f"{name} {value:g}" for name, value in values.items())
+                step, found = facts["step"], " and ".join(f"{name} {value:g}" for name, value in values.items())
                 raise DivergedError(
                     f"step {step:,}: {found}. The weights are lost from here on; a start goes on from the newest "
                     f"checkpoint, so move away those from step-{step - 1:08d} on"
                 )
-            if not entry.is_line:
-                continue
-            facts = {**entry.facts, **values}
-            self._write(facts | self._speed(facts.pop("data_wait_s")) if "data_wait_s" in facts else facts)
+            if is_line:
+                speed = self._speed(facts.pop("data_wait_s")) if "data_wait_s" in facts else {}
+                self._write(facts | values | speed)
 
     def _speed(self, waited_s: float) -> dict[str, Any]:
         """Speed over the steps that finished since the last line."""

@@ -209,7 +209,7 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
     uri = store.uri.rstrip("/")
     save_weights(parts.model, f"{uri}/weights", architecture=config.architecture)
     if config.tuning.adapts:
-        save_adapters(parts.model, f"{uri}/adapters", base=config.weights)
+        save_adapters(parts.model, f"{uri}/adapters")
 
 
 def _follow_flags(parts: Assembled, own: list[dict[str, Any]]) -> None:

@@ -70,11 +70,11 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
 
 
-def save_adapters(model: nn.Module, uri: str, *, base: str) -> None:
+def save_adapters(model: nn.Module, uri: str) -> None:
     """Write adapters and their configuration as ``PeftModel.from_pretrained`` reads them; collective."""
     model = unwrap(model)
     _write(uri, "adapter_model.safetensors", adapter_tensors(model))
-    _publish_json(uri, "adapter_config.json", adapter_config(model, base))
+    _publish_json(uri, "adapter_config.json", adapter_config(model))
     logger.info("adapters are in %s", uri)
 
 

@@ -106,7 +106,7 @@ def manifests(plan: FleetPlan, options: ManifestOptions) -> list[Manifest]:
         )
     name = job_name(plan)
     objects = _karpenter(plan, options, name) if options.karpenter else []
-    return [*objects, *(_jobset if options.kind == "jobset" else _job)(plan, options, name)]
+    return [*objects, *_training(plan, options, name)]
 
 
 def job_name(plan: FleetPlan) -> str:
@@ -138,22 +138,16 @@ def _object(api: str, kind: str, name: str, spec: Manifest, labels: dict[str, st
     return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _queue_labels(plan: FleetPlan, queue: str) -> dict[str, str]:
-    if not queue:
-        return {}
+def _training(plan: FleetPlan, options: ManifestOptions, name: str) -> list[Manifest]:
     limit_s = hard_limit_s(plan)
-    return {QUEUE_LABEL: queue, **({MAX_TIME_LABEL: str(limit_s)} if limit_s else {})}
-
-
-def _jobset(plan: FleetPlan, options: ManifestOptions, name: str) -> list[Manifest]:
-    # JobSet makes the headless service: https://jobset.sigs.k8s.io/docs/concepts/#dns-hostnames-for-pods
-    job = _job_spec(plan, _pod(plan, options, name, first=f"{name}-nodes-0-0.{name}"))
-    # Without a failurePolicy a failed Job fails the JobSet. A restarted one would begin the deadline anew.
-    spec = {"replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": job}}]}
-    return [_object(JOBSET_API, "JobSet", name, spec, _queue_labels(plan, options.queue))]
-
-
-def _job(plan: FleetPlan, options: ManifestOptions, name: str) -> list[Manifest]:
+    labels = {QUEUE_LABEL: options.queue, **({MAX_TIME_LABEL: str(limit_s)} if limit_s else {})}
+    labels = labels if options.queue else {}
+    if options.kind == "jobset":
+        # JobSet makes the headless service: https://jobset.sigs.k8s.io/docs/concepts/#dns-hostnames-for-pods
+        job = _job_spec(plan, _pod(plan, options, name, first=f"{name}-nodes-0-0.{name}"))
+        # Without a failurePolicy a failed Job fails the JobSet. A restarted one would begin the deadline anew.
+        spec = {"replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": job}}]}
+        return [_object(JOBSET_API, "JobSet", name, spec, labels)]
     # https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
     service = {
         "clusterIP": "None",
@@ -163,11 +157,7 @@ def _job(plan: FleetPlan, options: ManifestOptions, name: str) -> list[Manifest]
     }
     pod = _pod(plan, options, name, first=f"{name}-0.{name}")
     pod["spec"]["subdomain"] = name
-    job = _job_spec(plan, pod)
-    return [
-        _object("v1", "Service", name, service),
-        _object("batch/v1", "Job", name, job, _queue_labels(plan, options.queue)),
-    ]
+    return [_object("v1", "Service", name, service), _object("batch/v1", "Job", name, _job_spec(plan, pod), labels)]
 
 
 def _job_spec(plan: FleetPlan, pod: Manifest) -> Manifest:
@@ -209,6 +199,8 @@ def _pod(plan: FleetPlan, options: ManifestOptions, name: str, *, first: str) ->
         volumes.append({"name": "scratch", "emptyDir": {}})
     # libfabric pins the memory that the EFA cards read and write.
     pinning = {"add": ["IPC_LOCK"]} if node.efa_cards else {}
+    folder = DRAIN_FILE.rpartition("/")[0]
+    hook = PRE_STOP.format(folder=folder, drain=DRAIN_FILE, save_s=plan.save_limit_s)
     container = {
         "name": "train",
         "image": options.image,
@@ -227,7 +219,7 @@ def _pod(plan: FleetPlan, options: ManifestOptions, name: str, *, first: str) ->
         ],
         "resources": _resources(plan),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **pinning}},
-        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _pre_stop(plan)]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", hook]}}},
         "volumeMounts": mounts,
     }
     zones = plan.wanted_zone_ids[: 1 if plan.node_count > 1 else None]
@@ -257,11 +249,6 @@ def _command(plan: FleetPlan, options: ManifestOptions, name: str, first: str) -
         return list(options.command)
     script = TORCHRUN.format(ranks=plan.node.ranks, nodes=plan.node_count, name=name, first=first, port=PORT)
     return ["sh", "-c", script, "torchrun", *options.command]
-
-
-def _pre_stop(plan: FleetPlan) -> str:
-    folder = DRAIN_FILE.rpartition("/")[0]
-    return PRE_STOP.format(folder=folder, drain=DRAIN_FILE, save_s=plan.save_limit_s)
 
 
 def _variables(plan: FleetPlan, options: ManifestOptions, first: str) -> dict[str, str]:
