@@ -81,9 +81,9 @@ class LayerPass:
         if torch.is_autocast_enabled(kind := x.device.type):
             half = torch.get_autocast_dtype(kind)
             x, weight, bias = x.to(half), weight.to(half), bias if bias is None else bias.to(half)
-        if self._is_again:
-            return _product(x, weight, bias, self._before()[0])
-        return self._keep(_product(x, weight, bias, None))
+        before = self._before()[0] if self._is_again else None
+        output: torch.Tensor = _Product.apply(x, weight, bias, before)  # type: ignore[no-untyped-call]
+        return output if self._is_again else self._keep(output)
 
     def _addmm(self, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, **settings: Any) -> torch.Tensor:
         """GPT-2's projections."""
@@ -120,20 +120,14 @@ class LayerPass:
         return self.once(compute)
 
 
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, before: torch.Tensor | None
-) -> torch.Tensor:
-    """Linear map, computed where ``before``, its output, is None."""
-    output: torch.Tensor = _Product.apply(x, weight, bias, before)  # type: ignore[no-untyped-call]
-    return output
-
-
 def _replace(projection: Any, attention: Any, sum_of_products: Any) -> None:
     nn.functional.linear, nn.functional.scaled_dot_product_attention = projection, attention
     torch.addmm = sum_of_products
 
 
 class _Product(torch.autograd.Function):
+    """Linear map, computed where ``before``, its output, is None."""
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, before: torch.Tensor | None

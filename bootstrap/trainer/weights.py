@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 # Largest file: rank 0 holds its tensors and its bytes in memory.
 FILE_BYTES = 2 * 10**9
 INDEX_NAME = "model.safetensors.index.json"
+ITS_CONFIG = "its config.json must be the run's architecture"
 # safetensors' names of types that are numbers without a scale of their own.
 PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 
@@ -153,7 +154,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
         if missing:
             raise ConfigurationError(
                 f"{uri} lacks {len(missing)} of the model's {len(targets)} tensors, such as {', '.join(missing[:3])}; "
-                "its config.json must be the run's architecture, and its names Hugging Face's"
+                f"{ITS_CONFIG}, and its names Hugging Face's"
             )
         used = {name for name in sources.values() if name}
         modules = {
@@ -163,7 +164,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
         if beside := [other for own, other in known.items() if own.rpartition(".")[0] in modules and other in unused]:
             raise ConfigurationError(
                 f"{uri} has {len(beside)} tensors beside the model's, such as {beside[0]}: biases or scales that this "
-                "architecture lacks; its config.json must be the run's architecture, and its weights not quantised"
+                f"architecture lacks; {ITS_CONFIG}, and its weights not quantised"
             )
         # Tied tensors last: they are compared with what was read.
         for name, target in sorted(targets.items(), key=lambda item: item[0] in aliases):
@@ -171,10 +172,8 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
                 continue
             part = stored[other].get_slice(other)
             if list(part.get_shape()) != list(target.shape):
-                raise ConfigurationError(
-                    f"{uri}: {other} has shape {part.get_shape()}, the model's {list(target.shape)}; its config.json "
-                    "must be the run's architecture"
-                )
+                shapes = f"shape {part.get_shape()}, the model's {list(target.shape)}"
+                raise ConfigurationError(f"{uri}: {other} has {shapes}; {ITS_CONFIG}")
             if target.is_floating_point() and part.get_dtype() not in PLAIN_TYPES:
                 raise ConfigurationError(
                     f"{uri}: {other} is of {part.get_dtype()}, and its scale is not read; give the weights that it was "
@@ -290,21 +289,15 @@ def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]
 
 def _opened(folder: Path, stack: ExitStack) -> list[Any]:
     """Files of the index where there is one: a folder may hold the same weights a second time under other names."""
-    reading = folder
+    reading, names, opened = folder / INDEX_NAME, {"model.safetensors"}, []
     try:
-        if folder.is_file():
-            files = [folder]
-        elif (index := folder / INDEX_NAME).is_file():
-            reading = index
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            files = [folder / name for name in sorted(names)]
-        else:
-            files = [folder / "model.safetensors"]
+        if reading.is_file():
+            names = set(json.loads(reading.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [folder] if folder.is_file() else [folder / name for name in sorted(names)]
         if not all(path.is_file() for path in files):
             raise ConfigurationError(
                 f"{folder} has no complete weights; expected model.safetensors, or {INDEX_NAME} and every file it names"
             )
-        opened = []
         for reading in files:
             opened.append(stack.enter_context(safe_open(reading, framework="pt")))
     except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
