@@ -1,4 +1,4 @@
-"""Command line: runs one of torchrun's ranks, or has torchrun start this node's ranks."""
+"""Command line: runs one of torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -17,46 +17,33 @@ from bootstrap.contract.node_plan import VARIABLE, Expected, read_node_plan
 NODE_LIMIT_S, GANG_LIMIT_S = 600.0, 90.0
 # A rank that hangs before it watches the time, as in a broken GPU's driver, is killed so long after the limit.
 HANGS_S = 150
-CPU_PROCESSES = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the smoke test; 0 pass or warn, 1 a test or a rank failed, 2 wrong usage."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     asked = parser.parse_args(arguments)
-    is_gang, is_rank = asked.scope == "gang", "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if is_rank and asked.nproc:
-        parser.error("--nproc starts ranks, and torchrun has started this one already: leave --nproc out")
-    for name, value in (("--nproc", asked.nproc), ("--time-limit-s", asked.time_limit_s)):
-        if value is not None and not 0 < value < math.inf:
-            parser.error(f"{name} is {value}, not a finite number above 0")
-    if (is_gang or is_rank) and lacking:
+    is_gang = asked.scope == "gang"
+    if asked.time_limit_s is not None and not 0 < asked.time_limit_s < math.inf:
+        parser.error(f"--time-limit-s is {asked.time_limit_s}, not a finite number above 0")
+    if lacking := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     try:
         plan = read_node_plan({VARIABLE: asked.plan})
     except FormatError as error:
         parser.error(str(error))
     limit_s = asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S)
-    if is_rank:
-        signal.alarm(math.ceil(limit_s) + HANGS_S)  # no handler: the kernel ends the process
+    signal.alarm(math.ceil(limit_s) + HANGS_S)  # no handler: the kernel ends the process
     # Imported late: torch takes seconds, and --help does not wait.
     import torch
 
-    from bootstrap.smoke import gang, ranks
+    from bootstrap.smoke import gang
 
-    gpus = torch.cuda.device_count()
+    gpus, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     on_gpu = asked.device == "cuda" or (asked.device == "auto" and gpus > 0)
-    nproc = asked.nproc or (gpus if on_gpu else CPU_PROCESSES)
-    if on_gpu and not 1 <= nproc <= gpus:
-        sys.stderr.write(f"smoke: --device cuda with {nproc} ranks, and torch sees {gpus} GPUs; next: nvidia-smi\n")
+    if on_gpu and ranks > gpus:
+        sys.stderr.write(f"smoke: {ranks} ranks need as many GPUs, and torch sees {gpus}; next: nvidia-smi\n")
         return 1
-    if not is_rank:
-        # The ranks need no --nproc, and torchrun would take it for a short form of its own option.
-        own = argparse.ArgumentParser(add_help=False)
-        own.add_argument("--nproc")
-        return ranks.start(nproc, "bootstrap.smoke", own.parse_known_args(arguments)[1])
     # NCCL_DEBUG writes to stdout, where the report goes.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -75,16 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.smoke",
-        description="Smoke test of this node: equal products of all ranks and all-reduce bandwidth, one rank a GPU (or "
-        "--nproc on CPU). gang: of all nodes of a run together, also every collective, every pair of hosts and every "
-        "rank's speed; started by torchrun, or any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to --out; a gang's bad_hosts are to be "
-        "replaced. Rank 0 prints a table to stderr.",
+        description="Smoke test of this node: equal products of all ranks and all-reduce bandwidth, one rank a GPU. "
+        "gang: of all nodes of a run together, also every collective, every pair of hosts and every rank's speed. "
+        "Started by torchrun --standalone --nproc-per-node gpu -m bootstrap.smoke, or any launcher that sets RANK, "
+        "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to "
+        "--out; a gang's bad_hosts are to be replaced. Rank 0 prints a table to stderr.",
         epilog="Exit code: 0 pass or warn, 1 a test failed or a rank was lost, 2 wrong usage.",
     )
     parser.add_argument("scope", nargs="?", choices=["gang"], help="test all nodes of a run together")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--nproc", type=int, help="ranks to start (default: every GPU; 2 on CPU)")
     parser.add_argument("--name", default=socket.gethostname(), help="this host in the report (default: its host name)")
     parser.add_argument(
         "--plan",

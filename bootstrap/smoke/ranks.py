@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,12 +15,8 @@ import torch
 import torch.distributed as dist
 
 # torch re-exports the stores only where it is built with distributed, which mypy does not follow.
-from torch.distributed import PrefixStore, Store, run  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
-
-from bootstrap.smoke.report import progress
 
 # Rank 0 names the silent rank before the others stop waiting for it.
 COLLECTING = timedelta(seconds=5)
@@ -83,21 +79,6 @@ class Ranks:
         self.store.set(f"left/{self.rank}", "")
         if self.rank == 0:
             self.store.wait([f"left/{peer}" for peer in range(self.world_size)], self.timeout)
-
-
-def start(nproc: int, module: str, arguments: Sequence[str]) -> int:
-    """Run a module on ``nproc`` ranks of this node under torchrun; returns the exit code, 0 or 1."""
-    # Not the host's name, which a VPC without DNS does not resolve.
-    options = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc), "-m", module]
-    try:
-        run.main([*options, *arguments])
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        progress(f"FAIL, rank {rank} ended with {failure.exitcode}")
-        return 1
-    except SignalException:
-        return 1
-    return 0
 
 
 def meet(device_type: str, *, timeout_s: float) -> Ranks:

@@ -16,7 +16,9 @@ export GPUFLEET_PYTHON=$ROOT${GPUFLEET_PYTHON:-}
 [[ -n ${GPUFLEET_IMAGE:-} || (-f $GPUFLEET_PYTHON && -x $GPUFLEET_PYTHON) ]] ||
   die "no Python with torch; install-python-env.sh comes first"
 
-arguments=(--device cuda --nproc "$(gpu_count)" --time-limit-s "$SMOKE_TIMEOUT_S")
+# By address: a VPC without DNS does not resolve the host's name.
+torchrun=(-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$(gpu_count)")
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
-agent run-python -m bootstrap.smoke "${arguments[@]}" >"$report" || die "the smoke test failed: see the lines above, and $report where rank 0 lived to write it"
+agent run-python "${torchrun[@]}" -m bootstrap.smoke --device cuda --time-limit-s "$SMOKE_TIMEOUT_S" >"$report" ||
+  die "the smoke test failed: see the lines above, and $report where rank 0 lived to write it"
 touch "$STATE_DIR/smoke-passed"

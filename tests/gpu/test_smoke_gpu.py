@@ -18,11 +18,15 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
+COMMAND = (
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu",
+    "-m", "bootstrap.smoke", "--device", "cuda",
+)  # fmt: skip
 
 
 def smoke(*arguments: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
-        [sys.executable, "-m", "bootstrap.smoke", "--device", "cuda", "--time-limit-s", "240", *arguments],
+        [*COMMAND, "--time-limit-s", "240", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -52,10 +56,10 @@ def test_a_floor_beyond_the_hardware_fails() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_rank_that_dies_does_not_hang_nccl() -> None:
-    command = [sys.executable, "-m", "bootstrap.smoke", "--device", "cuda", "--time-limit-s", "120"]
+    command = [*COMMAND, "--time-limit-s", "120"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if "all_reduce" in line)
         os.kill(descendants(process.pid)[-1], signal.SIGKILL)
         _, errors = process.communicate(timeout=140)
-    assert process.returncode == 1 and "ended with -9" in errors
+    assert process.returncode == 1 and "exitcode  : -9" in errors

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.training
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-QUICK = ("--device", "cpu")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+CPU = ("-m", "bootstrap.smoke", "--device", "cpu")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +45,7 @@ def result(report: dict[str, Any], name: str) -> dict[str, Any]:
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of two healthy ranks, with the default sizes."""
     out = tmp_path_factory.mktemp("smoke") / "report.json"
-    done = run("-m", "bootstrap.smoke", "--device", "cpu", "--out", str(out))
+    done = run(*TORCHRUN, "2", *CPU, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     report: dict[str, Any] = json.loads(out.read_text())
@@ -75,7 +76,7 @@ def test_the_figures_agree_with_each_other(healthy: dict[str, Any]) -> None:
 
 
 def test_one_rank_has_nobody_to_compare_with() -> None:
-    done = run("-m", "bootstrap.smoke", *QUICK, "--nproc", "1")
+    done = run(*TORCHRUN, "1", *CPU)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     bandwidth = result(report, "all_reduce_bus_bandwidth")
@@ -86,8 +87,7 @@ def test_one_rank_has_nobody_to_compare_with() -> None:
 
 def test_faults_of_a_rank_are_found_and_its_error_ends_the_test(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(*launcher, str(HERE / "sabotaged.py"), "gang", *QUICK, "--out", str(out))
+    done = run(*TORCHRUN, "2", str(HERE / "sabotaged.py"), "gang", "--device", "cpu", "--out", str(out))
     assert done.returncode == 1, done.stderr
     report = json.loads(out.read_text())
     assert not report["passed"] and report["world_size"] == 2
@@ -101,13 +101,13 @@ def test_faults_of_a_rank_are_found_and_its_error_ends_the_test(tmp_path: Path) 
 
 
 def test_a_run_whose_rank_is_killed_leaves_no_rank() -> None:
-    command = [sys.executable, "-m", "bootstrap.smoke", *QUICK]
+    command = [sys.executable, *TORCHRUN, "2", *CPU]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while len(ranks := descendants(process.pid)) < 2:
             time.sleep(0.01)
         os.kill(ranks[-1], signal.SIGKILL)
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1 and "ended with -9" in errors
+    assert process.returncode == 1 and "exitcode  : -9" in errors
     assert not any(map(is_running, ranks))
 
 
