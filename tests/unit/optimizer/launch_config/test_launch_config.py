@@ -254,7 +254,7 @@ def test_megatron(name: str, tmp_path: Path) -> None:
 
 
 def test_torchtitan_refuses_stages_that_it_cannot_count() -> None:
-    layout = {"data": 4, "pipeline": 4, "virtual_stages": 3, "micro_batch": 1, "grad_accum": 32}
+    layout: dict[str, Any] = {"data": 4, "pipeline": 4, "virtual_stages": 3, "micro_batch": 1, "grad_accum": 32}
     with pytest.raises(InvalidInputError, match="virtual stages are 3, and its interleaved schedule has two a rank"):
         launch_config(plan(sharding="zero2", **layout), "torchtitan", "plan.py")
 
