@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "gang: of all nodes of a run together, also every collective, every pair of hosts and every rank's speed. "
         "Started by torchrun --standalone --nproc-per-node gpu -m bootstrap.smoke, or any launcher that sets RANK, "
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to "
-        "--out; a gang's bad_hosts are to be replaced. Rank 0 prints a table to stderr.",
+        "--out; a gang's bad_hosts are to be replaced. Rank 0 prints the results to stderr.",
         epilog="Exit code: 0 pass or warn, 1 a test failed or a rank was lost, 2 wrong usage.",
     )
     parser.add_argument("scope", nargs="?", choices=["gang"], help="test all nodes of a run together")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -67,6 +66,7 @@ class _Gang:
         """Report the verdict; True where the gang may train. ``hung``: the step that hangs though all ranks live."""
         verdicts = [result.verdict for result in self.results]
         passed = error is None and bool(verdicts) and "fail" not in verdicts
+        bad = fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names)
         text = {
             "schema_version": report.SCHEMA_VERSION,
             "passed": passed,
@@ -76,11 +76,14 @@ class _Gang:
             **self.facts,
             "tests": [asdict(result) | {"verdict": result.verdict} for result in self.results],
             "host": self.host(self.place.rank),
-            "bad_hosts": fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names),
+            "bad_hosts": bad,
             "hung": hung,
         }
         if self.place.rank == 0:
-            sys.stderr.write(table(text))
+            for result in self.results:
+                value = "" if result.value is None else f"{result.value:.4g} {result.unit}"
+                report.progress(f"{result.verdict} {result.name} {value} {', '.join(result.hosts) or result.note}")
+            report.progress(f"{text['verdict']}; bad hosts: {', '.join(bad) or 'none'}; {error or 'no error'}")
         if self.place.local_rank == 0 and (self.options.out or self.place.rank == 0):
             report.write(text, self.options.out)
         return passed
@@ -163,20 +166,3 @@ def bad_hosts(results: Sequence[report.CheckResult], names: Sequence[str]) -> li
 def fewer_than_others(blamed: Sequence[str], names: Sequence[str]) -> list[str]:
     """Blamed hosts; none where they are more than half of all: the fault is not theirs."""
     return list(blamed) if 2 * len(blamed) <= len(names) or not names else []
-
-
-def table(text: dict[str, Any]) -> str:
-    """Table of a report for the console."""
-    rows = [("", "test", "value", "bound", "hosts")]
-    for test in text["tests"]:
-        value = "-" if test["value"] is None else f"{test['value']:.4g} {test['unit']}"
-        bound = test["limit"] if test["verdict"] == "fail" or test["warn"] is None else test["warn"]
-        sign = "<=" if test["must_be"] == "at_most" else ">="
-        bound = "" if bound is None else f"{sign} {bound:.4g}"
-        rows.append((test["verdict"], test["name"], value, bound, ", ".join(test["hosts"]) or test["note"]))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]) for row in rows]
-    verdict = f"smoke test: {text['verdict']} in {text['duration_s']:.0f} s"
-    verdict += f"; bad: {', '.join(text['bad_hosts'])}" if text["bad_hosts"] else ""
-    verdict += f"; {text['error']}" if text["error"] else ""
-    return "".join(f"{line.rstrip()}\n" for line in [*lines, verdict])
