@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
+import torch.utils.data
 
 Batch = dict[str, torch.Tensor]
+# A step, and the samples of one of its micro-batches.
+Work = tuple[int, torch.Tensor]
 
 
-class Dataset(ABC):
+class Dataset(torch.utils.data.Dataset[Batch], ABC):
     """Map-style data set whose samples are fetched a batch at a time.
 
     A decoder's batch: ``input_ids`` and ``labels``, int64 (samples, seq_len); ``labels`` is shifted already: the label
@@ -33,6 +36,10 @@ class Dataset(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Samples of one epoch."""
+
+    def __getitem__(self, work: Work) -> Batch:
+        """Raw batch, as torch's DataLoader has its worker processes make it."""
+        return self.fetch(work[1], step=work[0], device=torch.device("cpu"))
 
     @abstractmethod
     def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:

@@ -9,19 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from bootstrap.contract.trainer import loader_workers
-from bootstrap.trainer.data.dataset import Batch, Dataset
+from bootstrap.trainer.data.dataset import Batch, Dataset, Work
 
 # Micro-batches fetched ahead: one hides the copy, two more even out slow reads.
 DEPTH = 3
 WORKER_BATCHES = 4
 
-Work = tuple[int, torch.Tensor]
 Item = tuple[Batch, torch.cuda.Event | None]
 
 
@@ -121,22 +119,11 @@ class Loader(AbstractContextManager["Loader"]):
                 yield copied, event
 
 
-class _Samples(torch.utils.data.Dataset[Any]):
-    """Batches for DataLoader's workers: the sampler's item is a whole micro-batch."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, work: Work) -> Batch:
-        step, indices = work
-        return self._dataset.fetch(indices, step=step, device=torch.device("cpu"))
-
-
 def _worker_batches(dataset: Dataset, work: Iterator[Work], workers: int, *, pin: bool) -> Iterator[Batch]:
     # A fork server has neither CUDA nor threads; a fork of this process would copy locks that its threads hold.
     torch.multiprocessing.set_forkserver_preload(["bootstrap.trainer.data.images", "torchvision.transforms.v2"])
     loader = DataLoader(
-        _Samples(dataset),
+        dataset,
         sampler=work,
         batch_size=None,
         num_workers=workers,

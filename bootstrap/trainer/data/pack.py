@@ -44,13 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--end-token", help="token after each document (default: the tokenizer's, by its usual names)")
     options = parser.parse_args(arguments)
     try:
-        tokens, documents = pack(
-            options.inputs,
-            tokenizer=options.tokenizer,
-            out=options.out,
-            field=options.field,
-            end_token=options.end_token,
-        )
+        tokens, documents = _pack(options.inputs, options.tokenizer, options.out, options.field, options.end_token)
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -58,16 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def pack(
-    inputs: list[Path], *, tokenizer: Path, out: Path, field: str = "text", end_token: str | None = None
-) -> tuple[int, int]:
+def _pack(inputs: list[Path], tokenizer: Path, out: Path, field: str, end_token: str | None) -> tuple[int, int]:
     """Tokens and documents written; both files take the place of earlier ones only when they are whole."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ConfigurationError("packing needs the tokenizers package: pip install tokenizers") from error
-    if not tokenizer.is_file():
-        raise ConfigurationError(f"{tokenizer} does not exist; expected a model's tokenizer.json")
     if out.suffix != ".bin":
         raise ConfigurationError(f"--out is {out}; expected NAME.bin, which the trainer looks for")
     try:
