@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.contract.measured import parse
 from bootstrap.trainer.clock import StepClock
@@ -145,6 +146,7 @@ def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_measured_run_is_written_once(
     tmp_path: Path, config: TrainerConfig, monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
 ) -> None:
@@ -156,7 +158,8 @@ def test_measured_run_is_written_once(
     write = store.write
     monkeypatch.setattr(store, "write", lambda name, parts: answers.wait() and write(name, parts))
     clock = StepClock(CPU)
-    run = RunMeasurement(replace(config, global_batch=4), model, clock=clock, device=CPU, store=store)
+    replica = DistributedDataParallel(model)  # has no config of its own
+    run = RunMeasurement(replace(config, global_batch=4), replica, clock=clock, device=CPU, store=store)
     clock.restart()
     for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 5):
         wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
