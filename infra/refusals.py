@@ -193,16 +193,16 @@ def _adaptive_refusals(settings: StackSettings) -> Iterator[str]:
 
 
 def _container_refusals(settings: StackSettings) -> Iterator[str]:
-    image, pin = read_ecr_image(settings.image), f"`gpufleet stack set PLAN --stack {settings.stack} --image URI`"
-    if image is None or not image.digest:
+    image = read_ecr_image(settings.image)
+    if image is None:
         yield (
             f"gpufleet:image {settings.image!r} is no image of a private ECR registry by digest, like "
-            f"111122223333.dkr.ecr.{settings.plan.region}.amazonaws.com/train@sha256:...: {pin} resolves a tag"
+            f"111122223333.dkr.ecr.{settings.plan.region}.amazonaws.com/train@sha256:..., which docker push prints"
         )
     elif image.region != settings.plan.region:
         yield (
             f"gpufleet:image is in {image.region} and the plan for {settings.plan.region}, whose nodes reach their own "
-            f"region's registry alone: push or replicate it there, then {pin}"
+            f"region's registry alone: push or replicate it there"
         )
     if settings.requirements:
         yield "gpufleet:image and gpufleet:requirements are both set: install the packages into the image, and drop one"

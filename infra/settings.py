@@ -118,7 +118,7 @@ class StackSettings(_Model):
     --generate-hashes`), installed on every node; `gpufleet stack wheels` packs them."""
     image: str = ""
     """Container image that the training runs in on every node, in place of the node's own Python: a private ECR
-    registry's, in the stack's region, by digest (`gpufleet stack set --image URI` resolves a tag). A VPC of the stack's
+    registry's, in the stack's region, by digest, which `docker push` prints. A VPC of the stack's
     own gets two endpoints for ECR, billed by the hour beside the plan's cost; an existing one must reach ECR."""
     train_dir: LocalPath | None = None
     """Folder with your training code (at most 10 MiB), uploaded for the nodes; the command starts in it. Not needed

@@ -20,7 +20,6 @@ from PIL import Image, PngImagePlugin
 from optimizer.catalog import load
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
-from optimizer.report import facts
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
 from tests.pages.browser import Scheme, open_page, start_browser
@@ -54,7 +53,7 @@ def main() -> None:
     """Write the pictures."""
     FOLDER.mkdir(exist_ok=True)
     answer = read_answer(example_answer())
-    page = render(answer, now=datetime.now(UTC), commands=facts.plan_commands(answer, "plans.json"))
+    page = render(answer, now=datetime.now(UTC))
     about = PngImagePlugin.PngInfo()
     about.add_text(CODE_KEY, code_digest())
     about.add_itxt(WORDS_KEY, first_words(page))

@@ -12,30 +12,24 @@ ENDPOINTS = ("ecr.api", "ecr.dkr")
 # https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_CreateRepository.html
 # https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_ImageIdentifier.html
 _URI = re.compile(
-    r"(?P<registry>(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com)/"
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com/"
     r"(?P<repository>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
-    r"(:(?P<tag>[\w][\w.-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))",
+    r"@(?P<digest>sha256:[0-9a-f]{64})",
     re.ASCII,
 )
 
 
 @dataclass(frozen=True)
 class EcrImage:
-    """An image by its tag, or by its digest, which no push can move."""
+    """An image by its digest, which no push can move."""
 
-    registry: str
     account: str
     region: str
     repository: str
-    tag: str
     digest: str
-
-    def pinned(self, digest: str) -> str:
-        """URI of the image with this digest."""
-        return f"{self.registry}/{self.repository}@{digest}"
 
 
 def read_ecr_image(uri: str) -> EcrImage | None:
-    """Parts of a URI like ``111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1``; None for anything else."""
+    """Parts of a URI like ``111122223333.dkr.ecr.us-east-1.amazonaws.com/train@sha256:…``; None for anything else."""
     match = _URI.fullmatch(uri)
-    return EcrImage(**{name: match[name] or "" for name in EcrImage.__dataclass_fields__}) if match else None
+    return EcrImage(**{name: match[name] for name in EcrImage.__dataclass_fields__}) if match else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from bootstrap.contract.ecr import EcrImage
@@ -29,47 +28,33 @@ _MANIFEST_TYPES = (
 _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerImage:
-    """Digest of an image or index, and compressed size of the layers that a node pulls."""
-
-    digest: str
-    size_gib: float
-
-
-def find_image(image: EcrImage, cpu_architecture: str) -> ContainerImage | str:
-    """Find an image and what a node of this architecture pulls of it, or the reason why there is none.
+def find_image(image: EcrImage, cpu_architecture: str) -> float | str:
+    """Return the GiB of compressed layers that a node of this architecture pulls, or the reason why there are none.
 
     Calls ecr:BatchGetImage, which pulls need too, so other accounts' images are found as well. Raises boto3's errors.
     https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_BatchGetImage.html
     """
-    wanted = {"imageDigest": image.digest} if image.digest else {"imageTag": image.tag}
     name = f"{image.repository} of account {image.account} in {image.region}"
     try:
-        found = _get_manifest(image, wanted)
+        manifest = _read_manifest(image, image.digest)
     except Exception as error:
         if not errors.is_not_found(error):
             raise
         return f"there is no repository {name}"
-    if found is None:
-        return f"repository {name} has no image {image.digest or image.tag}"
-    manifest, digest = json.loads(found["imageManifest"]), str(found["imageId"]["imageDigest"])
+    if manifest is None:
+        return f"repository {name} has no image {image.digest}"
     if "manifests" in manifest:
         platform = _ARCHITECTURES[cpu_architecture]
-        of = next(
-            (entry for entry in manifest["manifests"] if entry.get("platform", {}).get("architecture") == platform),
-            None,
-        )
-        part = _get_manifest(image, {"imageDigest": of["digest"]}) if of else None
-        if part is None:
-            return f"{image.pinned(digest)} has no image for {cpu_architecture} ({platform})"
-        manifest = json.loads(part["imageManifest"])
-    return ContainerImage(digest=digest, size_gib=sum(int(layer["size"]) for layer in manifest["layers"]) / GIB)
+        parts = {part.get("platform", {}).get("architecture"): part["digest"] for part in manifest["manifests"]}
+        manifest = _read_manifest(image, parts[platform]) if platform in parts else None
+        if manifest is None:
+            return f"{image.digest} of {name} has no image for {cpu_architecture} ({platform})"
+    return float(sum(int(layer["size"]) for layer in manifest["layers"]) / GIB)
 
 
-def _get_manifest(image: EcrImage, wanted: dict[str, str]) -> Any | None:
+def _read_manifest(image: EcrImage, digest: str) -> Any | None:
     answer = clients.ecr(image.region).batch_get_image(
-        registryId=image.account, repositoryName=image.repository, imageIds=[wanted],
+        registryId=image.account, repositoryName=image.repository, imageIds=[{"imageDigest": digest}],
         acceptedMediaTypes=[*_INDEX_TYPES, *_MANIFEST_TYPES],
     )  # fmt: skip
-    return next(iter(answer["images"]), None)
+    return next((json.loads(found["imageManifest"]) for found in answer["images"]), None)

@@ -62,13 +62,7 @@ def _parse_gpu(row: dict[str, str]) -> tuple[tuple[str, int], Gpu]:
 @cache
 def interconnects() -> dict[str, Interconnect]:
     """Links between the GPUs of an instance by family ("p5"), for types with several GPUs."""
-    return dict(read_table("interconnects.csv", _parse_interconnect))
-
-
-def _parse_interconnect(row: dict[str, str]) -> tuple[str, Interconnect]:
-    if row["interconnect"] not in get_args(Interconnect) or not row["family"] or not row["source"]:
-        raise ValueError(row)
-    return row["family"], cast(Interconnect, row["interconnect"])
+    return dict(read_table("interconnects.csv", lambda row: (row["family"], cast(Interconnect, row["interconnect"]))))
 
 
 def has_gpudirect(instance_type: str) -> bool | None:
@@ -78,14 +72,7 @@ def has_gpudirect(instance_type: str) -> bool | None:
 
 @cache
 def _gpudirect() -> list[tuple[re.Pattern[str], bool]]:
-    return read_table("gpudirect.csv", _parse_gpudirect)
-
-
-def _parse_gpudirect(row: dict[str, str]) -> tuple[re.Pattern[str], bool]:
-    date.fromisoformat(row["as_of"])
-    if not row["types"] or not row["source"]:
-        raise ValueError(row)
-    return re.compile(row["types"]), {"yes": True, "no": False}[row["gpudirect"]]
+    return read_table("gpudirect.csv", lambda row: (re.compile(row["types"]), row["gpudirect"] == "yes"))
 
 
 def why_left_out(instance_type: str) -> str:
@@ -97,15 +84,7 @@ def why_left_out(instance_type: str) -> str:
 @cache
 def left_out() -> list[dict[str, str]]:
     """Rows of data/left_out.csv."""
-    return read_table("left_out.csv", _parse_left_out)
-
-
-def _parse_left_out(row: dict[str, str]) -> dict[str, str]:
-    date.fromisoformat(row["as_of"])
-    re.compile(row["families"])
-    if not all(row.values()):
-        raise ValueError(row)
-    return row
+    return read_table("left_out.csv", lambda row: row)
 
 
 def read_table(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:

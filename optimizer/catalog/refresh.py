@@ -163,7 +163,7 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
         except errors.AWS_ERRORS as error:
             reason = errors.reason(error)
             fail(source, reason)
-            if _concerns_the_service(service, error):
+            if service == "pricing" or not errors.is_not_permitted(error):  # pricing has one action only
                 down[service] = reason
             return None
         if not result and not may_be_empty:
@@ -217,18 +217,6 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
             )
             answer.own_pools = own or {}
     return answer
-
-
-def _concerns_the_service(service: str, error: Exception) -> bool:
-    """True where every other call to the service would fail alike; pricing has one action only."""
-    return (
-        errors.has_no_credentials(error)
-        or errors.has_bad_credentials(error)
-        or errors.is_region_disabled(error)
-        or errors.is_unreachable(error)
-        or errors.is_server_fault(error)
-        or (service == "pricing" and errors.is_not_permitted(error))
-    )
 
 
 def merge(tables: Tables, answer: RegionAnswer, today: date) -> Tables:

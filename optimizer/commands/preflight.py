@@ -221,7 +221,7 @@ def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | N
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    fields = asdict(finding)
+    fields = asdict(finding) | ({"why": "", "next_step": ""} if finding.level == "ok" else {})
     return {name: fields[{"found": "text", "next": "next_step"}.get(name, name)] for name in COLUMNS}
 
 

@@ -20,7 +20,6 @@ from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
-from optimizer.report import facts
 from optimizer.report.answer import answer_of, read_answer
 from optimizer.report.page import render
 from optimizer.report.run import Run, read_run
@@ -67,7 +66,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
         with patience("reading the stack and its ledger"):
             chosen, its_run = _read_stack(plan, directory, ledger, now)
         with patience("drawing the page"):
-            page = render(answer_of(chosen), now=now, commands=facts.stack_commands(plan), run=its_run)
+            page = render(answer_of(chosen), now=now, run=its_run)
     elif its_stack and not Path(plan).suffix:
         raise InvalidInputError(
             f"{plan} is no file, and {its_stack} is missing",
@@ -80,7 +79,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
         )
         run = _build_run(answer.plan, ledger) if ledger else None
         with patience("drawing the page"):
-            page = render(answer, now=now, commands=facts.plan_commands(answer, plan), run=run)
+            page = render(answer, now=now, run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:

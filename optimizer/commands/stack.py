@@ -8,14 +8,12 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from infra.images import dlami_of
 from infra.refusals import plan_refusals
 from infra.settings import ConfigError
 from optimizer.audit import check_plan
 from optimizer.aws import errors, images
-from optimizer.aws.images import find_image
 from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.drill import command as drill
@@ -24,7 +22,6 @@ from optimizer.commands.output import say
 from optimizer.commands.policy import command as policy
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import (
-    CONTAINER_KEY,
     IMAGE_KEY,
     POLICY_KEY,
     REGION_KEY,
@@ -63,7 +60,6 @@ Example:
 @stack_options
 @click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
 @click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
-@click.option("--image", metavar="URI", help="Container image of ECR that the training runs in; a tag is resolved.")
 def set_plan(
     plan: str,
     stack: str,
@@ -71,26 +67,18 @@ def set_plan(
     directory: Path,
     accept_stale_prices: bool,
     new_image: bool,
-    image: str | None,
 ) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
     PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region, gpufleet:dlami
     and, for a plan at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. With AWS credentials
-    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image; --image
-    writes the digest that a container image has now (gpufleet:image). Nothing is written when the plan is wrong; its
-    numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no Pulumi CLI.
+    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image. Nothing is
+    written when the plan is wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older
+    than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
-    put_plan(
-        chosen,
-        stack,
-        directory,
-        accept_stale_prices=accept_stale_prices,
-        new_image=new_image,
-        image=image,
-    )
+    put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image)
     say(f"next: pulumi stack select --create {stack} && pulumi up")
 
 
@@ -101,12 +89,11 @@ def put_plan(
     *,
     accept_stale_prices: bool,
     new_image: bool = False,
-    image: str | None = None,
 ) -> None:
     """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
 
     Raises:
-        InvalidInputError: the plan cannot be deployed, the folder is no project, or there is no such container image.
+        InvalidInputError: the plan cannot be deployed, or the folder is no project.
         DataStaleError: its spot prices are older than their limit.
     """
     check_plan(chosen, load())
@@ -122,7 +109,6 @@ def put_plan(
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)
     path = stack_path(directory, stack)
-    container = _resolve(image, chosen) if image else None
     before = write_stack_file(path, chosen)
     say(
         f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "
@@ -145,10 +131,6 @@ def put_plan(
     with patience("asking AWS for the newest image"):
         image_words = _pin_image(path, chosen, before, new=new_image)
     say(image_words)
-    if container:
-        change_stack_file(path, {CONTAINER_KEY: container})
-    elif CONTAINER_KEY in before:
-        say(f"container image: {before[CONTAINER_KEY]} stays (--image URI takes another)")
     say(describe_demands(chosen))
     if outlook := _policy_outlook(chosen, before):
         say(f"spot policy: {outlook.describe()}")
@@ -202,26 +184,6 @@ def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: b
         )
     change_stack_file(path, {IMAGE_KEY: pinned})
     return f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
-
-
-def _resolve(uri: str, plan: FleetPlan) -> str:
-    """Return the URI of a container image by its digest, and say how large it is."""
-    image = read_ecr_image(uri)
-    example = f"111122223333.dkr.ecr.{plan.region}.amazonaws.com/train:1"
-    if image is None or image.region != plan.region:
-        raise InvalidInputError(
-            f"--image is {uri}",
-            limit=f"an image of a private ECR registry in {plan.region}, like {example}",
-            why="the nodes reach their own region's registry alone",
-            next_step="docker push it there",
-        )
-    with errors.explained(f"{uri} cannot be looked up", next_step="allow ecr:BatchGetImage on its repository"):
-        found = find_image(image, plan.node.cpu_architecture)
-    if isinstance(found, str):
-        raise InvalidInputError(found, next_step=f"aws ecr list-images --repository-name {image.repository}")
-    pinned = image.pinned(found.digest)
-    say(f"container image: {pinned}, {found.size_gib:.1f} GiB compressed ({CONTAINER_KEY})")
-    return pinned
 
 
 def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from optimizer.economics.policy_outlook import price_adaptive
 
 PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY = "gpufleet:plan", "aws:region", "gpufleet:zoneId", "gpufleet:dlami"
 POLICY_KEY = "gpufleet:spotPolicy"
-CONTAINER_KEY, WHEELS_KEY = "gpufleet:image", "gpufleet:wheels"
+WHEELS_KEY = "gpufleet:wheels"
 # Follow from the plan of a stack, its image and its packages.
 OWN_KEYS = (PLAN_KEY, REGION_KEY, ZONE_KEY, IMAGE_KEY, WHEELS_KEY)
 

@@ -87,10 +87,10 @@ def check_container_image(context: Context) -> Iterator[Finding]:
             found,
             value=uri,
             why="no node could pull it: the run would end in its set-up",
-            next_step="push it, then gpufleet stack set PLAN --stack NAME --image URI",
+            next_step="push it, then pulumi config set gpufleet:image URI@DIGEST, which docker push prints",
         )
         return
-    root_gib, size_gib = context.plan.volumes.root_gib, found.size_gib
+    root_gib, size_gib = context.plan.volumes.root_gib, found
     room_gib = root_gib - IMAGE_GIB
     if size_gib > room_gib:
         yield failure(

@@ -47,13 +47,6 @@ unknown = partial(Finding, level="unknown")
 passed = partial(Finding, level="ok")
 
 
-def judge(level: Level, text: str, *, value: Value, limit: Value, why: str, next_step: str) -> Finding:
-    """Return a finding; at level "ok" without ``why`` and ``next_step``."""
-    if level == "ok":
-        return passed(text, value=value, limit=limit)
-    return Finding(text, level=level, value=value, limit=limit, why=why, next_step=next_step)
-
-
 def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield ``findings``; those without a check's name get this one."""
     for finding in findings:

@@ -9,8 +9,8 @@ from functools import partial
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
-from optimizer.contract.plan import FleetPlan, NodeItem, PlanPrice
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, judge, named, warning
+from optimizer.contract.plan import FleetPlan, Market, NodeItem, PlanPrice
+from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, named, warning
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -76,10 +76,10 @@ def _judge_price(context: Context, quote: NodeQuote | Unknown) -> Finding:
     if isinstance(quote, Unknown):
         return quote.finding(why="the plan's dollars are of the day it was made", next_step=again)
     planned = quote.planned
-    return judge(
-        "warning" if quote.change > DEARER else "ok",
+    return Finding(
         f"{quote.usd:,.4f} USD an hour ({quote.source}), and the plan has {planned.usd:,.4f} ({planned.source}, "
         f"{planned.as_of.isoformat()}): {quote.change:+.1%}",
+        level="warning" if quote.change > DEARER else "ok",
         value=quote.usd,
         limit=planned.usd,
         why="another type, region or option may be cheaper now",
@@ -88,22 +88,19 @@ def _judge_price(context: Context, quote: NodeQuote | Unknown) -> Finding:
 
 
 def price_rise(plan: FleetPlan, quotes: dict[NodeItem, NodeQuote]) -> float:
-    """Return the rise of the fleet's hourly price as a fraction; of several spot types the highest rise counts."""
-    own = (plan.instance_type, plan.region)
-    changes, planned = {node: quote.change for node, quote in quotes.items()}, plan.node_prices_usd_per_hour
-    on_demand = NodeItem("on-demand", *own)
-    if top_up := plan.purchase.on_demand_top_up:
-        rented_usd = top_up * planned.get(on_demand, 0.0)
-        return rented_usd * changes.get(on_demand, 0.0) / plan.compute_usd_per_hour if rented_usd else 0.0
-    if plan.purchase.option != "spot":
-        return max((change for node, change in changes.items() if node[1:] == own), default=0.0)
-    spot, base = NodeItem("spot", *own), plan.purchase.on_demand_base
-    spot_usd = (plan.node_count - base) * planned.get(spot, 0.0)
-    base_usd = base * planned.get(on_demand, 0.0)
-    if not spot_usd + base_usd:
-        return 0.0
-    spot_change = max((change for node, change in changes.items() if node.market == "spot"), default=0.0)
-    return (spot_usd * spot_change + base_usd * changes.get(on_demand, 0.0)) / (spot_usd + base_usd)
+    """Return the rise of the fleet's hourly price as a fraction."""
+    own, purchase = (plan.instance_type, plan.region), plan.purchase
+    changes = {node.market: quote.change for node, quote in quotes.items() if node[1:] == own}
+    planned = {node.market: usd for node, usd in plan.node_prices_usd_per_hour.items() if node[1:] == own}
+    if purchase.option != "spot" and not purchase.on_demand_top_up:
+        return max(changes.values(), default=0.0)
+    rented = purchase.on_demand_top_up or purchase.on_demand_base
+    counts: dict[Market, int] = {"on-demand": rented}
+    if purchase.option == "spot":
+        counts["spot"] = plan.node_count - rented
+    usd = {market: count * planned.get(market, 0.0) for market, count in counts.items()}
+    whole_usd = plan.compute_usd_per_hour if purchase.on_demand_top_up else sum(usd.values())
+    return sum(usd[market] * changes.get(market, 0.0) for market in usd) / (whole_usd or 1.0)
 
 
 def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Finding:
@@ -124,9 +121,9 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
             next_step="pulumi config set gpufleet:ceilingUsd USD",
         )
     level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit else "ok"
-    return judge(
-        level,
+    return Finding(
         f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
+        level=level,
         value=round(p95 + reserve, 2),
         limit=limit,
         why="at the ceiling the fleet saves and stops, before the run is done",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws.paging import filters, pages
-from optimizer.preflight.model import Context, Finding, failure, judge, passed
+from optimizer.preflight.model import Context, Finding, failure, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -29,9 +29,9 @@ def check_addresses(context: Context) -> Iterator[Finding]:
         return
     subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
     free = sum(subnet["AvailableIpAddressCount"] for subnet in subnets)
-    yield judge(
-        "ok" if free >= nodes else "error",
+    yield Finding(
         f"{counted(free, 'free address', 'free addresses')} in {', '.join(subnet_ids)} for {counted(nodes, 'node')}",
+        level="ok" if free >= nodes else "error",
         value=free,
         limit=nodes,
         why="the nodes that get one are paid at each try, wait for the others, and are given back",

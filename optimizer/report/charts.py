@@ -12,7 +12,7 @@ from typing import Any
 
 from vl_convert import vegalite_to_svg
 
-from optimizer.contract.plan import FleetPlan, PurchaseOption
+from optimizer.contract.plan import PurchaseOption
 from optimizer.contract.units import short
 from optimizer.report.answer import AnswerPlan, ReportAnswer
 from optimizer.report.facts import FAR
@@ -138,22 +138,6 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
         encoding = {"x": x, "y": y, "description": {"value": words}}
         layers.append({"data": {"values": took}, "mark": cross, "encoding": encoding})
     return _chart(rows, layers, sizes)
-
-
-def steps_against_time(plan: FleetPlan, run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Specify the chart of the steps done against the hours since the first start, beside the plan's."""
-    whole_h, steps = plan.hours.expected, plan.job.steps
-    hours = min(whole_h, max(point["hours"] for point in run.points))  # as far as the run is
-    planned: list[dict[str, float]] = [{"hours": 0, "step": 0}, {"hours": hours, "step": steps * hours / whole_h}]
-    x, y = _plain("hours", "since the first start", sizes[0] // 90), _plain("step", "steps done", 5)
-    x["axis"]["labelExpr"] = _HOURS_LABEL
-    dashed = {"type": "line", "stroke": "var(--muted)", "strokeWidth": 1.5, "strokeDash": [5, 4]}
-    line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2, "strokeJoin": "round"}
-    layers: list[dict[str, Any]] = [
-        {"data": {"values": planned}, "mark": dashed, "encoding": {"x": x, "y": y}},
-        {"mark": line, "encoding": {"x": x, "y": y, "detail": {"field": "process"}}},
-    ]
-    return _chart(list(run.points), layers, sizes)
 
 
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// Tips of the charts, copy buttons, open details in print. Without it the tables still have every number.
+// Tips of the charts, open details in print. Without it the tables still have every number.
 "use strict";
 
 const tip = document.getElementById("tip");
@@ -24,16 +24,6 @@ for (const mark of document.querySelectorAll(".chart [aria-roledescription='poin
 const reveal = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
 addEventListener("hashchange", reveal);
 reveal();
-
-for (const button of document.querySelectorAll("[data-copy]")) {
-  if (!navigator.clipboard) continue;
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
-  });
-}
 
 const closed = [...document.querySelectorAll("details:not([open])")];
 addEventListener("beforeprint", () => closed.forEach((one) => one.setAttribute("open", "")));

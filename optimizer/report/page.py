@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,12 @@ _FOLDER = Path(__file__).parent
 Drawing = Callable[[tuple[int, int]], dict[str, Any]]
 
 
-def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str, str]], run: Run | None = None) -> str:
-    """Return the page as HTML; ``now`` is its date, ``commands`` are those to go on with, each with its purpose."""
+def render(answer: ReportAnswer, *, now: datetime, run: Run | None = None) -> str:
+    """Return the page as HTML; ``now`` is its date."""
     plan = answer.plan
     drawings: dict[str, Drawing] = {
         "cost": lambda size: charts.cost_against_time(answer, size, run),
     }
-    if run is not None and len(run.points) > 1:
-        drawings["steps"] = lambda size: charts.steps_against_time(plan, run, size)
     if run is not None and len(run.losses) > 1:
         drawings["loss"] = lambda size: charts.loss_by_step(run, size)
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
@@ -41,7 +39,6 @@ def render(answer: ReportAnswer, *, now: datetime, commands: Sequence[tuple[str,
         .render(
             plan=plan,
             run=run,
-            commands=commands,
             demands=describe_demands(plan),
             answer=answer,
             facts=facts,

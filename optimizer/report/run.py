@@ -46,7 +46,6 @@ class Run:
     words: tuple[str, ...] = ()  # lines on its state, the first the most important
     measures: tuple[Mapping[str, Any], ...] = ()  # predicted against actual, as in gpufleet status
     summary: Summary | None = None  # seconds and dollars of the ledger
-    points: tuple[Mapping[str, float], ...] = ()  # steps by hour and process; a fall is training that was repeated
     breaks: tuple[Break, ...] = ()  # interruptions and failures, in order
     losses: tuple[Mapping[str, float], ...] = ()  # by step; empty where the training gave none
 
@@ -109,7 +108,6 @@ def read_run(
         words=tuple(words) or (_words(plan, summary),),
         measures=tuple(measures),
         summary=summary,
-        points=_points(in_order(events)),
         breaks=_breaks(in_order(events)),
         losses=_thinned(dict(filter(None, map(read_loss, in_order(events))))),
     )
@@ -122,21 +120,6 @@ def _words(plan: FleetPlan, summary: Summary) -> str:
         f"{counted(summary.starts, 'start')}; "
         f"{counted(summary.lost_steps, 'step')} repeated."
     )
-
-
-def _points(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], ...]:
-    begin = float(events[0]["t"])
-    points, process = [], 0
-    for event in events:
-        process += event["event"] == "start"
-        if event["event"] in ("train", "progress", "stall", "stop", "done") and event.get("step") is not None:
-            hours = (float(event["t"]) - begin) / 3600
-            points.append({"hours": hours, "step": int(event["step"]), "process": process})
-    ends = [  # of each process, which a thinned line keeps
-        i for i, point in enumerate(points) if i + 1 == len(points) or points[i + 1]["process"] != point["process"]
-    ]
-    kept = sorted({*range(0, len(points), max(1, len(points) // MOST_POINTS)), *ends})
-    return tuple(points[i] for i in kept)
 
 
 def _breaks(events: Sequence[Mapping[str, Any]]) -> tuple[Break, ...]:

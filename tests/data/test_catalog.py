@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from datetime import date
 from importlib import metadata
+from typing import get_args
 
 import pytest
 
@@ -17,6 +18,7 @@ from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.snapshot import SHIPPED, read_snapshot
 from optimizer.catalog.tables import TABLES
 from optimizer.commands.offers import FIELDS, row
+from optimizer.contract.hardware import Interconnect
 from optimizer.search.plan_builder import describe_node
 from tools import build_snapshot
 
@@ -220,6 +222,15 @@ def test_offers_csv_reproduces_the_published_prices(catalog: Catalog) -> None:
 def test_unit_prices_of_us_east_1_are_known_without_bounds(catalog: Catalog) -> None:
     for item in ("gp3-storage", "gp3-iops", "gp3-throughput", "s3-standard-storage", "vpc-endpoint", "kms-key"):
         assert not catalog.unit_price(item, "us-east-1").source.startswith("upper bound")
+
+
+@pytest.mark.parametrize("name", ["interconnects.csv", "gpudirect.csv", "left_out.csv"])
+def test_tables_kept_by_hand_have_every_column_filled_in(name: str) -> None:
+    for line in _input(f"../{name}"):
+        assert all(line.values())
+        date.fromisoformat(line["as_of"])
+        assert line.get("interconnect", "pcie") in get_args(Interconnect)
+        assert line.get("gpudirect", "no") in ("yes", "no")
 
 
 def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:

@@ -75,7 +75,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:amiId": "ami-0123456789abcdef0", "gpufleet:amiName": "x"}, "both set"),
         ({"gpufleet:amiId": "latest"}, r"amiId: must match .* \(got 'latest'\)"),
         ({"gpufleet:image": "train:1"}, "'train:1' is no image of a private ECR registry by digest"),
-        ({"gpufleet:image": f"{REGISTRY}/train:1"}, "by digest.*gpufleet stack set PLAN --stack dev --image URI"),
+        ({"gpufleet:image": f"{REGISTRY}/train:1"}, "by digest.*docker push"),
         ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),
         ({"gpufleet:image": CONTAINER, "gpufleet:requirements": "r.txt"}, "install the packages into the image"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),

@@ -12,7 +12,6 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from optimizer.report import facts
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
 from optimizer.report.run import read_run
@@ -39,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.with_name("plans.json").write_text(text, encoding="utf-8")
     answer = read_answer(text)
-    page = render(answer, now=NOW, commands=facts.plan_commands(answer, "plans.json"))
+    page = render(answer, now=NOW)
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -102,9 +101,6 @@ def test_marks_say_what_they_are_and_lead_to_their_row(browser: Browser, report:
         row = page.locator("tr:target")
         assert row.is_visible()
         assert name.split(",")[0] in row.inner_text()
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page.locator("button", has_text="Copy").first.click()
-        assert page.evaluate("navigator.clipboard.readText()") == "gpufleet preview plans.json"
         # A mark of the front leads into details that were closed.
         page.locator(".chart.wide a[href='#front-1']").focus()
         page.keyboard.press("Enter")
@@ -134,11 +130,11 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
     path = tmp_path / "report.html"
     answer = read_answer(plan.to_json())
     run = read_run(plan, demo_lines("interrupted"), words=[HOSTILE])
-    page = render(answer, now=NOW, commands=facts.plan_commands(answer, f"{HOSTILE}.json"), run=run)
+    page = render(answer, now=NOW, run=run)
     path.write_text(page, encoding="utf-8")
     with open_page(browser, path, width=400) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert opened.page.locator(".chart svg:visible").count() == 3  # steps and loss too
+        assert opened.page.locator(".chart svg:visible").count() == 2  # the loss too
         breaks = opened.page.get_by_label("Interruptions and failures").inner_text()
         for cause in ("spot/instance-action", "Connection reset by peer", "killed"):
             assert cause in breaks

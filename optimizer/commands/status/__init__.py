@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ from optimizer.commands.output import (
     write_text,
 )
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_file import StackFile, follow_policy, read_stack, resolve_names
+from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.commands.status.forecast import current_progress, forecast, notices, utc
 from optimizer.commands.status.gpus import GPU_COLUMNS, gpu_columns, gpu_notices
 from optimizer.commands.status.live import POLL_S, watch
 from optimizer.commands.status.measures import MEASURES, compare, headline, sparkline
-from optimizer.commands.status.reading import Reading, read_file
+from optimizer.commands.status.reading import Reading, read
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
@@ -48,16 +48,6 @@ PLACE_COLUMNS = {
 }
 STACK_COLUMNS = {"stack": "stack", "phase": "phase", "nodes": "nodes", "steps": "steps", "spent_usd": "USD so far"}
 STACK_COLUMNS |= {"ceiling_usd": "ceiling", "hours_left": "hours left", "wrong": "wrong"}
-# Words of the notices that a row of several stacks repeats.
-WARNINGS = (
-    "SLOW",
-    "AFTER its deadline",
-    "ABOVE its ceiling",
-    "STRAGGLER",
-    "THROTTLED",
-    "GPU ERRORS",
-    "IDLE",
-)
 NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
 NODE_COLUMNS |= {"lifecycle_state": "state", "health": "health", "protected": "protected", "launched_at": "launched"}
 
@@ -88,9 +78,9 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
     Reads the controller's state, the training's ledger and its measured first steps in the stack's bucket, the Auto
     Scaling group, EC2, CloudWatch and the nodes' log group. A run slower than the plan's p95, late or above its ceiling
     gets a notice with its end and its cost; so does a rank that the others wait for, and a node whose GPUs are
-    throttled, idle or have errors. What cannot be read is named with the reason, and the
-    rest is shown. CSV has predicted against actual. Of a folder with several stacks it shows a row each; JSON is their
-    list. Exit status 4: the stack is not deployed.
+    throttled, idle or have errors. What cannot be read is named with the reason, and the rest is shown. CSV has
+    predicted against actual. Of a folder with several stacks it shows a row each; JSON is their list. Exit status 4:
+    the stack is not deployed.
     """
     stacks = [] if stack else list_stacks(directory)
     if len(stacks) > 1:
@@ -102,9 +92,9 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         is_watched = watch_s is not None and output_format == "table"
         if watch_s is not None and is_watched and not sys.stdout.isatty():
             with suppress(KeyboardInterrupt):
-                watch(plan, lambda: read_file(file, names), watch_s)
+                watch(plan, lambda: read(names, datetime.now(UTC)), watch_s)
             return
-        show = partial(_show, file, names, plan, output_format, is_redrawn=is_watched)
+        show = partial(_show, names, plan, output_format, is_redrawn=is_watched)
     with suppress(KeyboardInterrupt) if watch_s else nullcontext():
         while True:
             show()
@@ -114,9 +104,9 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
             click.echo("")
 
 
-def _show(file: StackFile, names: Names, plan: FleetPlan, output_format: str, *, is_redrawn: bool) -> None:
+def _show(names: Names, plan: FleetPlan, output_format: str, *, is_redrawn: bool) -> None:
     with patience("reading the stack"):
-        reading = read_file(file, names)
+        reading = read(names, datetime.now(UTC))
     document = as_json(names, plan, reading)
     if is_redrawn:
         click.clear()
@@ -139,7 +129,7 @@ def _show_all(stacks: list[str], directory: Path, output_format: str) -> None:
             try:
                 file = read_stack(stack, directory)
                 names, _ = resolve_names(file)
-                documents.append(as_json(names, follow_policy(file.plan, file.config), read_file(file, names)))
+                documents.append(as_json(names, follow_policy(file.plan, file.config), read(names, datetime.now(UTC))))
             except GpufleetError as error:
                 failures.append(error)
                 documents.append({"stack": stack, "error": describe_error(error, error.exit_code)})
@@ -161,7 +151,8 @@ def _stack_row(document: dict[str, Any]) -> dict[str, Any]:
     wrong = [state["reason"]] if state.get("phase") in ("failed", "unfit") else []
     if group and (document["controller_silent_s"] or 0) > SILENT.total_seconds():
         wrong.append("controller SILENT")
-    wrong += [word for word in WARNINGS if any(word in line for line in document["notices"])]
+    wrong += ["late"] * ahead.get("late", False) + ["above its ceiling"] * bool(ahead.get("ceiling_at"))
+    wrong += [word for line in document["notices"] if (word := line.partition(":")[0]).isupper()]
     wrong += [f"{part} cannot be read: {reason}" for part, reason in document["unread"].items()]
     return row | {
         "phase": state.get("phase"),

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from bootstrap.contract.measured import MeasuredRow
 from bootstrap.contract.request import PersonRequest
-from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
-from bootstrap.contract.staging import copied_gib, limit_s
+from bootstrap.contract.staging import copied_gib
 from bootstrap.contract.state import ControllerState
 from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
 from optimizer.aws.actuals import DeployedGroup, LaunchFailure
 from optimizer.aws.log_group import NodeMinute, read_copies, read_gpus
 from optimizer.aws.training import MeasuredRuns, TrainingProgress, read_measured, read_progress
-from optimizer.commands.stack_file import StackFile
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 T = TypeVar("T")
@@ -39,7 +37,6 @@ class Reading:
     measured: MeasuredRow | None = None  # newest of the present run
     gpus: Mapping[str, tuple[NodeMinute, ...]] = field(default_factory=dict)  # last minutes by instance id
     copies: Mapping[str, str] = field(default_factory=dict)  # progress of staging by instance id
-    gang_window: timedelta | None = None  # limit of a gang that is not whole
     unread: dict[str, str] = field(default_factory=dict)
 
     def slowest_copy(self) -> str:
@@ -56,16 +53,6 @@ class Reading:
         except (GpufleetError, *errors.AWS_ERRORS) as error:
             self.unread[part] = errors.reason(error)
         return otherwise
-
-
-def read_file(file: StackFile, names: Names) -> Reading:
-    """Read each part of a stack now, with what its configuration tells."""
-    reading = read(names, datetime.now(UTC))
-    minutes = float(file.config.get("gpufleet:gangWindowMinutes") or DEFAULT_GANG_WINDOW_MINUTES)
-    copies = str(file.config.get("gpufleet:data") or "").startswith("s3://")
-    staging_s = limit_s(file.plan.staging.node_hours * 3600 if file.plan.staging else 0.0) if copies else 0
-    reading.gang_window = timedelta(minutes=minutes, seconds=staging_s)
-    return reading
 
 
 def read(names: Names, now: datetime) -> Reading:

@@ -31,11 +31,8 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("offers", "--type", "p5*"), "--type is gone: use --instance-type"),
-        (("estimate", "--attention", "unfused"), "--attention is gone: --batch reads it from the column attention"),
-        (("catalog", "refresh", "--cloud", "azure"), "--cloud is gone: prices of other clouds come with each version"),
-        (("catalog", "forget", "dev"), "forget is gone: delete learned.json"),
-        (("stack", "set", "--file-system", "fs-1"), "--file-system is gone: workload.lustre_gib"),
+        (("offers", "--sort", "type"), "--sort is gone: --price KIND sorts"),
+        (("stack", "set", "--image", "a"), "--image is gone: pulumi config set gpufleet:image"),
         (("offers", "--pirce", "spot"), "No such option '--pirce'"),
         (("port-forward", "0", "6006"), "port-forward is gone: gpufleet ssh RANK --port PORT"),
         (("completion", "bash"), "completion is gone: source <(_GPUFLEET_COMPLETE=bash_source gpufleet)"),

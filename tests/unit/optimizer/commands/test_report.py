@@ -24,7 +24,7 @@ def test_a_plan_of_standard_input_becomes_a_page(
     code, printed, err = gpufleet("report", "-", "--out", str(out))
     assert (code, printed) == (0, "") and err.startswith(f"wrote {out}\ntruer: gpufleet preflight PLAN asks")
     page = out.read_text(encoding="utf-8")
-    assert page.startswith("<!DOCTYPE html>") and "gpufleet preview plans.json" in page
+    assert page.startswith("<!DOCTYPE html>")
 
 
 def test_a_file_that_is_no_plan_leaves_the_old_page(gpufleet: Gpufleet, tmp_path: Path) -> None:
@@ -57,7 +57,6 @@ def test_a_deployed_stack_becomes_a_page_of_its_run(
         "running",
         "training that was kept",
         "cost so far",
-        f"gpufleet costs --stack {stack}",
     ):
         assert words in page, words
     assert "cannot be read" not in page

@@ -15,16 +15,6 @@ from optimizer.commands.stack_file import write_stack_file
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan, sealed
-from tests.unit.optimizer.preflight.account import (
-    DIGEST,
-    REPOSITORY,
-    FakeAws,
-    Refusal,
-    aws,
-    registry_answer,
-)
-
-__all__ = ["aws"]
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 
@@ -165,27 +155,6 @@ def test_without_an_answer_of_aws_the_parameter_decides_at_each_up(project: Path
     assert "gpufleet:dlami" not in (project / "Pulumi.dev.yaml").read_text()
 
 
-def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aws: FakeAws) -> None:
-    aws.answers["BatchGetImage"] = registry_answer(platforms=("amd64", "arm64"))
-    plan, file = write(project, SPOT_P4D), project / "Pulumi.dev.yaml"
-    done = run(project, plan, "--image", f"{REPOSITORY}:1")
-    assert f"container image: {REPOSITORY}@{DIGEST}, 9.5 GiB compressed" in done.stdout
-    assert yaml.safe_load(file.read_text())["config"]["gpufleet:image"] == f"{REPOSITORY}@{DIGEST}"
-    assert "stays (--image URI takes another)" in run(project, plan).stdout
-    before = file.read_text()
-    for uri, message in (
-        (f"{REPOSITORY}:2", "has no image 2"),
-        (f"{REPOSITORY}:1".replace("us-east-1", "eu-west-1"), "a private ECR registry in us-east-1"),
-        ("docker.io/train:1", "a private ECR registry in us-east-1"),
-        (REPOSITORY, "a private ECR registry in us-east-1"),
-    ):
-        done = run(project, plan, "--image", uri)
-        assert isinstance(done.exception, InvalidInputError) and message in str(done.exception), uri
-    aws.answers["BatchGetImage"] = Refusal("AccessDeniedException", 400)
-    assert "ecr:BatchGetImage" in str(run(project, plan, "--image", f"{REPOSITORY}:1").exception)
-    assert file.read_text() == before
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -193,7 +162,6 @@ def test_a_container_images_tag_becomes_the_digest_that_it_has(project: Path, aw
         ({"plans": []}, "nothing met its limits"),
         (merged(SPOT_P4D, {"node_count": 3}), "parallelism covers 16 x 1 x 1 x 1"),
         (merged(SPOT_P4D, {"region": "moon"}), "region: must match "),
-        (merged(SPOT_P4D, {"region": "cn-north-1"}), "China partition"),
         (json.dumps(SPOT_P4D), "no digest"),
     ],
 )

@@ -237,7 +237,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     return fake
 
 
-# Container image by digest, and what ECR answers about it and its tag "1".
+# Container image by digest, and what ECR answers about it.
 DIGEST = f"sha256:{'7' * 64}"
 REPOSITORY = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train"
 
@@ -253,7 +253,7 @@ def registry_answer(*, size_gib: float = 9.5, platforms: tuple[str, ...] = ()) -
         digest = wanted.get("imageDigest", DIGEST)
         if (asked["registryId"], asked["repositoryName"]) != (ACCOUNT, "train"):
             return Refusal("RepositoryNotFoundException", 400)
-        if wanted.get("imageTag", "1") != "1" or digest not in (DIGEST, *parts):
+        if digest not in (DIGEST, *parts):
             return {"images": [], "failures": [{"imageId": wanted, "failureCode": "ImageNotFound"}]}
         manifest = index if parts and digest == DIGEST else layers
         return {"images": [{"imageId": {"imageDigest": digest}, "imageManifest": json.dumps(manifest)}]}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from datetime import UTC, date, datetime
 from html import unescape
 
 import pytest
 
 from bootstrap.contract.ledger import LedgerError
-from optimizer.cli import cli
 from optimizer.contract.plan import PlanError
 from optimizer.report import facts
 from optimizer.report.answer import ReportAnswer, answer_of, read_answer
@@ -68,7 +66,7 @@ def test_other_json_is_refused_with_its_place() -> None:
 
 
 def test_the_page_has_every_reason_price_source_and_age() -> None:
-    page = unescape(render(_answer(), now=NOW, commands=[]))
+    page = unescape(render(_answer(), now=NOW))
     for entry in REJECTED:
         assert entry.instance_type in page
     for words in (
@@ -94,7 +92,6 @@ def test_the_dearest_zone_is_named_where_there_are_several() -> None:
         count: render(
             answer_of(sample_plan(spot_range={**zones, "zones": count, "cost_usd_dearest": 555.0})),
             now=NOW,
-            commands=[],
         )
         for count in (1, 4)
     }
@@ -103,9 +100,9 @@ def test_the_dearest_zone_is_named_where_there_are_several() -> None:
 
 
 def test_the_page_lists_the_alternates_and_only_where_there_are_some() -> None:
-    assert "Where it goes without capacity" not in render(_answer(), now=NOW, commands=[])
+    assert "Where it goes without capacity" not in render(_answer(), now=NOW)
     plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
-    page = render(read_answer(plan.to_json()), now=NOW, commands=[])
+    page = render(read_answer(plan.to_json()), now=NOW)
     for words in ('<th scope="row">use1-az6</th><td>p4d.24xlarge</td><td>on-demand</td>', ">21.96<", ">p4de.24xlarge<"):
         assert words in page
 
@@ -119,28 +116,12 @@ def test_the_page_says_what_the_spot_policy_and_a_file_system_cost() -> None:
     plan = sample_plan(
         spot_policy=outlook, lustre={"storage_gib": 1200, "data_gib": 900, "usd": 1.5}, alternates=[], staging=None
     )
-    page = render(read_answer(plan.to_json()), now=NOW, commands=[])
+    page = render(read_answer(plan.to_json()), now=NOW)
     assert "Spot policy: adaptive: 80.00 USD" in page and "gpufleet:spotPolicy adaptive" in page
     parts = facts.usd_by_item(plan)
     assert (parts["storage"], parts["FSx for Lustre"]) == (0.5, 1.5)
     assert sum(parts.values()) == pytest.approx(plan.cost_usd.expected)
-    assert "Spot policy:" not in render(_answer(), now=NOW, commands=[])
-
-
-def test_commands_are_ones_that_gpufleet_takes() -> None:
-    answer = read_answer(json.dumps({"plans": [PLAN.model_dump(mode="json")] * 2}), plan_number=2)
-    lines = [line for _, line in facts.plan_commands(answer, "my plans.json")]
-    assert lines[0] == "gpufleet preview 'my plans.json' --plan 2"
-    for line in [*lines, *(line for _, line in facts.stack_commands("my-stack"))]:
-        program, *words = shlex.split(line)
-        if program == "gpufleet":
-            command: object = cli
-            context = None
-            while hasattr(command, "get_command"):
-                name = words.pop(0)
-                command = command.get_command(context, name)
-            assert command is not None
-            command.make_context(name, list(words))  # type: ignore[attr-defined]
+    assert "Spot policy:" not in render(_answer(), now=NOW)
 
 
 def test_parts_add_up() -> None:
@@ -191,19 +172,15 @@ def test_a_run_is_read_from_its_ledger() -> None:
         "saving checkpoints": 0.667,
         "starts and restarts": 0.2,
     }
-    assert [(point["process"], point["step"]) for point in run.points] == [
-        *((1, 0), (1, 30), (1, 60)),
-        *((2, 50), (2, 110), (2, 150)),
-    ]
     (lost,) = run.breaks
     assert (lost.hours, lost.step, lost.repeated, lost.gap_hours) == (1.1, 60, 10, 0.1) and "killed" in lost.cause
     assert run.losses == ({"step": 29, "loss": 2.5}, {"step": 110, "loss": 1.5})
     assert run.finished and run.usd == pytest.approx(36.0 * 10320 / 3600)
     going_on = read_run(PLAN, lines[:4])
     assert not going_on.finished
-    page = unescape(render(answer_of(PLAN), now=NOW, commands=facts.stack_commands("dev"), run=run))
+    page = unescape(render(answer_of(PLAN), now=NOW, run=run))
     for words in (
-        *("training that was repeated", "103.20", "Steps against time", "gpufleet costs --stack dev"),
+        *("training that was repeated", "103.20"),
         "killed: its last event has no reason",
         # A script of the user's own may end before the plan's last step.
         *(" has done <b>110 of", "in <b>2.9 h</b> for <b>103 USD</b>.", "this run: 2.87 h, 103.20 USD"),
@@ -212,10 +189,10 @@ def test_a_run_is_read_from_its_ledger() -> None:
     samples = 110 * PLAN.job.global_batch
     amount = {"steps": 110, "samples": samples, "tokens": samples * PLAN.job.seq_len}
     whole = PLAN.model_copy(update={"job": PLAN.job.model_copy(update=amount)}).seal()
-    assert " trained llama-2-7b on" in unescape(render(answer_of(whole), now=NOW, commands=[], run=run))
-    assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, commands=[], run=going_on)
+    assert " trained llama-2-7b on" in unescape(render(answer_of(whole), now=NOW, run=run))
+    assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, run=going_on)
     assert "Loss by step" in page
-    assert "Loss by step" not in render(answer_of(PLAN), now=NOW, commands=[], run=going_on), "one loss is no curve"
+    assert "Loss by step" not in render(answer_of(PLAN), now=NOW, run=going_on), "one loss is no curve"
 
 
 def test_a_ledger_without_a_start_is_refused() -> None:
