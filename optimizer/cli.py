@@ -72,6 +72,7 @@ GONE = {
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
     "recommend --spot-spread": "a plan's alternates are the other types that its nodes may be of",
+    "policy --region": "the stack's plan has it",
     "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",
     "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
     "doctor --check-credentials": "aws sts get-caller-identity does it",

@@ -28,14 +28,13 @@ NOT_PROVISIONED = "gpufleet provisions on AWS only: other clouds' rows are for c
 class CloudOffer:
     """One type of another cloud in one region; the offer's network is 0 where no page states it.
 
-    ``fabric`` between nodes is "infiniband" (RDMA, kernel bypass) or "ethernet"; ``origin`` is the price's source
-    without the conversion to USD; ``note`` says why there is no price, or warns.
+    ``fabric`` between nodes is "infiniband" (RDMA, kernel bypass) or "ethernet"; ``note`` says why there is no
+    price, or warns.
     """
 
     cloud: str
     fabric: str
     offer: Offer
-    origin: str
     note: str
 
 
@@ -56,15 +55,7 @@ def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ..
                 CloudOffer(
                     cloud=row["cloud"],
                     fabric=facts["fabric"],
-                    offer=Offer(
-                        instance=instance,
-                        region=region,
-                        zone_ids=(),
-                        on_demand=price,
-                        spot=None,
-                        interruption_band=None,
-                    ),
-                    origin=row["source"],
+                    offer=Offer(instance=instance, region=region, on_demand=price),
                     note="; ".join(note for note in notes if note),
                 )
             )
@@ -122,20 +113,12 @@ def join_catalog(catalog: Catalog, offers: Sequence[CloudOffer], *, aws: bool) -
 
 
 def price_notes(offers: Sequence[CloudOffer], today: date | None = None) -> list[str]:
-    """Return the sources of prices with their ages, and the numbers of unpriced rows."""
+    """Return the ages of prices, and the numbers of unpriced rows."""
     lines = []
     for cloud, title in CLOUDS.items():
-        own = [other for other in offers if other.cloud == cloud]
-        oldest: dict[str, date] = {}
-        for other in own:
-            if other.offer.on_demand is not None:
-                origin, as_of = other.origin.split("; upper end of ")[0], other.offer.on_demand.as_of
-                oldest[origin] = min(as_of, oldest.get(origin, as_of))
-        lines += [
-            f"{title} prices: {origin}, {as_of.isoformat()}, {counted(ttl.age_days(as_of, today), 'day')} old"
-            for origin, as_of in oldest.items()
-        ]
-        unpriced = sum(other.offer.on_demand is None for other in own)
-        if unpriced:
+        own = [other.offer.on_demand for other in offers if other.cloud == cloud]
+        if dates := [price.as_of for price in own if price]:
+            lines.append(f"{title} prices are up to {counted(ttl.age_days(min(dates), today), 'day')} old")
+        if unpriced := own.count(None):
             lines.append(f"{unpriced} of {len(own)} {title} rows are unpriced; their note says why")
     return [*lines, NOT_PROVISIONED] if offers else lines

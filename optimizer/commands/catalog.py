@@ -154,19 +154,13 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
 
 
 def _summary(catalog: Catalog) -> dict[str, Any]:
-    offers = catalog.offers
     return {
         "catalog": catalog.origin,
         "made_at": catalog.made_at.isoformat(),
         "as_of": catalog.as_of.isoformat(),
         "instance_types": len(catalog.instance_types),
-        "gpus": len(catalog.gpus),
         "regions": len(catalog.regions()),
-        "offers": len(offers),
-        "offers_with_on_demand_price": sum(offer.on_demand is not None for offer in offers),
-        "offers_with_reserved_price": sum(offer.reserved_1yr is not None for offer in offers),
-        "offers_with_spot_price": sum(offer.spot is not None for offer in offers),
-        "offers_with_zones": sum(bool(offer.zone_ids) for offer in offers),
+        "offers": len(catalog.offers),
         "unit_prices": len(catalog.unit_prices),
     }
 

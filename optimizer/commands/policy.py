@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from botocore.exceptions import UnknownRegionError
 from botocore.session import get_session
 
 from infra.naming import Names
 from infra.policies.deployer import deployer_documents, deployer_policy
-from optimizer.commands.options import OutputFile, directory_option, stack_path
+from optimizer.aws import errors
+from optimizer.commands.options import OutputFile, one_stack_options
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
@@ -24,19 +24,15 @@ _PREFLIGHT = {"gpufleet-preflight": preflight_policy()}
     epilog="""\b
 Example:
   gpufleet stack policy deployer --stack dev --out policies
-  gpufleet stack policy deployer --stack dev --region us-east-1 --account 111122223333
+  gpufleet stack policy deployer --stack dev --account 111122223333
   gpufleet stack policy preflight
 """
 )
 @click.argument("who", type=click.Choice(["deployer", "preflight"]))
-@click.option("--stack", metavar="NAME", help="Pulumi stack of the deployer; its configuration counts.")
-@click.option("--region", help="Region of the stack.  [default: of its plan]")
 @click.option("--account", metavar="ID", help="Account of the stack.  [default: of the credentials]")
-@directory_option
+@one_stack_options
 @click.option("--out", type=OutputFile(is_folder=True), help="Write one file a document there.")
-def command(
-    who: str, stack: str | None, region: str | None, account: str | None, directory: Path, out: Path | None
-) -> None:
+def command(who: str, stack: str | None, account: str | None, directory: Path, out: Path | None) -> None:
     """Print the least IAM permissions to run `gpufleet up` and `gpufleet down` (deployer), or the checks (preflight).
 
     The deployer's come in several documents, each small enough for a managed policy; the last is preflight's. They name
@@ -44,7 +40,7 @@ def command(
     these change. Whoever may write roles and pass them may do what those roles may: set gpufleet:permissionsBoundary to
     bound that.
     """
-    documents = _deployer(stack, region, account, directory) if who == "deployer" else _PREFLIGHT
+    documents = _deployer(stack, account, directory) if who == "deployer" else _PREFLIGHT
     if out is None:
         write_json(documents)
         return
@@ -55,29 +51,22 @@ def command(
         click.echo(path)
 
 
-def _deployer(stack: str | None, region: str | None, account: str | None, directory: Path) -> dict[str, Any]:
-    if stack is None:
-        raise InvalidInputError("--stack is missing", why="the policy names its resources", next_step="--stack NAME")
-    check_name(stack)
+def _deployer(stack: str | None, account: str | None, directory: Path) -> dict[str, Any]:
     if account is not None and not (account.isdecimal() and len(account) == 12):
         raise InvalidInputError(f"--account is {account}", limit="12 digits", next_step="aws sts get-caller-identity")
-    file = read_stack(stack, directory) if stack_path(directory, stack).exists() else None
-    config = file.config_texts if file else {}
-    region = region or (file.plan.region if file else None)
-    if region is None:
-        raise InvalidInputError(
-            f"no region: {directory / f'Pulumi.{stack}.yaml'} is not there", next_step="--region REGION"
-        )
-    try:
+    file = read_stack(stack, directory)
+    check_name(file.stack)
+    region, config = file.plan.region, file.config_texts
+    with errors.explained(f"the plan's region {region} is none of AWS"):
         partition = get_session().get_partition_for_region(region)
-    except UnknownRegionError as error:
-        raise InvalidInputError(f"--region {region} is no region of AWS", next_step="--region us-east-1") from error
-    names = Names(stack=stack, account_id=account or caller_of(region)["Account"], region=region, partition=partition)
+    names = Names(
+        stack=file.stack, account_id=account or caller_of(region)["Account"], region=region, partition=partition
+    )
     policy = deployer_policy(
         names,
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
-        lustre=file is not None and file.plan.lustre is not None,
+        lustre=file.plan.lustre is not None,
     )
     parts = enumerate(deployer_documents(policy), start=1)
     return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _PREFLIGHT

@@ -56,7 +56,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
 
     PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows
     too; - reads standard input. STACK is the name
-    of a Pulumi.STACK.yaml: the page adds predicted against actual, steps, loss and interruptions, and each
+    of a Pulumi.STACK.yaml: the page adds predicted against actual, loss and interruptions, and each
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
     works light or dark, on a phone, on paper and with a keyboard (docs/plans.md).
     """

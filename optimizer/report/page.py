@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.ttl import age_days
+from optimizer.contract.units import short
 from optimizer.report import charts, facts
 from optimizer.report.answer import ReportAnswer
 from optimizer.report.run import Run
@@ -76,8 +77,7 @@ def _environment(today: date) -> Environment:
         "usd": usd,
         "price": price,
         "hours": hours,
-        "number": number,
-        "amount": amount,
+        "number": short,
         "count": count,
     }
     environment.filters["counted"] = counted
@@ -103,16 +103,6 @@ def hours(value: float) -> str:
     if value < 1:
         return f"{value * 60:,.2g} min" if value < 0.1 else f"{value * 60:,.0f} min"
     return f"{value:,.1f} h".replace(".0 h", " h") if value < 100 else f"{value:,.0f} h"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number of so many significant digits, without an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
-
-
-def amount(value: float) -> str:
-    """A whole number with all digits, another like ``number``."""
-    return f"{value:,.0f}" if value == round(value) else number(value)
 
 
 def count(value: float) -> str:

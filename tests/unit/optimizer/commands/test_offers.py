@@ -176,7 +176,7 @@ def test_another_cloud_has_facts_price_source_and_date(run: Gpufleet) -> None:
     assert (row["on_demand_usd_per_hour"], row["as_of"]) == (98.32, "2026-06-18")
     assert row["on_demand_source"].startswith("Azure Retail Prices API")
     assert (row["nvme_gb"], row["network_cards"], row["spot_usd_per_hour"]) == (None, None, None)
-    assert "note: Azure prices: Azure Retail Prices API" in err and "provisions on AWS only" in err
+    assert "note: Azure prices are up to" in err and "provisions on AWS only" in err
     assert "AWS public price list" not in err
 
 

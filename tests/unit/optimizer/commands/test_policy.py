@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.commands.stack_file import write_stack_file
 from optimizer.preflight.model import preflight_policy
 from tests.plans import sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
-ACCOUNT = ("--region", "us-gov-west-1", "--account", "111122223333")
+ACCOUNT = ("--account", "111122223333")
 
 
 def test_the_documents_are_printed_or_written(gpufleet: Gpufleet, tmp_path: Path) -> None:
+    write_stack_file(tmp_path / "Pulumi.dev.yaml", sample_plan(region="us-gov-west-1"))
     code, out, _ = gpufleet("stack", "policy", "deployer", "--stack", "dev", *ACCOUNT, "--directory", str(tmp_path))
     documents = json.loads(out)
     assert code == 0
@@ -22,7 +24,9 @@ def test_the_documents_are_printed_or_written(gpufleet: Gpufleet, tmp_path: Path
     assert "arn:aws-us-gov:s3:::gpufleet-dev-111122223333-us-gov-west-1" in out
     assert "arn:aws:" not in out
     written = tmp_path / "policies"
-    code, out, _ = gpufleet("stack", "policy", "deployer", "--stack", "dev", *ACCOUNT, "--out", str(written))
+    code, out, _ = gpufleet(
+        "stack", "policy", "deployer", *ACCOUNT, "--directory", str(tmp_path), "--out", str(written)
+    )
     assert code == 0 and out.splitlines() == [str(written / f"{name}.json") for name in documents]
     assert {name: json.loads((written / f"{name}.json").read_text()) for name in documents} == documents
     _, out, _ = gpufleet("stack", "policy", "preflight")
@@ -34,17 +38,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     plan = sample_plan().model_dump(mode="json", exclude_none=True)
     boundary = "arn:aws:iam::111122223333:policy/limits"
     config = {"gpufleet:plan": plan, "gpufleet:permissionsBoundary": boundary}
-    arguments = (
-        "stack",
-        "policy",
-        "deployer",
-        "--stack",
-        "dev",
-        "--account",
-        "111122223333",
-        "--directory",
-        str(tmp_path),
-    )
+    arguments = ("stack", "policy", "deployer", *ACCOUNT, "--directory", str(tmp_path))
     file.write_text(json.dumps({"config": config}))
     code, out, _ = gpufleet(*arguments)
     assert code == 0 and boundary in out
@@ -58,11 +52,9 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--stack is missing"),
-        (("--stack", "d v"), "stack name 'd v'"),
-        (("--stack", "dev"), "no region"),
-        (("--stack", "dev", "--region", "moon-1"), "no region of AWS"),
-        (("--stack", "dev", "--region", "us-east-1", "--account", "1"), "12 digits"),
+        (("--stack", "d v"), "Pulumi.d v.yaml is missing"),
+        ((), "has no stack"),
+        (("--account", "1"), "12 digits"),
     ],
 )
 def test_wrong_input_says_what_is_wrong(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.aws import clients
 from optimizer.contract.plan import plan_from_dict
 from optimizer.preflight import run as running
 from optimizer.preflight.model import iam_action, preflight_policy
@@ -196,17 +195,6 @@ def test_another_plan_in_the_stack_is_a_warning(gpufleet: Gpufleet, aws: FakeAws
     assert warnings[0]["next"] == "gpufleet stack set PLAN --stack dev"
 
 
-def test_a_container_image_is_looked_for(gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path) -> None:
-    write_stack(tmp_path, image=f"{REPOSITORY}@{DIGEST}")
-    aws.answers["BatchGetImage"] = registry_answer()
-    _, out, _ = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    rows = rows_of(out)
-    assert (
-        rows["container image"]["level"] == "ok" and "9.5 GiB of compressed layers" in rows["container image"]["found"]
-    )
-    assert rows["configuration"]["level"] == "ok", "the image has the packages: no wheels"
-
-
 def test_a_plan_that_nothing_would_train_is_a_warning(
     gpufleet: Gpufleet, aws: FakeAws, plan: str, tmp_path: Path
 ) -> None:
@@ -243,14 +231,6 @@ def test_no_credentials_are_one_clear_error(gpufleet: Gpufleet, plan: str, monke
         err.startswith("error: nothing was checked in us-east-1: no AWS credentials were found")
         and err.count("error:") == 1
     )
-
-
-def test_aws_that_cannot_be_reached_is_one_clear_error(
-    gpufleet: Gpufleet, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clients, "MAX_ATTEMPTS", 1)
-    code, out, err = gpufleet("preflight", plan)
-    assert (code, out) == (1, "") and "nothing was checked in us-east-1: no answer from AWS" in err
 
 
 # The types of running instances alone are asked for, and none runs.
