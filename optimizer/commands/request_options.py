@@ -7,11 +7,28 @@ from typing import get_args
 
 import click
 
-from optimizer.commands.long_help import FurtherOption
+from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import F
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-from optimizer.contract.request import Workload
+from optimizer.contract.request import Workload, find_keys
 from optimizer.performance.calibration import Calibration, load, read_calibration
+
+
+class RequestCommand(LongCommand):
+    """A command with a request's flags; an unknown flag that names a field is answered with its own flag or key."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            keys = find_keys(error.option_name)
+            if not keys:
+                raise
+            fields = {key.rpartition(".")[2] for key in keys}
+            flags = [parameter.opts[0] for parameter in self.params if parameter.name in fields]
+            meant = " or ".join(flags or [f"the key {key} of REQUEST.yaml" for key in keys])
+            raise click.UsageError(f"No such option {error.option_name!r}: did you mean {meant}?", ctx) from error
 
 
 def model_option(function: F) -> F:

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
-from optimizer.commands.long_help import FurtherOption, LongCommand
+from optimizer.commands.long_help import FurtherOption
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
 from optimizer.commands.recommend.tables import usd_in_table
-from optimizer.commands.request_options import calibration_option, chosen_calibration
+from optimizer.commands.request_options import RequestCommand, calibration_option, chosen_calibration
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, Workload
 from optimizer.contract.units import parse_hours, parse_usd
@@ -66,7 +66,7 @@ def _wrong_values(text: str, reason: str = "") -> InvalidInputError:
 
 
 @click.command(
-    cls=LongCommand,
+    cls=RequestCommand,
     epilog="""\b
 Example:
   gpufleet what-if request.yaml

@@ -303,7 +303,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-# Flags of recommend by fields that have another name.
+# Flags of recommend whose field has another name.
 FLAG_FIELDS = {
     "budget": "budget_usd",
     "deadline": "deadline_hours",
@@ -313,6 +313,24 @@ FLAG_FIELDS = {
     "gpu": "gpus",
     "compile": "compiled",
 }
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field: "--budget" of budget_usd."""
+    flags = {name: flag for flag, name in FLAG_FIELDS.items()}
+    return f"--{flags.get(field, field).replace('_', '-')}"
+
+
+def find_keys(name: str) -> list[str]:
+    """Find the keys that a flag, or a key in another section, names: "workload.data_gib" of "--data-gib"."""
+    key = name.lstrip("-").replace("-", "_")
+    wanted = {key, FLAG_FIELDS.get(key, key)}
+    return [
+        ".".join(filter(None, (section, found)))
+        for section, model in SECTIONS.items()
+        for found in model.model_fields
+        if found in wanted
+    ]
 
 
 def request_from_dict(data: Mapping[str, Any], *, origin: str = "the request") -> FleetRequest:
@@ -336,14 +354,7 @@ def _hint(problem: Mapping[str, Any]) -> str:
     elif problem["type"] == "extra_forbidden":
         *places, key = (str(part) for part in problem["loc"] if isinstance(part, str))
         section = places[-1] if places else ""
-        near = near_names(key, SECTIONS.get(section, FleetRequest).model_fields)
-        if not near:  # the key, or the name of a flag, of another section
-            near = [
-                ".".join(filter(None, (name, found)))
-                for name, model in SECTIONS.items()
-                for found in (key, FLAG_FIELDS.get(key, ""))
-                if found in model.model_fields
-            ]
+        near = near_names(key, SECTIONS.get(section, FleetRequest).model_fields) or find_keys(key)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -76,17 +76,26 @@ def _refusals(model: ModelSpec, recipe: Recipe) -> Iterator[tuple[bool, str, str
     if tuning.trains_all and not recipe.pure:
         return
     words = tuning.in_words or "precision pure-bf16"
-    # peft adapts and bitsandbytes packs torch.nn.Linear modules, and transformers' experts are grouped tensors
-    # (transformers 5.23, integrations/moe.py): a mixture's base stays in 16 bits, with adapters of attention.
+    # transformers keeps experts as grouped tensors (5.23, integrations/moe.py), which bitsandbytes 0.50 leaves in 16
+    # bits, and peft 0.21 adds its product to whole: a second copy of them, and an error on shards.
     has_like = bool(model.layers) and (tuning.trains_all or model.has_like_layers)
     can_adapt = bool(model.experts) and not model.latent_attention
     is_adapted_mixture = can_adapt and tuning.method == "lora" and tuning.lora_targets == "attention"
+    why = "only its projections and layers are known one by one"
+    if can_adapt and tuning.adapts:
+        share = model.mixture_layers * model.experts * model.expert_matrix_parameters / model.parameters
+        lacks = (
+            "bitsandbytes packs none of them (https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1849)"
+            if tuning.four_bit
+            else "peft adapts none that are sharded (https://github.com/huggingface/peft/issues/3080)"
+        )
+        why = f"its experts, {share:.0%} of the weights, are grouped tensors, and {lacks}"
     kind = "a mixture of experts" if model.experts else "no stack of like layers" if model.layers else "no transformer"
     yield (
         not has_like or (bool(model.experts) and not is_adapted_mixture),
         f"{words}, and {model.name} is {kind}",
         "a dense decoder or encoder of tokens, or lora on attention's projections of a mixture",
-        "only its projections and layers are known one by one",
+        why,
         "--method lora --lora-targets attention" if can_adapt else "leave out --method, --frozen and pure-bf16",
     )
     allowed = ADAPTING if tuning.adapts and not (tuning.four_bit or recipe.pure) else ADAPTING[:2]

@@ -16,7 +16,7 @@ import numpy as np
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
-from optimizer.contract.request import Constraints
+from optimizer.contract.request import Constraints, flag_of
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.plan_builder import PlanBuilder
 from optimizer.search.problem import Problem
@@ -27,15 +27,6 @@ _MORE_NODES = 4
 _MOST_NODES = 1000  # of a request
 # Distance of a plan whose only change is an opened list, for the order: as far as a limit that doubles.
 _OPENED = 1.0
-_FLAGS = {
-    "budget_usd": "--budget",
-    "deadline_hours": "--deadline",
-    "max_nodes": "--max-nodes",
-    "regions": "--region",
-    "instance_types": "--instance-type",
-    "purchase_options": "--purchase",
-    "precision": "--precision",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +47,7 @@ class NearestPlan:
     def flags(self) -> dict[str, list[str]]:
         """Flags of ``gpufleet recommend`` by constraint, each flag and value a word."""
         return {
-            name: [_FLAGS[name], ",".join(value) or "*" if isinstance(value, tuple) else str(value)]
+            name: [flag_of(name), ",".join(value) or "*" if isinstance(value, tuple) else str(value)]
             for name, value in self.changes.items()
         }
 

@@ -16,21 +16,13 @@ from infra.offline.preview import resources
 from optimizer.audit import check_plan
 from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import FleetPlan
-from optimizer.contract.request import Constraints, Workload, request_from_dict
+from optimizer.contract.request import FLAG_FIELDS, Constraints, Workload, request_from_dict
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
 
 PAGE = Path(__file__).with_name("README.md")
-# Flags whose field has another name, and those that repeat.
-FIELDS = {
-    "budget": "budget_usd",
-    "deadline": "deadline_hours",
-    "region": "regions",
-    "purchase": "purchase_options",
-    "instance_type": "instance_types",
-    "gpu": "gpus",
-}
+# Flags that repeat.
 LISTS = {"regions", "purchase_options", "instance_types", "parallelism", "gpus"}
 
 
@@ -84,7 +76,7 @@ def as_request(flags: str) -> dict[str, Any]:
     words = shlex.split(flags)
     for flag, value in zip(words[::2], words[1::2], strict=True):
         name = flag.removeprefix("--").replace("-", "_")
-        name = FIELDS.get(name, name)
+        name = FLAG_FIELDS.get(name, name)
         if name in Workload.model_fields:
             request["workload"][name] = value
         elif name in Constraints.model_fields:

@@ -12,7 +12,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.ttl import stale_lines
-from optimizer.commands.long_help import FurtherOption, LongCommand
+from optimizer.commands.long_help import FurtherOption
 from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
     format_number,
@@ -30,7 +30,13 @@ from optimizer.commands.recommend.tables import (
     plan_rows,
     print_answer,
 )
-from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
+from optimizer.commands.request_options import (
+    RequestCommand,
+    calibration_option,
+    chosen_calibration,
+    model_option,
+    workload_options,
+)
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
@@ -50,7 +56,7 @@ _repeatable_option = partial(click.option, multiple=True, callback=_split)
 
 
 @click.command(
-    cls=LongCommand,
+    cls=RequestCommand,
     epilog="""\b
 Example:
   gpufleet recommend --model llama-3.1-8b --tokens 2B --seq-len 8192 --budget 3000 --deadline 48h

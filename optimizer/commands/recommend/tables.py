@@ -187,7 +187,7 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
     cheaper = (plan for plan in plans if plan.spot_range and plan.cost_usd.expected < first.cost_usd.expected)
     old = first if first.spot_range else next(cheaper, None)
     if old and old.spot_range:
-        origin = "Advisor prices" if old.prices[0].source == DERIVED_SPOT else "prices"
+        origin = "Spot Advisor prices" if old.prices[0].source == DERIVED_SPOT else "prices"
         text = f"{origin} {counted(old.spot_range.age_days, 'day')} old: add --refresh"
         if old is not first:
             usd = f"{_usd(old.cost_usd.expected)} to {_usd(old.cost_usd.p95)} USD"

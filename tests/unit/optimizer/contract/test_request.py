@@ -6,11 +6,22 @@ from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 import pytest
 from pydantic_core.core_schema import ErrorType
 
+from optimizer.commands.recommend import command as recommend
 from optimizer.contract.errors import InvalidInputError, describe_wrong
-from optimizer.contract.request import SECTIONS, read_request_file, request_from_dict
+from optimizer.contract.request import (
+    SECTIONS,
+    Constraints,
+    FleetRequest,
+    Workload,
+    find_keys,
+    flag_of,
+    read_request_file,
+    request_from_dict,
+)
 from tools.request_reference import REFERENCE, reference
 
 GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_len": 1024}}
@@ -27,6 +38,8 @@ GOOD: dict[str, Any] = {"model": "gpt2-xl", "workload": {"tokens": "1B", "seq_le
         ({"workload": {"tokens": 5, "framework": "deepspeed"}}, "did you mean megatron-deepspeed?"),
         ({"workload": {"tokens": 5, "seqlen": 1024}}, "did you mean seq_len?"),
         ({"seq_len": 1024}, "did you mean workload.seq_len?"),
+        ({"max-nodes": 4}, "did you mean constraints.max_nodes?"),
+        ({"compile": True}, "did you mean workload.compiled?"),
         ({"constraints": {"existing_reservations": [{"instance": "p5.48xlarge"}]}}, "did you mean instance_type?"),
         ({"objective": "fame"}, "(got 'fame')\n"),
     ],
@@ -35,6 +48,18 @@ def test_a_near_name_is_suggested(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         request_from_dict(GOOD | changes)
     assert says in str(caught.value)
+
+
+def test_every_flag_and_key_of_a_request_leads_to_the_other() -> None:
+    fields = {field for model in (FleetRequest, Workload, Constraints) for field in model.model_fields}
+    flags = {parameter.name: parameter.opts[0] for parameter in recommend.params if parameter.name in fields}
+    for field in fields:
+        assert any(key.rpartition(".")[2] == field for key in find_keys(flag_of(field)))
+        assert flags.get(field, flag_of(field)) == flag_of(field)
+        given = f"--{field.replace('_', '-')}"
+        if flags.get(field) != given:
+            with pytest.raises(click.UsageError, match=f"mean (the key .*)?{flags.get(field, f'{field} of ')}"):
+                recommend.make_context("recommend", [given, "1"])
 
 
 @pytest.mark.parametrize(
