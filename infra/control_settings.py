@@ -81,6 +81,7 @@ def control_settings(
         steps=plan.job.steps,
         checkpoint_interval_s=plan.interruption.most_lost_s,
         waits=settings.waits,
+        shared=settings.shared,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()},
     )
 

@@ -61,7 +61,7 @@ class Controller(Component):
     ) -> aws.lambda_.Function:
         names, bucket = self._names, given["bucket"]
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        policy = self._policy(controller_policy, key_arn)
+        policy = self._policy(controller_policy, key_arn, shared=self._settings.shared)
         permissions = self._role_policy(self._name, role, policy)
         code = bundle.controller()
         archive = self._object(

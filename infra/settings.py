@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from bootstrap.contract import ecr
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES, SpotPolicy
+from bootstrap.contract.shared_ceiling import SharedCeiling
 from bootstrap.contract.staging import limit_s
 from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan, PolicyOutlook
 
@@ -58,6 +60,8 @@ def _texts(value: Any) -> Any:
     return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
 
 
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_SHARED_CEILING = r"^(s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([\w.=+/-]+)@([1-9]\d*))?$"
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 LocalPath = Annotated[Path, AfterValidator(_from_project)]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -168,6 +172,10 @@ class StackSettings(_Model):
     none."""
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
+    shared_ceiling: str = Field(default="", pattern=_SHARED_CEILING)
+    """Spend in USD of several stacks of the account together, like s3://BUCKET/budgets/team.json@5000. Their
+    controllers keep the object, in a versioned bucket of yours that no KMS key encrypts; each stack counts with all
+    that its meter has."""
     # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
     gang_window_minutes: int = Field(default=DEFAULT_GANG_WINDOW_MINUTES, ge=15, le=1440)
     """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
@@ -185,6 +193,12 @@ class StackSettings(_Model):
     def _plan_budget(cls, value: float | None, info: ValidationInfo) -> float | None:
         plan: FleetPlan | None = info.data.get("plan")
         return value or (plan.job.budget_usd if plan else None)
+
+    @property
+    def shared(self) -> SharedCeiling | None:
+        """The ceiling over several stacks."""
+        found = re.fullmatch(_SHARED_CEILING, self.shared_ceiling)
+        return SharedCeiling(bucket=found[2], key=found[3], usd=float(found[4])) if found and found[1] else None
 
     @property
     def command(self) -> str:

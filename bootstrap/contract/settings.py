@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
+from bootstrap.contract.shared_ceiling import SharedCeiling
 
 # The function's variable with the object's URI. Variables have 4 KB together, less than eight places need:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
@@ -116,6 +117,7 @@ class ControllerSettings:
     steps: int = 0  # optimizer steps of the whole run; 0: unknown
     checkpoint_interval_s: float = 0.0  # with the time until a checkpoint is stored
     waits: bool = False  # starts no node before a person's first request
+    shared: SharedCeiling | None = None
 
     @classmethod
     def from_text(cls, text: str, where: str) -> ControllerSettings:

@@ -12,7 +12,7 @@ The controller alone writes it. Money is in USD, times are UTC.
     done          0      every node's command ended well
     failed        0      a node gave up, or no attempt brought the gang together
     unfit         0      too many nodes failed their set-up or tests
-    over-budget   0      the ceiling is reached; a higher gpufleet:ceilingUsd goes on
+    over-budget   0      a ceiling is reached; a higher gpufleet:ceilingUsd, or gpufleet:sharedCeiling, goes on
     block-ended   0      the hours of all places are over; a plan with another Capacity Block, or none, goes on
 """
 
@@ -115,6 +115,9 @@ class ControllerState:
     spent_usd: float = 0.0  # by this job, with the stack's own cost and what other stacks spent on the job
     usd_per_hour: float = 0.0
     ceiling_usd: float | None = None
+    shared_usd: float | None = None  # ceiling over several stacks
+    others_usd: float = 0.0  # by the other stacks under it, with what their nodes may cost until they end
+    meter: str = ""  # name of the stack's row there; a deleted state begins another
     fixed_usd: float = 0.0  # the stack itself since its first tick, with its unused reservation
     ended_usd: float = 0.0  # by instances that ended long ago
     earlier_usd: float = 0.0  # by earlier jobs; not in spent_usd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +14,10 @@ from bootstrap.contract.codec import FormatError
 from bootstrap.contract.report import NodeReport, read_report
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.shared_ceiling import SharedSpend, StackRow, read_shared_spend
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller.clients import Clients, error_code, to_seconds
+from bootstrap.controller.observation import Observation
 
 # A report has some hundred bytes; a hostile object would take the tick its memory.
 REPORT_BYTES = 16 * 1024
@@ -67,17 +70,49 @@ def save_state(clients: Clients, settings: ControllerSettings, new: ControllerSt
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     """
+    return _put(clients, settings.bucket, _key(settings, state.FILE), new.to_text(), etag)
+
+
+def _put(clients: Clients, bucket: str, key: str, text: str, etag: str | None) -> str:
     condition: dict[str, Any] = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
-    key = _key(settings, state.FILE)
     try:
         answer = clients.s3.put_object(
-            Bucket=settings.bucket, Key=key, Body=new.to_text().encode(), ContentType="application/json", **condition
+            Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json", **condition
         )
     except ClientError as error:
-        if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
+        # 404: the object was deleted since it was read.
+        if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404"):
             raise ConflictError(f"{key} was written by another tick") from error
         raise
     return answer["ETag"]
+
+
+def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation) -> Observation:
+    """Return the observation with the rows under the shared ceiling, or raise a FormatError."""
+    if settings.shared is None:
+        return seen
+    bucket, key = settings.shared.bucket, settings.shared.key
+    try:
+        answer = clients.s3.get_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        # Without permission to list the bucket S3 answers 403 for a missing object; a write fails where there is one:
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+        if _is_missing(error) or error_code(error) in ("AccessDenied", "403"):
+            return replace(seen, rows={}, rows_etag=None)
+        raise
+    text = answer["Body"].read().decode(errors="replace")
+    return replace(seen, rows=read_shared_spend(text, f"s3://{bucket}/{key}").rows, rows_etag=answer["ETag"])
+
+
+def save_row(
+    clients: Clients, settings: ControllerSettings, seen: Observation, meter: str, row: StackRow
+) -> Observation:
+    """Write the stack's row where no other stack wrote since ``seen``, and return its rows, or raise ConflictError."""
+    if settings.shared is None:
+        return seen
+    rows = {**seen.rows, meter: row}
+    etag = _put(clients, settings.shared.bucket, settings.shared.key, SharedSpend(rows=rows).to_text(), seen.rows_etag)
+    return replace(seen, rows=rows, rows_etag=etag)
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from bootstrap.contract.codec import time_text
 from bootstrap.contract.ending import GiveBack
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, Phase
@@ -34,6 +35,7 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
+    state = replace(state, meter=state.meter or f"{settings.region}/{settings.stack} since {time_text(now)}")
     counted = update_instances(tick, state)
     state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
     place = tick.place_name(state)
@@ -42,6 +44,8 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
         state,
         updated_at=now,
         ceiling_usd=settings.ceiling_usd,
+        shared_usd=settings.shared.usd if settings.shared else None,
+        others_usd=tick.others_usd(state),
         # The size that the tick's actions leave.
         desired_seen=min(desired, tick.staying(place)) if state.phase in UP else 0,
         nodes=count_nodes(tick, state),

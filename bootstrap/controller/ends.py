@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from datetime import timedelta
 
 from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import ControllerState, Phase
+from bootstrap.contract.shared_ceiling import StackRow
+from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.contract.timings import BOOT, ENDING, TICK
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
@@ -49,8 +51,10 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
 
 
 def is_ceiling_raised(settings: ControllerSettings, state: ControllerState) -> bool:
-    """Compare with the last tick's ceiling."""
-    return settings.ceiling_usd is None or settings.ceiling_usd > (state.ceiling_usd or 0.0)
+    """Compare with the last tick's ceilings."""
+    shared_usd = settings.shared.usd if settings.shared else None
+    ceilings = ((settings.ceiling_usd, state.ceiling_usd), (shared_usd, state.shared_usd))
+    return any((now or math.inf) > (before or math.inf) for now, before in ceilings)
 
 
 def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
@@ -84,23 +88,37 @@ def _reason(key: str, report: NodeReport | None) -> str:
 
 
 def over_budget(tick: Tick, state: ControllerState) -> str | None:
-    """Return why the ceiling ends the nodes, or keeps them from starting."""
-    settings = tick.settings
-    if settings.ceiling_usd is None:
-        return None
+    """Return why a ceiling ends the nodes, or keeps them from starting."""
+    settings, others_usd = tick.settings, tick.others_usd(state)
+    ceilings = [(settings.ceiling_usd, state.spent_usd, "gpufleet:ceilingUsd")]
+    if settings.shared:
+        # A row holds all that the stack has spent.
+        ceilings.append((settings.shared.usd, state.total_usd + others_usd, "gpufleet:sharedCeiling"))
     # All missing nodes may come before the next tick.
     rate = state.usd_per_hour + _missing_usd_per_hour(tick, state)
-    reserve = timedelta(seconds=settings.drain_s) + ENDING + TICK
+    reserve = _reserve(settings)
     # The plan's budget pays the first start; a further start must leave money for more than its boot.
     if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd or state.elsewhere):
         reserve += BOOT
-    if state.spent_usd + rate * hours(reserve) < settings.ceiling_usd:
-        return None
-    return (
-        f"{state.spent_usd:.2f} USD are spent, and ending the nodes takes up to {hours(reserve) * 60:.0f} minutes at "
-        f"{rate:.2f} USD/h: the ceiling is {settings.ceiling_usd:.2f} USD (gpufleet:ceilingUsd)"
-        + ("; the stack's reservation is billed until `pulumi destroy`" if settings.reserved_nodes else "")
-    )
+    for ceiling_usd, spent_usd, key in ceilings:
+        if ceiling_usd is not None and spent_usd + rate * hours(reserve) >= ceiling_usd:
+            return (
+                f"{spent_usd:.2f} USD are spent, and ending the nodes takes up to {hours(reserve) * 60:.0f} minutes at "
+                f"{rate:.2f} USD/h: the ceiling is {ceiling_usd:.2f} USD ({key})"
+                + ("; the stack's reservation is billed until `pulumi destroy`" if settings.reserved_nodes else "")
+            )
+    return None
+
+
+def _reserve(settings: ControllerSettings) -> timedelta:
+    """Return the time until all nodes have ended where the next tick ends them."""
+    return timedelta(seconds=settings.drain_s) + ENDING + TICK
+
+
+def stack_row(tick: Tick, state: ControllerState) -> StackRow:
+    """Return the stack's row under the shared ceiling: no more nodes come before it is written again."""
+    rate = state.usd_per_hour + (_missing_usd_per_hour(tick, state) if state.phase in UP else 0.0)
+    return StackRow(usd=state.total_usd, usd_per_hour=rate, end_s=_reserve(tick.settings).total_seconds(), at=tick.now)
 
 
 def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:

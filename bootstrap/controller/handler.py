@@ -17,17 +17,21 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
+from bootstrap.controller import bucket
 from bootstrap.controller.actions import GroupAction
 from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
 from bootstrap.controller.carry_out import carry_out, publish_metrics
 from bootstrap.controller.clients import Clients, to_seconds
 from bootstrap.controller.decide import decide, end_all, take_answer
+from bootstrap.controller.ends import stack_row
 from bootstrap.controller.gather import delete_notices, gather
 from bootstrap.controller.launches import launch
-from bootstrap.controller.observation import Observation
+from bootstrap.controller.observation import Observation, Tick
 
 # Launches of a tick begin within so long, s: each may wait for EC2 20 s, and the function has 55 (infra/controller.py).
 LAUNCHES_S = 10
+# Decisions of a tick, each over what other stacks under the shared ceiling wrote since.
+ROW_TRIES = 5
 
 
 class TickError(RuntimeError):
@@ -70,17 +74,27 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     gathered = gather(clients, settings, before, now)
     for problem in gathered.problems:
         log("unreadable", reason=problem)
-    decision = decide(settings, before, gathered.seen, now)
-    state = decision.state
-    try:
-        etag = save_state(clients, settings, state, etag)
-    except ConflictError as error:
-        log("conflict", reason=str(error))
-        return load_state(clients, settings)[0] or state
+    for _ in range(ROW_TRIES):
+        seen = bucket.load_rows(clients, settings, gathered.seen)
+        decision = decide(settings, before, seen, now)
+        state = decision.state
+        try:
+            etag = save_state(clients, settings, state, etag)
+        except ConflictError as error:
+            log("conflict", reason=str(error))
+            return load_state(clients, settings)[0] or state
+        is_kept, seen = _keep_row(clients, settings, seen, state, now)
+        if is_kept:
+            break
     for phase, reason in decision.changes:
         log("phase", phase=phase, reason=reason, run=state.run_id)
-    failures = _act(clients, settings, decision.actions)
-    state = _launch(clients, settings, gathered.seen, state, etag, now, failures)
+    # Without the row no workers may come, either.
+    actions = [asked for asked in decision.actions if is_kept or not getattr(asked.action, "max_size", 0)]
+    failures = _act(clients, settings, actions)
+    if is_kept:
+        state = _launch(clients, settings, seen, state, etag, now, failures)
+    else:
+        failures.append("the stack's row under the shared ceiling was not written, so no node was asked for")
     try:
         delete_notices(clients, settings, gathered.receipts)
         publish_metrics(clients, settings, state, before)
@@ -105,7 +119,7 @@ def _launch(
     settings: ControllerSettings,
     seen: Observation,
     state: ControllerState,
-    etag: str,
+    etag: str | None,
     now: datetime,
     failures: list[str],
 ) -> ControllerState:
@@ -128,7 +142,22 @@ def _launch(
         etag, state = save_state(clients, settings, decision.state, etag), decision.state
         for phase, reason in decision.changes:
             log("phase", phase=phase, reason=reason, run=state.run_id)
+        is_kept, seen = _keep_row(clients, settings, seen, state, now) if state.launch else (True, seen)
+        if not is_kept:
+            break
     return state
+
+
+def _keep_row(
+    clients: Clients, settings: ControllerSettings, seen: Observation, state: ControllerState, now: datetime
+) -> tuple[bool, Observation]:
+    """Write the stack's row under the shared ceiling; False where another stack wrote since, or S3 refuses."""
+    row = stack_row(Tick(settings=settings, seen=seen, now=now), state)
+    try:
+        return True, bucket.save_row(clients, settings, seen, state.meter, row)
+    except (ConflictError, ClientError, BotoCoreError) as error:
+        log("failed", action="row", reason=str(error))
+        return False, seen
 
 
 def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[GroupAction]) -> list[str]:

@@ -10,6 +10,7 @@ policies move.
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import botocore
@@ -101,11 +102,8 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
         # Spot comes before the nodes on demand beside it: it is refused more often, and a refusal then bills none.
         rest = nodes - first
         asks = [(request.place, 0, rest), (asks[0][0], rest, nodes), (request.place, rest, nodes)]
-    for group, least, wanted, number, subnet in (
-        (settings.group_of(key), *counts, *zone)
-        for key, *counts in asks
-        for zone in enumerate(place.subnets.split(","))
-    ):
+    for (key, least, wanted), (number, subnet) in product(asks, enumerate(place.subnets.split(","))):
+        group = settings.group_of(key)
         if len(launched) < least:
             break
         while (missing := wanted - len(launched)) > 0:

@@ -10,6 +10,7 @@ from bootstrap.contract.ending import IN_SERVICE, Member
 from bootstrap.contract.report import NodeReport
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours, Place
+from bootstrap.contract.shared_ceiling import StackRow
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
 
@@ -92,6 +93,8 @@ class Observation:
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     request: PersonRequest | None = None
+    rows: Mapping[str, StackRow] = field(default_factory=dict)  # under the shared ceiling, by meter
+    rows_etag: str | None = None  # of their object
 
     @property
     def members(self) -> list[Member]:
@@ -140,6 +143,10 @@ class Tick:
         """Return the groups of a place, in the order in which they are filled; none unless all exist."""
         keys = self.settings.keys_of(place)
         return [self.seen.groups[key] for key in keys] if self.seen.groups.keys() >= set(keys) else []
+
+    def others_usd(self, state: ControllerState) -> float:
+        """Return what the other stacks under the shared ceiling owe at most."""
+        return sum(row.usd_until(self.now) for meter, row in self.seen.rows.items() if meter != state.meter)
 
     def place_name(self, state: ControllerState) -> str:
         """Return the gang's place; the plan's own before the first start, and where the plan no longer has it."""

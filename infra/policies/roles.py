@@ -9,6 +9,7 @@ from types import MappingProxyType
 from bootstrap.contract import report
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.contract.ecr import read_ecr_image
+from bootstrap.contract.shared_ceiling import SharedCeiling
 from infra.naming import Names
 from infra.policies.statements import Policy, Statement, allow, deny, document
 from infra.s3_uri import read_s3_prefix
@@ -139,11 +140,13 @@ def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, s
     )
 
 
-def controller_policy(names: Names, *, key_arn: str) -> Policy:
+def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | None = None) -> Policy:
     """Policy of the controller's role."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
+    rows_arn = f"arn:{names.partition}:s3:::{shared.bucket}/{shared.key}" if shared else ""
     return document(
+        *([allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], rows_arn)] if rows_arn else []),
         allow(
             "RunGroup",
             [

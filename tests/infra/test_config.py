@@ -88,6 +88,8 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(changes: dict[str, Any], m
         ({"gpufleet:tags": '["a"]'}, r"tags: a mapping is needed \(got \['a'\]\)"),
         ({"gpufleet:tags": '{"team": "a&b"}'}, "tags.team: must match"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "tags: must have at most 6 entries"),
+        ({"gpufleet:sharedCeiling": "s3://team/budget.json"}, "sharedCeiling: must match"),
+        ({"gpufleet:sharedCeiling": "s3://team/*@500"}, "sharedCeiling: must match"),
         ({"gpufleet:ceilingUSD": "500"}, r"gpufleet:ceilingUSD is no key .*\(did you mean gpufleet:ceilingUsd\?\)"),
         ({"gpufleet:subnetIds[0]": "subnet"}, r"gpufleet:subnetIds\[0\] is no key.*pulumi config set --path"),
         ({"gpufleet:plan": '{"schema_version": 1}'}, "instance_type: missing"),

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from bootstrap.contract.settings import VARIABLE, ControllerSettings, FirstGroup, OpeningHours, Place
+from bootstrap.contract.shared_ceiling import SharedCeiling
 from infra import bundle
 from infra.control_settings import job_id
 from infra.naming import Names
@@ -164,6 +165,14 @@ def test_every_way_to_buy_and_run_is_told(
 ) -> None:
     settings = told(deploy(changes, config))
     assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_a_shared_ceiling_is_told_and_its_object_alone_may_be_read_and_written() -> None:
+    stack = deploy({}, {"gpufleet:sharedCeiling": "s3://team-money/a/run.json@5000"})
+    assert told(stack).shared == SharedCeiling(bucket="team-money", key="a/run.json", usd=5000.0)
+    statement = stack.policy("RolePolicy", "-controller")["KeepSharedCeiling"]
+    assert statement["Resource"] == "arn:aws:s3:::team-money/a/run.json"
+    assert statement["Action"] == ["s3:GetObject", "s3:PutObject"]
 
 
 def test_places_are_told_the_plans_own_first() -> None:

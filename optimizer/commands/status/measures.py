@@ -32,6 +32,8 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
     limits = f"p95 of the plan {planned.cost_usd.p95:,.2f}"
     if state and state.ceiling_usd is not None:
         limits = f"ceiling {state.ceiling_usd:,.2f}, {limits}"
+    if state and state.shared_usd is not None:
+        limits += f", shared ceiling {state.shared_usd:,.2f} less {state.others_usd:,.2f} of other stacks"
     arrival = ""
     if ahead is not None:
         arrival = f"done at {utc(ahead.ends_at)} at this speed"

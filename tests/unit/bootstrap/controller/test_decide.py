@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.settings import FirstGroup, OpeningHours
-from bootstrap.contract.timings import ASK_AGAIN, ENDING, REFUSED_REPLACEMENT
+from bootstrap.contract.shared_ceiling import SharedCeiling, StackRow
+from bootstrap.contract.timings import ASK_AGAIN, ENDING, LEASE, REFUSED_REPLACEMENT
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import over_budget, unfit_limit
 from bootstrap.controller.observation import Tick
@@ -114,6 +115,37 @@ def test_the_ceiling_counts_the_dearest_node_that_a_union_may_get() -> None:
     world.run(600)
     # Three rented nodes would have cost 90 USD an hour at the start.
     assert world.phase == "over-budget" and world.known.spent_usd <= 40
+
+
+def test_stacks_under_a_shared_ceiling_count_on_each_dollar_once() -> None:
+    alone = World(settings(shared=SharedCeiling(bucket="team", key="budget.json", usd=1000.0)))
+    alone.tick()
+    (row,) = alone.rows.values()
+    assert row.usd_per_hour == 30
+    shared = SharedCeiling(bucket="team", key="budget.json", usd=1.5 * row.usd_until(START))
+    rows: dict[str, StackRow] = {}
+    first, second = (World(settings(stack=stack, shared=shared), rows=rows) for stack in ("one", "two"))
+    # The second stack starts between the first one's read and its write.
+    first.meanwhile.append(second.tick)
+    first.tick()
+    assert (first.phase, len(first.alive())) == ("over-budget", 0)
+    assert (second.phase, len(second.alive())) == ("starting", 3)
+    assert "gpufleet:sharedCeiling" in first.known.reason and first.known.others_usd == rows[
+        second.known.meter
+    ].usd_until(START)
+    for _ in range(120):
+        second.advance(MINUTE)
+        second.tick()
+    assert (second.phase, second.alive()) == ("over-budget", []) and second.true_usd() < shared.usd
+    # The dollars that the second stack's end set free start nothing; a higher ceiling does.
+    first.now = second.now
+    first.run(5)
+    assert first.phase == "over-budget"
+    first.config = replace(first.config, shared=replace(shared, usd=100.0))
+    first.run_until("running")
+    # A controller that is silent may have nodes until their lease ends.
+    at = first.now + timedelta(days=1)
+    assert rows[first.known.meter].usd_until(at) > rows[first.known.meter].usd + 30 * (LEASE / timedelta(hours=1))
 
 
 def test_spot_with_an_on_demand_base_is_a_union_too() -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.request import read_request
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours
+from bootstrap.contract.shared_ceiling import SharedCeiling, StackRow
 from bootstrap.contract.state import ENDED, read_state
 from bootstrap.contract.timings import ENDING, TICK
 from tests.unit.bootstrap.controller.world import MINUTE, START, World, adaptive, place, rotating, settings, union
@@ -191,6 +193,43 @@ def test_a_run_that_moves_has_one_meter_and_one_ceiling(
     for state in (decision.state for world in worlds for decision in world.decisions):
         if any(instance.ended_at is None for instance in state.instances.values()):
             assert state.spent_usd <= ceiling + rate * (TICK / timedelta(hours=1))
+
+
+@few(40)
+@given(
+    histories=st.lists(st.lists(EVENTS, max_size=8), min_size=2, max_size=3),
+    makes=st.lists(MAKES, min_size=3, max_size=3),
+    ceiling=st.integers(20, 600),
+    turns=st.randoms(use_true_random=False),
+)
+def test_stacks_that_tick_at_any_time_hold_their_shared_ceiling(
+    histories: list[list[Event]], makes: list[Callable[..., ControllerSettings]], ceiling: int, turns: Random
+) -> None:
+    shared, rows = SharedCeiling(bucket="team", key="budget.json", usd=float(ceiling)), dict[str, StackRow]()
+    worlds = [
+        World(replace(make(gang_window_s=WINDOW_S), stack=f"stack {number}", shared=shared), rows=rows)
+        for number, make in enumerate(makes[: len(histories)])
+    ]
+    ahead = [[(event, event.after) for event in history] for history in histories]
+    for minute in range(400):
+        order = turns.sample(worlds, len(worlds))
+        for world in order:
+            if turns.random() < 0.2:
+                # A tick of another stack, between a read and a write of the rows.
+                world.meanwhile.append(next(other for other in worlds if other is not world).tick)
+            world.tick()
+            world.meanwhile.clear()
+        for world, events in zip(worlds, ahead, strict=True):
+            world.advance(MINUTE)
+            if events and minute % 40 == events[0][1]:
+                event = events.pop(0)[0]
+                if event.kind not in ("outage", "lost-actions", "external-n"):
+                    happen(world, event)
+        assert sum(world.true_usd() for world in worlds) <= ceiling
+        if all(world.phase in ENDED and not world.alive() for world in worlds) and not any(ahead):
+            break
+    held = sum(row.usd_until(worlds[0].now) for row in rows.values())
+    assert held >= sum(world.true_usd() for world in worlds) - 0.02
 
 
 @few(40)

@@ -13,8 +13,9 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.s3.models import s3_backends
 
-from bootstrap.contract.codec import to_json
+from bootstrap.contract.codec import FormatError, to_json
 from bootstrap.contract.settings import VARIABLE, FirstGroup
+from bootstrap.contract.shared_ceiling import SharedCeiling, read_shared_spend
 from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
@@ -334,6 +335,67 @@ def test_refused_spot_nodes_bill_no_node_on_demand_beside_them(stack: Stack, mon
     rooms(stack.group)["nodes"] = 3
     assert stack.tick(5).phase == "starting"
     assert (len(stack.members()), len(stack.members(group=beside))) == (2, 1)
+
+
+def test_two_stacks_write_their_rows_of_a_shared_ceiling_over_what_they_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = SharedCeiling(bucket="team", key="budgets/team.json", usd=25.0)
+    stack.clients.s3.create_bucket(Bucket="team")
+    stack.config = replace(stack.config, shared=shared)
+    config = replace(stack.config, stack="other", group="gpufleet-other-nodes", control_prefix="other")
+    make_group(stack.clients, config, config.group)
+    other = replace(stack, config=config)
+    load_rows, between = bucket.load_rows, [other]
+
+    def slow(*args: Any) -> Any:
+        seen = load_rows(*args)
+        if between:
+            # Ten minutes of one gang's drain cost 13.50 USD, so the ceiling pays one start.
+            assert between.pop().tick().phase == "starting"
+        return seen
+
+    monkeypatch.setattr("bootstrap.controller.bucket.load_rows", slow)
+    state = stack.tick()
+    assert (state.phase, stack.members(), len(other.members())) == ("over-budget", [], 3)
+    failed = [event for event in events(capsys.readouterr().out, "failed") if event["action"] == "row"]
+    assert len(failed) == 1 and "was written by another tick" in failed[0]["reason"]
+    body = stack.clients.s3.get_object(Bucket="team", Key="budgets/team.json")["Body"].read().decode()
+    rows = read_shared_spend(body, "the rows").rows
+    assert sorted(row.usd_per_hour for row in rows.values()) == [0.0, 90.0]
+    # No row, no node: but nodes that are there end as before.
+    stack.config = replace(stack.config, shared=replace(shared, usd=500.0))
+    refuse(monkeypatch, stack.clients.s3, "put_object", "AccessDenied")
+    monkeypatch.setattr("bootstrap.controller.handler.save_state", lambda *args: "etag")
+    with pytest.raises(TickError, match="no node was asked for"):
+        stack.tick()
+    assert stack.members() == []
+
+
+@pytest.mark.parametrize("code", ["NoSuchKey", "AccessDenied"])
+def test_a_missing_object_of_rows_is_begun_and_a_garbled_one_stops_all(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    shared = SharedCeiling(bucket="team", key="team.json", usd=500.0)
+    stack.clients.s3.create_bucket(Bucket="team")
+    stack.config = replace(stack.config, shared=shared)
+    if code == "AccessDenied":
+        # S3's answer where the role may not list the bucket.
+        load, get = bucket.load_rows, stack.clients.s3.get_object
+
+        def hide(*args: Any) -> Any:
+            refuse(monkeypatch, stack.clients.s3, "get_object", code)
+            seen = load(*args)
+            monkeypatch.setattr(stack.clients.s3, "get_object", get)
+            return seen
+
+        monkeypatch.setattr("bootstrap.controller.bucket.load_rows", hide)
+    assert stack.tick().phase == "starting"
+    assert len(stack.members()) == 3
+    monkeypatch.undo()
+    stack.clients.s3.put_object(Bucket="team", Key="team.json", Body=b"[]")
+    with pytest.raises(FormatError, match=r"s3://team/team.json is '\[\]', and must be an object"):
+        stack.tick()
 
 
 def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,9 +11,11 @@ from bootstrap.contract.ending import AbandonLaunch, EndLeaving, EndStaying, Giv
 from bootstrap.contract.report import NodeReport, ReportState
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, FirstGroup, Lifecycle, Place
+from bootstrap.contract.shared_ceiling import StackRow
 from bootstrap.contract.state import ControllerState, LaunchRequest
 from bootstrap.controller.actions import GroupAction, SetGroup
 from bootstrap.controller.decide import Decision, decide, take_answer
+from bootstrap.controller.ends import stack_row
 from bootstrap.controller.meter import SHORTEST, hours
 from bootstrap.controller.observation import (
     AutoScalingGroup,
@@ -20,6 +23,7 @@ from bootstrap.controller.observation import (
     LaunchError,
     Machine,
     Observation,
+    Tick,
 )
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -160,6 +164,8 @@ class World:
         code, message: of the refusals for lack of capacity.
         is_silent: AWS answers no launch; by themselves groups launch nothing.
         asked: launches that AWS has answered.
+        rows: of all stacks under the shared ceiling.
+        meanwhile: what another stack does between a tick's reading and writing of the rows.
     """
 
     config: ControllerSettings
@@ -184,6 +190,8 @@ class World:
     born: datetime = START
     is_silent: bool = False
     asked: list[tuple[LaunchRequest, LaunchAnswer]] = field(default_factory=list)
+    rows: dict[str, StackRow] = field(default_factory=dict)
+    meanwhile: list[Callable[[], object]] = field(default_factory=list)
 
     # --- what the tests look at ---------------------------------------------------------------------------------------
 
@@ -327,8 +335,12 @@ class World:
 
     def tick(self) -> Decision:
         """One tick of the controller: decide, carry out, and ask for nodes until AWS gives them or all refuse."""
-        seen = self.observe()
-        decision = decide(self.config, self.state, seen, self.now)
+        while True:
+            seen = replace(self.observe(), rows=dict(self.rows))
+            decision = decide(self.config, self.state, seen, self.now)
+            if kept := self.write_row(seen, decision):
+                seen = kept
+                break
         first = decision
         self.interrupted, self.maintenance = set(), {}
         while True:
@@ -342,6 +354,22 @@ class World:
                 return first
             answer = self.launch(decision.state.launch)
             decision = take_answer(self.config, seen, self.now, decision.state, answer)
+            if decision.state.launch:
+                kept = self.write_row(seen, decision)
+                if kept is None:
+                    self.state = decision.state
+                    return first
+                seen = kept
+
+    def write_row(self, seen: Observation, decision: Decision) -> Observation | None:
+        """Write the stack's row, unless another stack has written since it was read."""
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        if self.rows != seen.rows:
+            return None
+        row = stack_row(Tick(settings=self.config, seen=seen, now=self.now), decision.state)
+        self.rows[decision.state.meter] = row
+        return replace(seen, rows=dict(self.rows))
 
     def launch(self, request: LaunchRequest) -> LaunchAnswer:
         """LaunchInstances with RetryStrategy none: once a token, and a part where there is no more."""
