@@ -63,7 +63,7 @@ def plan_refusals(plan: FleetPlan) -> Iterator[str]:
             )
         hours = usable_hours(blocks, blocks[0].start, plan.reserve_s)
         named = "the Capacity Block" if len(blocks) == 1 else f"the row of {len(blocks)} blocks"
-        if plan.hours.p95 > hours:
+        if plan.hours.p95 > hours and purchase.fallback == "none":
             yield (
                 f"hours.p95 is {plan.hours.p95:g} h and {named} from "
                 f"{blocks[0].start:%Y-%m-%d %H:%M} to {blocks[-1].end:%Y-%m-%d %H:%M} UTC has "

@@ -22,6 +22,7 @@ class Bought:
         usd_per_hour: price of a node that is neither.
         p95_usd_per_hour: its 95th percentile, above it for an old spot price.
         on_demand_usd_per_hour: 0 where there is none.
+        market_after_hours: hours in Capacity Blocks, after which all nodes are on demand; infinite for others.
     """
 
     nodes: Floats
@@ -33,6 +34,7 @@ class Bought:
     usd_per_hour: Floats
     p95_usd_per_hour: Floats
     on_demand_usd_per_hour: Floats
+    market_after_hours: Floats
 
     @property
     def spot_nodes(self) -> Floats:
@@ -116,7 +118,27 @@ def run_cost(outcome: Outcome, rates: HourlyRates, bought: Bought) -> FleetCost:
         all_on_demand = np.where(fallback, on_demand, bought.usd_per_hour)
         dearer = fleet_cost(outcome, replace(rates, spot_usd_per_hour=all_on_demand))
         cost = replace(cost, p95=np.maximum(cost.p95, dearer.p95), reserve=np.maximum(cost.reserve, dearer.reserve))
+    if np.isfinite(bought.market_after_hours).any():
+        cost = _add_market(cost, outcome, rates, bought)
     return cost
+
+
+def _add_market(cost: FleetCost, outcome: Outcome, rates: HourlyRates, bought: Bought) -> FleetCost:
+    """Add the on-demand nodes of the hours that Capacity Blocks do not hold."""
+    usd = bought.nodes * (bought.on_demand_usd_per_hour - bought.usd_per_hour)
+    with np.errstate(invalid="ignore"):
+        expected, p50, p95 = (
+            np.where(hours > bought.market_after_hours, usd * (hours - bought.market_after_hours), 0.0)
+            for hours in (outcome.hours_expected, outcome.hours_p50, outcome.hours_p95)
+        )
+    return replace(
+        cost,
+        compute=cost.compute + expected,
+        expected=cost.expected + expected,
+        p50=cost.p50 + p50,
+        p95=cost.p95 + p95,
+        reserve=cost.reserve + np.where(p95 > 0, usd * rates.reserve_hours, 0.0),
+    )
 
 
 def _widen(cost: FleetCost, at_p95_price: FleetCost) -> FleetCost:

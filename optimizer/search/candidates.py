@@ -129,7 +129,7 @@ class CandidateTable:
 
     @property
     def _available_hours(self) -> Floats:
-        hours: Floats = np.array([purchase.hours for purchase in self.purchases])[self.purchase]
+        hours: Floats = np.array([math.inf if it.fallback else it.hours for it in self.purchases])[self.purchase]
         saves = np.array([1 + len(purchase.following) for purchase in self.purchases])[self.purchase]
         return np.maximum(hours - saves * self.reserve_hours, 0.0)
 
@@ -204,6 +204,8 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
     keep = ((nodes > owned) == topped_up) & ((base == 0) | (nodes > base))
     rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
+    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
+    market_after = by_purchase([p.hours if p.fallback else math.inf for p in purchases])
     bought = Bought(
         nodes=nodes,
         base=base,
@@ -216,8 +218,8 @@ def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[Price
         on_demand_usd_per_hour=by_purchase(
             [p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]
         ),
+        market_after_hours=market_after - reserve_hours * by_purchase([1 + len(p.following) for p in purchases]),
     )
-    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
     copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
     running = [problem.running_costs(p.offer.region) for p in purchases]
     rates = HourlyRates.of(

@@ -122,14 +122,20 @@ def test_blocks_of_the_same_nodes_are_one_purchase_and_the_market_follows_where_
     now, half = datetime.now(UTC), alone.hours.p95 / 2 + 2
     times = {"start": (now + timedelta(days=30)).isoformat(), "end": (now + timedelta(days=30, hours=half)).isoformat()}
     later = owned(1, capacity_block={**times, "zone_id": "use1-az4"}, capacity_reservation_id="cr-0abcdef2")
-    assert not answer(existing_reservations=[block(half)], **limits).plans
+    assert not answer(existing_reservations=[block(half)], **{**limits, "spot_fallback": "none"}).plans
+    part = answer(existing_reservations=[block(half)], **limits).plans[0]
+    ((usd_per_hour,),) = ([usd for node, usd in part.node_prices_usd_per_hour.items() if node.market == "on-demand"],)
+    after = half - 0.5 - part.reserve_s / 3600
+    assert part.cost_usd.breakdown.compute == pytest.approx((part.hours.expected - after) * usd_per_hour, rel=1e-3)
+    beyond = part.cost_usd.p95 - alone.cost_usd.p95
+    assert beyond == pytest.approx((part.hours.p95 - after) * usd_per_hour, rel=0.01), "the ceiling pays the market"
     found = answer(existing_reservations=[later, block(half)], **limits)
     plan = found.plans[0]
     assert not any("is not used" in note for note in found.notes)
     assert (plan.purchase.capacity_reservation_id, plan.purchase.fallback) == ("cr-0abcdef1", "on-demand")
     (following,) = plan.purchase.next_blocks
     assert (following.capacity_reservation_id, following.zone_id) == ("cr-0abcdef2", "use1-az4")
-    # The blocks are paid, and the market is not planned for.
+    # The blocks are paid, and enough.
     assert plan.cost_usd.breakdown.compute == 0
     assert any(node.market == "on-demand" for node in plan.node_prices_usd_per_hour)
 
