@@ -20,10 +20,6 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 def _further(plan: FleetPlan) -> Iterator[str]:
     split = plan.parallelism
-    if split.pipeline > 1 and split.sharding not in ("ddp", "zero1"):
-        yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines take ddp and zero1 only"
-    if split.virtual_stages > 1:
-        yield f"virtual stages are {split.virtual_stages}: its pipeline has one chunk a rank"
     if split.tensor > 1 and split.sharding == "zero3":
         yield f"tensor parallelism is {split.tensor} with zero3: its AutoTP trains with ZeRO stages 0 to 2"
     if split.tensor > 1 and split.sequence_parallel:
@@ -49,11 +45,6 @@ def _write(plan: FleetPlan) -> str:
         config["activation_checkpointing"] = {"partition_activations": split.tensor > 1}
     if split.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": split.tensor}
-    if split.pipeline > 1:
-        config["pipeline"] = {
-            "stages": split.pipeline,
-            "activation_checkpoint_interval": int(split.activation_checkpointing == "full"),
-        }
     return json.dumps(config, indent=2) + "\n"
 
 
@@ -64,12 +55,9 @@ def _arguments(plan: FleetPlan, file: str) -> list[str]:
 
 
 def _notes(plan: FleetPlan) -> Iterator[str]:
-    split = plan.parallelism
     yield "train.py is yours, with transformers' TrainingArguments; in other code deepspeed.initialize takes the file"
     if plan.job.seq_len > 1:
         yield f"the length of a sample, {plan.job.seq_len} tokens, is set where train.py makes them"
-    if split.pipeline > 1:
-        yield f"the model must be a deepspeed.pipe.PipelineModule with num_stages={split.pipeline}, without Trainer"
 
 
 ENGINE = Engine(
@@ -83,6 +71,7 @@ ENGINE = Engine(
     },
     lacks={
         "context": "its long-sequence training (Ulysses) exchanges heads, which is another split with other traffic",
+        "pipeline": "its pipelines take a model that is rewritten as a deepspeed.pipe.PipelineModule",
         "expert": "its experts are made in the model's code (deepspeed.moe.layer.MoE)",
     },
     further=_further,

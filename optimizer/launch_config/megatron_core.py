@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optimizer.contract.plan import FleetPlan
@@ -53,6 +53,8 @@ def _further(plan: FleetPlan) -> Iterator[str]:
     if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
     model = _spec(plan)
+    if model is not None and (model.dense_layers or (model.windowed_layers and model.window < job.seq_len)):
+        yield "its layers have windows, or some have no experts, and the arguments are for full and equal ones"
     if model is not None and _end_stages(plan, model) is None:
         yield (
             f"{model.layers} layers do not make {split.pipeline * split.virtual_stages} equal stages, "
@@ -131,28 +133,6 @@ def _training(plan: FleetPlan) -> Arguments:
     }
 
 
-def _unlike_layers(architecture: Mapping[str, Any], model: ModelSpec, seq_len: int) -> Arguments:
-    """Sliding windows, and a mixture's layers without experts."""
-    arguments: Arguments = {}
-    if model.windowed_layers and model.window < seq_len:
-        arguments["window-size"] = f"{model.window - 1},0"  # tokens before a query's own
-        full = model.layers - model.windowed_layers
-        types = architecture.get("layer_types") or full * ["full_attention"]  # Qwen's lower layers
-        if full:
-            types = [*types, *(model.layers - len(types)) * ["sliding_attention"]]
-            arguments["window-attn-skip-freq"] = _pattern(kind == "sliding_attention" for kind in types)
-    if model.dense_layers:
-        dense, step = architecture.get("mlp_only_layers") or (), architecture.get("decoder_sparse_step") or 1
-        mixture = (layer not in dense and (layer + 1) % step == 0 for layer in range(model.layers))
-        arguments["moe-layer-freq"] = _pattern(mixture)
-    return arguments
-
-
-def _pattern(layers: Iterable[bool]) -> str:
-    """1 for a layer that has it, else 0; Megatron refuses blanks (arguments.py, _eval_pattern)."""
-    return f'"[{",".join(str(int(layer)) for layer in layers)}]"'
-
-
 def _model(model: ModelSpec, architecture: Mapping[str, Any], seq_len: int) -> Arguments:
     kind, is_grouped = str(architecture["model_type"]), model.kv_heads != model.attention_heads
     rope, is_scaled = _rope(architecture), _rope_type(architecture) == "llama3"
@@ -212,7 +192,6 @@ def _write(plan: FleetPlan) -> str:
     model = _spec(plan)
     if architecture is not None and model is not None:
         sections += [_end_stages(plan, model) or {}, _model(model, architecture, plan.job.seq_len)]
-        sections.append(_unlike_layers(architecture, model, plan.job.seq_len))
     arguments = "".join(f"  {line}\n" for section in sections for line in _lines(section))
     return f"""set -euo pipefail
 # Megatron's FSDP needs several queues; its tensor parallelism one, for the order of copies and kernels.

@@ -1,7 +1,7 @@
 """Three ranks of the gang test, each a host of its own, one scenario after another: ``gang_host.py FOLDER``.
 
-Every rank writes ``SCENARIO.RANK.json``. As in sabotaged.py, faults replace functions of the product in these
-processes alone.
+Every rank writes ``SCENARIO.RANK.json``. Faults replace functions of the product in these processes alone: the product
+has no switch that could be left on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 import torch
+import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Band, Expected
 from bootstrap.smoke import bandwidth, gang, pairs, products, watch
@@ -34,6 +35,20 @@ def miscompute() -> None:
     """Be a GPU that computes one row wrongly."""
     original = products.exact_product
     products.exact_product = lambda a, b: original(a, b).index_fill(0, torch.tensor(7), 1.0)
+
+
+def add_up_wrongly_and_fail() -> None:
+    """Leave one element of each all-reduce wrong, and raise an error in the broadcast."""
+    original = dist.all_reduce
+
+    def wrong_sum(tensor: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        original(tensor, *arguments, **options)
+        tensor[5] += 1
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("a reason of rank 1's own")
+
+    dist.all_reduce, dist.broadcast = wrong_sum, fail
 
 
 def say_products_take(seconds: float) -> None:
@@ -74,7 +89,7 @@ def hurry() -> None:
 def hang() -> None:
     """A broadcast that never ends, as with aws-ofi-nccl 1.18.0; the process lives."""
     watch.ROLL_CALL_S, watch.LINGER_S = 8.0, 9.0  # a busy machine starves a rank for more than three seconds
-    torch.distributed.broadcast = lambda *_, **__: time.sleep(LONG_S)
+    dist.broadcast = lambda *_, **__: time.sleep(LONG_S)
 
 
 def vanish() -> None:
@@ -87,6 +102,7 @@ SCENARIOS: dict[str, tuple[list[set[int]], dict[int, Callable[[], object]]]] = {
     "healthy": ([], {}),
     "slow_host": ([{0, 2}, {1, 2}], {}),
     "three_faults": ([{1, 2}], {0: miscompute, 1: lambda: say_products_take(0.04)}),
+    "fails": ([], {1: add_up_wrongly_and_fail}),
     "vanishes": ([], {0: hurry, 1: hurry, 2: lambda: after_products(vanish)}),
     "hangs": ([], {rank: lambda: after_products(hang) for rank in range(COUNT)}),
 }

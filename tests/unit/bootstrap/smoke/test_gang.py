@@ -29,7 +29,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     for file in sorted(folder.glob("*.json")):
         found.setdefault(file.name.split(".")[0], []).append(json.loads(file.read_text()))
     assert {name: len(files) for name, files in found.items()} == {
-        "hangs": 3, "healthy": 3, "slow_host": 3, "three_faults": 3, "vanishes": 2,
+        "fails": 3, "hangs": 3, "healthy": 3, "slow_host": 3, "three_faults": 3, "vanishes": 2,
     }, done.stderr  # fmt: skip
     return found
 
@@ -84,6 +84,15 @@ def test_a_host_that_vanishes_is_named_in_time_by_the_others(reports: Reports) -
         assert "host-2 does not answer" in report["error"]
         # Earlier results are not lost.
         assert by_name(report)["products_equal_on_all_ranks"]["verdict"] == "pass"
+
+
+def test_a_wrong_sum_and_an_error_of_a_rank_are_named(reports: Reports) -> None:
+    for report in reports["fails"]:
+        assert (report["passed"], report["bad_hosts"]) == (False, ["host-1"])
+        assert "rank 1: ValueError: a reason of rank 1's own" in report["error"]
+        wrong = by_name(report)["all_reduce_sum"]
+        # Before and after the timed runs.
+        assert (wrong["value"], wrong["verdict"]) == (2, "fail") and "rank 1 has wrong sums at 1 MiB" in wrong["note"]
 
 
 def test_a_collective_that_hangs_is_named_and_no_host_is(reports: Reports) -> None:

@@ -89,7 +89,7 @@ ABLE = {
     "torchtitan": "ddp zero1 zero2 zero3 selective tensor context pipeline interleaved megatron experts expert+tensor "
     "tf32",
     "accelerate": "ddp zero1 zero2 zero3 plain+tensor context fp16 tf32",
-    "deepspeed": "ddp zero1 zero2 zero3 plain+tensor pipeline fp16 tf32",
+    "deepspeed": "ddp zero1 zero2 zero3 plain+tensor fp16 tf32",
     "megatron-core": "ddp zero1 zero2 zero3 selective tensor plain+tensor context pipeline megatron experts "
     "expert+tensor fp16 fp8",
 }
@@ -282,6 +282,8 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions are scaled by yarn"),
         ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled by linear"),
         ({"hidden_act": "gelu"}, "activation is gelu, and --swiglu has silu"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "the arguments are for full and equal ones"),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "the arguments are for full and equal ones"),
         (GPT2 | {"activation_function": "relu"}, "activation is relu, and pretrain_gpt.py's is gelu"),
     ],
 )
@@ -305,29 +307,3 @@ def test_megatron_weighs_experts_as_the_model_does(normalised: bool | None) -> N
 def test_megatron_refuses_a_compiled_run() -> None:
     with pytest.raises(InvalidInputError, match=r"no torch\.compile"):
         launch_config(plan({"compiled": True}, sharding="zero1"), "megatron-core", "plan.sh")
-
-
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        ({"model_type": "mistral", "sliding_window": 4096}, ["--window-size 4095,0"]),
-        ({"model_type": "mistral", "sliding_window": 8192}, []),
-        (
-            {"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 3},
-            ["--window-size 4095,0", '--window-attn-skip-freq "[0,0,0,1]"'],
-        ),
-        (
-            {"model_type": "qwen3", "num_hidden_layers": 3, "use_sliding_window": True}
-            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-            ["--window-size 4095,0", '--window-attn-skip-freq "[1,0,1]"'],
-        ),
-        (
-            QWEN3_MOE | {"num_hidden_layers": 4, "mlp_only_layers": [0], "decoder_sparse_step": 2},
-            ['--moe-layer-freq "[0,1,0,1]"'],
-        ),
-    ],
-)
-def test_megatron_gets_windows_and_layers_without_experts(changes: dict[str, Any], lines: list[str]) -> None:
-    text = _of_megatron(LLAMA | changes)
-    found = [line.strip() for line in text.splitlines() if "--window" in line or "--moe-layer-freq" in line]
-    assert found == lines
