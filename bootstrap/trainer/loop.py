@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
 from bootstrap.trainer import kernels
 from bootstrap.trainer.clock import StepClock
@@ -24,7 +23,7 @@ from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data.dataset import Batch
 from bootstrap.trainer.loss import IGNORED, cross_entropy
 from bootstrap.trainer.mesh import data_size
-from bootstrap.trainer.optimize import LossScale, gradient_norm, scale_gradients
+from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, gradient_norm, scale_gradients
 from bootstrap.trainer.parallelize import HALF, autocasts
 from bootstrap.trainer.tensor_parallel import first_token, partial_parameters, sum_gradients
 
@@ -41,18 +40,11 @@ class StepResult:
 class Stepper:
     """Runs steps of one model on this rank; each call is collective."""
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        mesh: DeviceMesh,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler,
-        scale: LossScale,
-        device: torch.device,
-    ) -> None:
-        self._config, self._mesh, self._device = config, mesh, device
-        self._model, self._optimizer, self._scheduler, self._scale = model, optimizer, scheduler, scale
+    def __init__(self, config: TrainerConfig, mesh: DeviceMesh, model: nn.Module, device: torch.device) -> None:
+        self._config, self._mesh, self._model, self._device = config, mesh, model, device
+        self.optimizer = build_optimizer(config, model)
+        self.scheduler = build_scheduler(config, self.optimizer)
+        self.scale = LossScale(config.precision == "fp16")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._autocast = HALF.get(config.precision) if autocasts(config, mesh) else None
         self._tensor_group = mesh.get_group("tp") if config.tensor_parallel > 1 else None
@@ -84,7 +76,7 @@ class Stepper:
         """Train on this rank's micro-batches of one step, ``grad_accum`` of them."""
         config = self._config
         # Not torch.tensor, which copies from the host: that would wait for the whole step before.
-        weight = torch.full((), self._summing * self._scale.value / self._labels, device=self._device)
+        weight = torch.full((), self._summing * self.scale.value / self._labels, device=self._device)
         sums = torch.zeros(2, device=self._device, dtype=torch.float64)
         timed = self._timed_passes()
         for number, batch in enumerate(micro_batches):
@@ -101,26 +93,26 @@ class Stepper:
             sum_gradients(self._partial, self._tensor_group)
         self._sum_over_samples(sums)
         # The masked labels of an encoder differ from step to step; 1 exactly where none is masked.
-        factor = self._labels / (sums[1] * self._scale.value)
+        factor = self._labels / (sums[1] * self.scale.value)
         norm = torch.zeros((), device=self._device)
-        if config.clip_norm or self._scale.enabled:
+        if config.clip_norm or self.scale.enabled:
             norm = gradient_norm(self._parameters) * factor
         if config.clip_norm:
             factor = factor * (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        if config.clip_norm or config.family == "encoder" or self._scale.enabled:
+        if config.clip_norm or config.family == "encoder" or self.scale.enabled:
             scale_gradients(self._parameters, factor)
-        if self._scale.takes_step(norm):
-            self._optimizer.step()
-        rate = self._optimizer.param_groups[0]["lr"]
-        self._scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        if self.scale.takes_step(norm):
+            self.optimizer.step()
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss=sums[0] / sums[1], gradient_norm=norm, learning_rate=rate)
 
     def rehearse(self, batch: Batch) -> None:
         """Run one forward and backward pass, after which DDP's buckets have their final layout."""
         loss, _ = self._loss(batch, torch.ones((), device=self._device))
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[Batch]) -> torch.Tensor:

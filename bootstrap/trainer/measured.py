@@ -60,21 +60,17 @@ class RunMeasurement:
         if self._steps != WARMUP_STEPS + MEASURED_STEPS:
             return
         measured = self._measure(data_wait_s - self._waited_s)
-        if measured is None or os.environ.get("RANK", "0") != "0":
+        if os.environ.get("RANK", "0") != "0":
             return
         row = measured_row(self._config, self._model, measured, os.environ)
         # Beside the training: while S3 does not answer, a write takes minutes. The final checkpoint is written later.
         threading.Thread(target=self._write, args=(row,), name="measured-run", daemon=True).start()
 
-    def _measure(self, waited_s: float) -> Measured | None:
+    def _measure(self, waited_s: float) -> Measured:
         """Measurement of the slowest and fullest rank; the one wait for the device in a run."""
         self._clock.synchronize()
         durations = sorted(self._clock.durations_s[-MEASURED_STEPS:])
-        if not durations:
-            return None
-        peaks = [0, 0]
-        if self._device.type == "cuda":
-            peaks = [torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)]
+        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # 0 without a GPU
         p95 = durations[min(len(durations) - 1, round(0.95 * len(durations)))]
         facts = torch.tensor(
             [statistics.median(durations), p95, waited_s / sum(durations), *(peak / 2**30 for peak in peaks)],

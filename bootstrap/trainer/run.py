@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
 from bootstrap.trainer import oom
 from bootstrap.trainer.adapters import choose_trained
@@ -28,7 +27,7 @@ from bootstrap.trainer.loop import Stepper
 from bootstrap.trainer.measured import RunMeasurement
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
-from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, rate_share
+from bootstrap.trainer.optimize import rate_share
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
 from bootstrap.trainer.shares import Balance
@@ -52,9 +51,6 @@ class Assembled:
     device: torch.device
     mesh: DeviceMesh
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: LRScheduler
-    scale: LossScale
     stepper: Stepper
     facts: dict[str, Any]
     data_rank: int
@@ -120,18 +116,12 @@ def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int
         load_weights(model, weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + rank)
-    optimizer = build_optimizer(config, model)
-    scheduler = build_scheduler(config, optimizer)
-    scale = LossScale(config.precision == "fp16")
     return Assembled(
         config=config,
         device=device,
         mesh=mesh,
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scale=scale,
-        stepper=Stepper(config, mesh, model, optimizer, scheduler, scale, device),
+        stepper=Stepper(config, mesh, model, device),
         facts=facts,
         data_rank=rank,
         data_size=ranks,
@@ -159,7 +149,7 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
     measured: RunMeasurement | None = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
     balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
     evaluated = _held_out_of_rank(parts, held_out) if held_out is not None else []
-    own = [{name: group[name] for name in OF_THIS_START} for group in parts.optimizer.param_groups]
+    own = [{name: group[name] for name in OF_THIS_START} for group in parts.stepper.optimizer.param_groups]
 
     def rehearse() -> None:
         stepper.rehearse(data.batch(torch.arange(config.micro_batch), device))
@@ -168,10 +158,10 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
         Report(config, clock=clock, on_loss=lambda step, loss: run.report_loss(step, loss)) as report,
         SpotTolerantRun(
             parts.model,
-            parts.optimizer,
+            stepper.optimizer,
             mesh=parts.mesh,
-            scheduler=parts.scheduler,
-            scaler=parts.scale if parts.scale.enabled else None,
+            scheduler=stepper.scheduler,
+            scaler=stepper.scale if stepper.scale.enabled else None,
             dataset_size=len(data),
             global_batch=config.global_batch,
             facts={**parts.facts, "data": data.digest},
@@ -214,11 +204,11 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
 
 def _follow_flags(parts: Assembled, own: list[dict[str, Any]]) -> None:
     """Take rate and weight decay from this start's flags: a checkpoint brings those of the start that wrote it."""
-    rate = rate_share(parts.config, parts.scheduler.last_epoch)
-    for group, settings in zip(parts.optimizer.param_groups, own, strict=True):
+    rate = rate_share(parts.config, parts.stepper.scheduler.last_epoch)
+    for group, settings in zip(parts.stepper.optimizer.param_groups, own, strict=True):
         group |= settings
         group["lr"] = settings["initial_lr"] * rate
-    parts.scheduler.base_lrs = [settings["initial_lr"] for settings in own]
+    parts.stepper.scheduler.base_lrs = [settings["initial_lr"] for settings in own]
 
 
 def _evaluate(

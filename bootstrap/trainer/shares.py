@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import statistics
 from collections.abc import Sequence
@@ -30,12 +29,9 @@ def fastest_split(pass_s: Sequence[float], passes: int) -> list[int]:
     ``pass_s``: seconds of a micro-batch on each rank.
     """
     numbers = [1] * len(pass_s)
-    ends = [(2 * seconds, rank) for rank, seconds in enumerate(pass_s)]  # with one more
-    heapq.heapify(ends)
     for _ in range(passes - len(pass_s)):
-        end_s, rank = ends[0]
-        numbers[rank] += 1
-        heapq.heapreplace(ends, (end_s + pass_s[rank], rank))
+        first = min(range(len(pass_s)), key=lambda rank: (numbers[rank] + 1) * pass_s[rank])
+        numbers[first] += 1
     return numbers
 
 

@@ -21,7 +21,9 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
         InvalidInputError: the engine cannot carry out a part of the plan; engines that can are named.
     """
     engine = ENGINES[engine_name]
-    parts = _part_refusals(plan)
+    # No engine's configuration file has which part of the model trains.
+    words = plan.job.tuning.facts.in_words
+    parts = [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []
     if refusals := [*parts, *engine.refusals(plan)]:
         able = [engine.name for engine in ENGINES.values() if not engine.refusals(plan)]
         next_step = "plan with less: gpufleet recommend --parallelism, --sharding, --precision"
@@ -38,9 +40,3 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
             next_step=next_step,
         )
     return engine.text(plan, file_name), engine.launch_lines(plan, file_name)
-
-
-def _part_refusals(plan: FleetPlan) -> list[str]:
-    """Refuse what no engine's configuration file has: which part of the model trains."""
-    words = plan.job.tuning.facts.in_words
-    return [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []

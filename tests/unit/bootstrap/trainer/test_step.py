@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -31,8 +31,6 @@ from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import (
     DivergedError,
     LossScale,
-    build_optimizer,
-    build_scheduler,
     gradient_norm,
     rate_share,
     scale_gradients,
@@ -259,9 +257,7 @@ def test_tensor_ranks_compile_the_loss_together_or_not_at_all(monkeypatch: pytes
     mesh.get_group.return_value = "tensor ranks"
     config = parse("--architecture", json.dumps({"model_type": "llama", **DECODER}), "--global-batch", "8")
     config = dataclasses.replace(config, tensor_parallel=2)
-    stepper = Stepper(
-        config, mesh, torch.nn.Linear(1, 1), Mock(), Mock(), LossScale(enabled=False), torch.device("cpu")
-    )
+    stepper = Stepper(config, mesh, torch.nn.Linear(1, 1), torch.device("cpu"))
     assert stepper._compiles_loss == others and asked == ["tensor ranks"]
 
 
@@ -277,9 +273,8 @@ def train_in_half_precision(folder: Path, *, stop_at: int | None = None) -> tupl
     mesh = build_mesh(config, world_size=1, device_type="cpu")
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5))
-    optimizer = build_optimizer(config, model)
-    scheduler, scale = build_scheduler(config, optimizer), LossScale(enabled=True)
-    stepper = Stepper(config, mesh, model, optimizer, scheduler, scale, torch.device("cpu"))
+    stepper = Stepper(config, mesh, model, torch.device("cpu"))
+    scale = stepper.scale
     data = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 
     def batches(indices: torch.Tensor, factor: float = 1.0) -> Iterator[dict[str, torch.Tensor]]:
@@ -289,7 +284,7 @@ def train_in_half_precision(folder: Path, *, stop_at: int | None = None) -> tupl
     rows: dict[int, tuple[float, ...]] = {}
     watcher = Watcher(None, signals=False)
     with SpotTolerantRun(
-        model, optimizer, mesh=mesh, scheduler=scheduler, scaler=scale, dataset_size=len(data),
+        model, stepper.optimizer, mesh=mesh, scheduler=stepper.scheduler, scaler=scale, dataset_size=len(data),
         global_batch=GLOBAL_BATCH, store=str(folder), agree_every=1, watcher=watcher,
     ) as run:  # fmt: skip
         for step in run.steps(STEPS):
