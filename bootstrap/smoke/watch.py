@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -93,32 +94,29 @@ class Watch:
                 self.fail(f"no end of {self._step!r} within {self._step_s:g} s", own=False, hung=self._step)
 
     def _roll_call(self, fault: str | None, hung: str) -> Loss:
-        found: list[Loss] = []
+        try:
+            return ThreadPoolExecutor(1).submit(self._ask, fault, hung).result(ROLL_CALL_S + 2)
+        except (TimeoutError, RuntimeError):  # the store of rank 0 does not answer, or is gone
+            own = {self._ranks.rank: fault} if fault else {}
+            return Loss(silent=(0,) if self._ranks.rank else (), faults=own)
 
-        def ask() -> None:
-            store = self._ranks.store.clone()  # type: ignore[attr-defined]
-            if fault:
-                store.set(f"fault/{self._ranks.rank}", fault)
-            if hung:
-                # Before the failure, upon which the other ranks look for it.
-                store.set("hung", hung)
-            store.add("failures", 1)
-            counts = self._counts(store)
-            time.sleep(ROLL_CALL_S)
-            silent = [rank for rank, count in enumerate(self._counts(store)) if count == counts[rank]]
-            told = [rank for rank in range(self._ranks.world_size) if store.check([f"fault/{rank}"])]
-            faults = {rank: str(store.get(f"fault/{rank}"), "utf-8") for rank in told}
-            step = str(store.get("hung"), "utf-8") if store.check(["hung"]) else ""
-            others = tuple(rank for rank in silent if rank != self._ranks.rank)
-            found.append(Loss(silent=others, faults=faults, hung=step))
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(timeout=ROLL_CALL_S + 2)
-        if found:
-            return found[0]
-        own = {self._ranks.rank: fault} if fault else {}
-        return Loss(silent=(0,) if self._ranks.rank else (), faults=own)
+    def _ask(self, fault: str | None, hung: str) -> Loss:
+        store = self._ranks.store.clone()  # type: ignore[attr-defined]
+        if fault:
+            store.set(f"fault/{self._ranks.rank}", fault)
+        if hung:
+            # Before the failure, upon which the other ranks look for it.
+            store.set("hung", hung)
+        store.add("failures", 1)
+        counts = self._counts(store)
+        time.sleep(ROLL_CALL_S)
+        silent = [rank for rank, count in enumerate(self._counts(store)) if count == counts[rank]]
+        told = [rank for rank in range(self._ranks.world_size) if store.check([f"fault/{rank}"])]
+        return Loss(
+            silent=tuple(rank for rank in silent if rank != self._ranks.rank),
+            faults={rank: str(store.get(f"fault/{rank}"), "utf-8") for rank in told},
+            hung=str(store.get("hung"), "utf-8") if store.check(["hung"]) else "",
+        )
 
     def _counts(self, store: Any) -> Sequence[int]:
         return [store.add(f"beat/{rank}", 0) for rank in range(self._ranks.world_size)]

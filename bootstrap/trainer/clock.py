@@ -13,7 +13,7 @@ class StepClock:
     """Durations of steps, complete up to the step that the device has finished."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._marks: deque[torch.cuda.Event | None] = deque()
         self._last_s = 0.0
         self._started = False
@@ -27,7 +27,7 @@ class StepClock:
 
     def tick(self) -> None:
         """Mark the end of a step, and with ``restart`` the beginning of the first."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             now = time.perf_counter()
             if self._started:
                 self.durations_s.append(now - self._last_s)
@@ -36,15 +36,15 @@ class StepClock:
         if not self._started and self._marks:
             self._marks.append(None)
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.device))
         self._marks.append(event)
         self._started = True
         self._collect()
 
     def synchronize(self) -> None:
         """Wait for the device and complete ``durations_s``."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
             self._collect()
 
     def _collect(self) -> None:

@@ -6,7 +6,9 @@ The loss is the mean over all labels of the global batch, whatever the layout an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import logging
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +24,18 @@ from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data.dataset import Batch
 from bootstrap.trainer.loss import IGNORED, cross_entropy
-from bootstrap.trainer.mesh import data_size
+from bootstrap.trainer.mesh import data_rank, data_size
 from bootstrap.trainer.optimize import LossScale, build_optimizer, build_scheduler, gradient_norm, scale_gradients
 from bootstrap.trainer.parallelize import HALF, autocasts
 from bootstrap.trainer.tensor_parallel import first_token, partial_parameters, sum_gradients
+
+logger = logging.getLogger(__name__)
+
+# For --balance measured: steps before the passes are timed (compilation, autotuning, cold caches), and steps that are.
+BALANCE_WARMUP_STEPS = 5
+BALANCE_TIMED_STEPS = 10
+# A smaller gain is within the scatter of pass times, and with the same shares a resume stays bit-equal.
+LEAST_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,31 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss=sums[0] / sums[1], gradient_norm=norm, learning_rate=rate)
 
+    def measured_shares(self) -> list[int] | None:
+        """Micro-batches of each data rank by the passes that ``pass_clock`` timed, where they gain; collective."""
+        clock, self.pass_clock = self.pass_clock, None
+        assert clock is not None
+        clock.synchronize()
+        mine = (data_rank(self._mesh), statistics.median(clock.durations_s))
+        by_rank = [mine] * self._mesh.size()
+        if self._mesh.size() > 1:
+            dist.all_gather_object(by_rank, mine)
+        ranks, before = data_size(self._mesh), self.grad_accum
+        # Tensor and context ranks of a data rank wait for their slowest.
+        pass_s = [max(seconds for place, seconds in by_rank if place == rank) for rank in range(ranks)]
+        passes = fastest_split(pass_s, ranks * before)
+        now_s = max(pass_s) * before
+        then_s = max(seconds * number for seconds, number in zip(pass_s, passes, strict=True))
+        measured = f"micro-batches take {min(pass_s):.4g} to {max(pass_s):.4g} s by rank"
+        if then_s > now_s * (1 - LEAST_GAIN):
+            logger.info("balance: %s; the shares stay", measured)
+            return None
+        logger.info(
+            "balance: %s; micro-batches a step by data rank are now %s, before %d each: computation of the slowest "
+            "rank %.4g s, before %.4g s", measured, passes, before, then_s, now_s,
+        )  # fmt: skip
+        return passes
+
     def rehearse(self, batch: Batch) -> None:
         """Run one forward and backward pass, after which DDP's buckets have their final layout."""
         loss, _ = self._loss(batch, torch.ones((), device=self._device))
@@ -184,3 +219,15 @@ class Stepper:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(sums)
             sums /= self._tensor_ranks
+
+
+def fastest_split(pass_s: Sequence[float], passes: int) -> list[int]:
+    """Share out ``passes`` micro-batches, at least one a rank, so that the slowest rank ends first.
+
+    ``pass_s``: seconds of a micro-batch on each rank.
+    """
+    numbers = [1] * len(pass_s)
+    for _ in range(passes - len(pass_s)):
+        first = min(range(len(pass_s)), key=lambda rank: (numbers[rank] + 1) * pass_s[rank])
+        numbers[first] += 1
+    return numbers

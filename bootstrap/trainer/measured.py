@@ -39,68 +39,54 @@ _CONFIGURED = (
 )  # fmt: skip
 
 
-class RunMeasurement:
-    """Writes the row of ``model`` after ``WARMUP_STEPS + MEASURED_STEPS`` steps of this process."""
+def record(config: TrainerConfig, model: nn.Module, clock: StepClock, store: Store, *, waited_s: float) -> None:
+    """Write the row of the last ``MEASURED_STEPS`` steps, which waited ``waited_s`` for data; collective.
 
-    def __init__(
-        self, config: TrainerConfig, model: nn.Module, *, clock: StepClock, device: torch.device, store: Store
-    ) -> None:
-        self._config, self._model = config, model
-        self._clock = clock
-        self._device = device
-        self._store = store
-        self._steps = 0
-        self._waited_s = 0.0
+    The one wait for the device in a run. Rank 0 writes beside the training: while S3 does not answer, a write takes
+    minutes. The final checkpoint is written later.
+    """
+    measured = _measure(config, clock, waited_s)
+    if os.environ.get("RANK", "0") == "0":
+        row = measured_row(config, model, measured, os.environ)
+        threading.Thread(target=_write, args=(store, row), name="measured-run", daemon=True).start()
 
-    def step(self, *, data_wait_s: float) -> None:
-        """Count a step; collective on the one at which the row is written."""
-        self._steps += 1
-        if self._steps == WARMUP_STEPS:
-            self._waited_s = data_wait_s
-        if self._steps != WARMUP_STEPS + MEASURED_STEPS:
-            return
-        measured = self._measure(data_wait_s - self._waited_s)
-        if os.environ.get("RANK", "0") != "0":
-            return
-        row = measured_row(self._config, self._model, measured, os.environ)
-        # Beside the training: while S3 does not answer, a write takes minutes. The final checkpoint is written later.
-        threading.Thread(target=self._write, args=(row,), name="measured-run", daemon=True).start()
 
-    def _measure(self, waited_s: float) -> Measured:
-        """Measurement of the slowest and fullest rank; the one wait for the device in a run."""
-        self._clock.synchronize()
-        durations = sorted(self._clock.durations_s[-MEASURED_STEPS:])
-        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # 0 without a GPU
-        p95 = durations[min(len(durations) - 1, round(0.95 * len(durations)))]
-        facts = torch.tensor(
-            [statistics.median(durations), p95, waited_s / sum(durations), *(peak / 2**30 for peak in peaks)],
-            dtype=torch.float64,
-            device=self._device,
+def _measure(config: TrainerConfig, clock: StepClock, waited_s: float) -> Measured:
+    """Measurement of the slowest and fullest rank."""
+    clock.synchronize()
+    durations = sorted(clock.durations_s[-MEASURED_STEPS:])
+    p95 = durations[min(len(durations) - 1, round(0.95 * len(durations)))]
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # 0 without a GPU
+    facts = torch.tensor(
+        [statistics.median(durations), p95, waited_s / sum(durations), *(peak / 2**30 for peak in peaks)],
+        dtype=torch.float64,
+        device=clock.device,
+    )
+    if dist.is_initialized():
+        dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+    step_time_s, p95_s, wait_share, allocated_gib, reserved_gib = facts.tolist()
+    return Measured(
+        steps=len(durations),
+        step_time_s=step_time_s,
+        step_time_p95_s=p95_s,
+        tokens_per_second=config.global_batch * config.seq_len / step_time_s,
+        data_wait_share=min(1.0, wait_share),
+        peak_allocated_gib=allocated_gib,
+        peak_reserved_gib=reserved_gib,
+    )
+
+
+def _write(store: Store, row: MeasuredRow) -> None:
+    name, measured = object_name(row.run_id, uuid.uuid4().hex[:12]), row.measured
+    try:
+        store.write(name, [row.to_text().encode()])
+    except Exception as error:  # noqa: BLE001 - a row is not worth a training
+        logger.error("the measured run is not recorded: %s", error)
+    else:
+        logger.info(
+            "measured over %d steps: %.4f s/step, %.1f GiB; recorded in %s/%s",
+            *(measured.steps, measured.step_time_s, row.peak_memory_gib, store.uri, name),
         )
-        if dist.is_initialized():
-            dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-        step_time_s, p95_s, wait_share, allocated_gib, reserved_gib = facts.tolist()
-        return Measured(
-            steps=len(durations),
-            step_time_s=step_time_s,
-            step_time_p95_s=p95_s,
-            tokens_per_second=self._config.global_batch * self._config.seq_len / step_time_s,
-            data_wait_share=min(1.0, wait_share),
-            peak_allocated_gib=allocated_gib,
-            peak_reserved_gib=reserved_gib,
-        )
-
-    def _write(self, row: MeasuredRow) -> None:
-        name = object_name(row.run_id, uuid.uuid4().hex[:12])
-        try:
-            self._store.write(name, [row.to_text().encode()])
-        except Exception as error:  # noqa: BLE001 - a row is not worth a training
-            logger.error("the measured run is not recorded: %s", error)
-        else:
-            logger.info(
-                "measured over %d steps: %.4f s/step, %.1f GiB; recorded in %s/%s",
-                *(row.measured.steps, row.measured.step_time_s, row.peak_memory_gib, self._store.uri, name),
-            )
 
 
 def measured_row(

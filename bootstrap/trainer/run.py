@@ -23,14 +23,13 @@ from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.loader import Loader
 from bootstrap.trainer.data.open import open_samples as open_samples
-from bootstrap.trainer.loop import Stepper
-from bootstrap.trainer.measured import RunMeasurement
+from bootstrap.trainer.loop import BALANCE_TIMED_STEPS, BALANCE_WARMUP_STEPS, Stepper
+from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, record
 from bootstrap.trainer.mesh import build_mesh, data_rank, data_size, with_batches
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import rate_share
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.report import Report
-from bootstrap.trainer.shares import Balance
 from bootstrap.trainer.weights import load_weights, save_adapters, save_weights, stage_weights, weights_digest
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
@@ -146,8 +145,6 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
     config, stepper, device = parts.config, parts.stepper, parts.device
     tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
-    measured: RunMeasurement | None = RunMeasurement(config, parts.model, clock=clock, device=device, store=store)
-    balance = Balance(parts.mesh, stepper, device) if config.balance == "measured" else None
     evaluated = _held_out_of_rank(parts, held_out) if held_out is not None else []
     own = [{name: group[name] for name in OF_THIS_START} for group in parts.stepper.optimizer.param_groups]
 
@@ -181,14 +178,21 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
                 *(store.uri, run.step, config.steps),
             )
         clock.restart()
+        before, waited_s, has_equal_shares = run.step - 1, 0.0, True
         for step in run.steps(config.steps):
             result = stepper.step(loader.step(step))
             clock.tick()
             report.step(step + 1, result, data_wait_s=loader.wait_s)
-            if measured is not None:
-                measured.step(data_wait_s=loader.wait_s)
-            if balance is not None and (passes := balance.step()) is not None:
-                measured = None  # a row of unequal ranks would tell the calibration the speed of none of them
+            if step - before == WARMUP_STEPS:
+                waited_s = loader.wait_s
+            # A row of unequal ranks would tell the calibration the speed of none of them.
+            if step - before == WARMUP_STEPS + MEASURED_STEPS and has_equal_shares:
+                record(config, parts.model, clock, store, waited_s=loader.wait_s - waited_s)
+            if config.balance == "measured" and step - before == BALANCE_WARMUP_STEPS:
+                stepper.pass_clock = StepClock(device)
+            is_timed = config.balance == "measured" and step - before == BALANCE_WARMUP_STEPS + BALANCE_TIMED_STEPS
+            if is_timed and (passes := stepper.measured_shares()) is not None:
+                has_equal_shares = False
                 loader.close()  # has fetched ahead for the shares of before
                 run.set_shares([config.micro_batch * number for number in passes])
                 stepper.grad_accum = passes[parts.data_rank]

@@ -19,7 +19,7 @@ from bootstrap.contract.measured import parse
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig, parse_config
 from bootstrap.trainer.loop import StepResult
-from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, RunMeasurement
+from bootstrap.trainer.measured import MEASURED_STEPS, WARMUP_STEPS, record
 from bootstrap.trainer.optimize import DivergedError
 from bootstrap.trainer.report import Report
 from bootstrap.training.stores import LocalStore
@@ -147,7 +147,7 @@ def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_measured_run_is_written_once(
+def test_the_measured_run_is_of_its_last_steps(
     tmp_path: Path, config: TrainerConfig, monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
 ) -> None:
     library: Any = transformers
@@ -159,13 +159,11 @@ def test_measured_run_is_written_once(
     monkeypatch.setattr(store, "write", lambda name, parts: answers.wait() and write(name, parts))
     clock = StepClock(CPU)
     replica = DistributedDataParallel(model)  # has no config of its own
-    run = RunMeasurement(replace(config, global_batch=4), replica, clock=clock, device=CPU, store=store)
     clock.restart()
-    for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 5):
+    for step in range(1, WARMUP_STEPS + MEASURED_STEPS + 1):
         wait(0.5 if step <= WARMUP_STEPS else 0.003 + 0.002 * (step % 2))
         clock.tick()
-        run.step(data_wait_s=max(0, step - WARMUP_STEPS) * 0.001)
-
+    record(replace(config, global_batch=4), replica, clock, store, waited_s=0.05)
     answers.set()  # no step has waited for the store
     for thread in threading.enumerate():
         if thread.name == "measured-run":

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.trainer.loop import fastest_split
 from bootstrap.trainer.mesh import with_batches
-from bootstrap.trainer.shares import fastest_split
 from bootstrap.training.errors import ConfigurationError
 from tests.unit.bootstrap.trainer.test_config import parse
 
