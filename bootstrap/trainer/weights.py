@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     """
     model = unwrap(model)
     tensors, aliases = _state(model, whole_tensors)
-    published = _Published(model)
-    written = {published.name(name): tensor for name, tensor in tensors.items() if name not in aliases}
+    renamings = _renamings(model)
+    written = {_published_name(name, renamings): value for name, value in tensors.items() if name not in aliases}
     files = _files(written)
     for file, names in files.items():
         _write(uri, file, {name: written[name] for name in names})
@@ -146,7 +146,8 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
     targets = {name: target for name, target in targets.items() if getattr(target, "quant_state", None) is None}
     with ExitStack() as stack, torch.no_grad():
         stored = {name: file for file in _opened(folder, stack) for name in file.keys()}  # noqa: SIM118 - no mapping
-        known = _Published(model).by_own_name(stored)
+        renamings = _renamings(model)
+        known = {_own_name(name, renamings): name for name in stored} | {name: name for name in stored}
         sources = {
             name: next((known[other] for other in _names(model, name) if other in known), None) for name in targets
         }
@@ -193,28 +194,18 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
 
 
-class _Published:
-    """Names of tensors in published files, where transformers' models have others (GPT-NeoX, ViT)."""
+def _published_name(own: str, renamings: list[Any]) -> str:
+    """Name in files of the model's tensor ``own``, which is another one for GPT-NeoX and ViT."""
+    name = own
+    for renaming in reversed(renamings):
+        name, _ = renaming.reverse_transform().rename_source_key(name)
+    return name if _own_name(name, renamings) == own else own
 
-    def __init__(self, model: nn.Module) -> None:
-        self._renamings = _renamings(model)
 
-    def name(self, own: str) -> str:
-        """Name in files of the model's tensor ``own``."""
-        name = own
-        for renaming in reversed(self._renamings):
-            name, _ = renaming.reverse_transform().rename_source_key(name)
-        return name if self._own(name) == own else own
-
-    def by_own_name(self, stored: Iterable[str]) -> dict[str, str]:
-        """Names in files by the model's, and by themselves."""
-        names = list(stored)
-        return {self._own(name): name for name in names} | {name: name for name in names}
-
-    def _own(self, name: str) -> str:
-        for renaming in self._renamings:
-            name, _ = renaming.rename_source_key(name)
-        return name
+def _own_name(name: str, renamings: list[Any]) -> str:
+    for renaming in renamings:
+        name, _ = renaming.rename_source_key(name)
+    return name
 
 
 def _renamings(model: nn.Module) -> list[Any]:
