@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 from tests.training.trainer_ranks import STEPS
 from tests.warm import TRAINER, Warm
 
-ROOT = Path(__file__).parents[2]
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
@@ -94,22 +91,6 @@ def flags_of(architecture: dict[str, Any], more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def demo_layouts() -> dict[str, tuple[dict[str, Any], str]]:
-    """Each kind of layout that the demo's plans have, at four ranks."""
-    program = "from optimizer.cli import main; main()"
-    command = [sys.executable, "-c", program, "recommend", "examples/request.yaml", "--format", "json"]
-    answer = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    layouts = {}
-    for plan in answer["plans"]:
-        layout = plan["parallelism"]
-        assert layout["pipeline"] == layout["expert"] == 1, "recommend offers what the trainer does not carry out"
-        more = f"--sharding {layout['sharding']} --activation-checkpointing {layout['activation_checkpointing']}"
-        more += " --tensor-parallel 2" * (layout["tensor"] > 1) + " --context-parallel 2" * (layout["context"] > 1)
-        more += " --sequence-parallel" * layout["sequence_parallel"]
-        layouts[f"llama demo {more}"] = (LLAMA, more)
-    return layouts
-
-
 def torchrun(warm: Warm, folder: Path, ranks: int, *arguments: str) -> str:
     variables = {
         "AWS_EC2_METADATA_DISABLED": "true", "HF_HUB_OFFLINE": "1",
@@ -122,7 +103,7 @@ def torchrun(warm: Warm, folder: Path, ranks: int, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def measured(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
     folder = tmp_path_factory.mktemp("layouts")
-    layouts = {name: flags_of(*layout) for name, layout in (LAYOUTS | demo_layouts()).items()}
+    layouts = {name: flags_of(*layout) for name, layout in LAYOUTS.items()}
     (folder / "layouts.json").write_text(json.dumps(layouts), encoding="utf-8")
     torchrun(warm, folder, RANKS, "tests.training.trainer_ranks", "layouts.json", "losses.json")
     found: dict[str, dict[str, list[float]]] = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
@@ -132,7 +113,6 @@ def measured(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.mark.timeout(400)
 def test_every_layout_has_the_same_losses(measured: dict[str, dict[str, list[float]]]) -> None:
     """Same global batch, same seed: loss, gradient norm and evaluation agree within the rounding of fp32."""
-    assert any("demo" in name for name in measured)
     first: dict[str, dict[str, list[float]]] = {}
     for name, found in measured.items():
         reference = first.setdefault(name.split()[0], found)
