@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -216,22 +216,17 @@ def _parser(plan: NodePlan, environment: Mapping[str, str]) -> argparse.Argument
         epilog=f"In brackets: plan, where {VARIABLE} gives the default, or its variable; and the default without it.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
-    converters: dict[object, Callable[[str], Any]] = {int: int, float: float, str: str}
     kinds = get_type_hints(TrainerConfig)
     own_defaults = {item.name: item.default for item in dataclasses.fields(TrainerConfig)}
     for name, flag in FLAGS.items():
         kind = kinds[name]
-        convert: Callable[[str], Any] = converters.get(kind, _architecture)
-        default = getattr(plan, name, own_defaults[name])
+        # argparse converts the text of a variable.
+        default = environment.get(flag.variable, "").strip() or getattr(plan, name, own_defaults[name])
         if flag.words and default not in flag.words:
             raise ConfigurationError(f"{VARIABLE}.{name} is {default!r}; expected one of {', '.join(flag.words)}")
-        if text := environment.get(flag.variable, "").strip():
-            try:
-                default = convert(text)
-            except ValueError as error:
-                raise ConfigurationError(f"{flag.variable} is {text[:200]!r}: {error}") from error
         own = "" if own_defaults[name] in (MISSING, "") else str(own_defaults[name])
         source = ", ".join(part for part in ("plan" if hasattr(plan, name) else flag.variable, own) if part)
+        convert = kind if kind in (int, float, str) else _architecture
         extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": convert}
         if flag.words:
             extra["choices"] = flag.words
