@@ -50,10 +50,7 @@ class Report(AbstractContextManager["Report"]):
         self._waited_s = 0.0
         self._path = Path(config.out) / METRICS_NAME
         self._file: TextIO | None = None
-        self._has_begun = False
-        if os.environ.get("RANK", "0") == "0":
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
+        self._is_writer = os.environ.get("RANK", "0") == "0"
 
     def __exit__(self, *_: object) -> None:
         """Write the last lines."""
@@ -64,10 +61,10 @@ class Report(AbstractContextManager["Report"]):
 
     def step(self, step: int, result: StepResult, *, data_wait_s: float) -> None:
         """Report that ``step`` steps are done; ``data_wait_s`` is ``Loader.wait_s``."""
-        if self._file is None:
+        if not self._is_writer:
             return
-        if not self._has_begun:
-            self._begin(step)
+        if self._file is None:
+            self._file = self._opened(step)
         self._write_ready()
         is_last = step == self._config.steps
         is_line = is_last or step % self._config.log_every == 0
@@ -85,17 +82,15 @@ class Report(AbstractContextManager["Report"]):
         if self._file is not None:
             self._add({"step": step}, {"evaluation_loss": loss})
 
-    def _begin(self, step: int) -> None:
+    def _opened(self, step: int) -> TextIO:
         """Drop the lines from ``step`` on, and a torn one: an earlier start did these steps after its checkpoint."""
-        self._has_begun = True
-        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        kept = [line for line in lines if _step_of(line) < step]
-        if kept != lines and self._file is not None:
-            self._file.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.is_file():
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             new = self._path.with_suffix(".new")
-            new.write_text("".join(kept), encoding="utf-8")
+            new.write_text("".join(line for line in lines if _step_of(line) < step), encoding="utf-8")
             new.replace(self._path)
-            self._file = self._path.open("a", encoding="utf-8")
+        return self._path.open("a", encoding="utf-8")
 
     def _add(self, facts: dict[str, Any], values: dict[str, torch.Tensor], *, is_line: bool = True) -> None:
         stacked = torch.stack([value.detach().float() for value in values.values()])
