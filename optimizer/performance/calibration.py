@@ -26,7 +26,7 @@ PIPELINES = " pipelines"
 # Kinds of models with a residual of their own.
 MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
 KINDS = (MIXTURE, CONVOLUTIONAL)
-BY_PROCESSOR = ("matmul_efficiency", "matmul_traffic", "attention_efficiency")
+BY_PROCESSOR = ("matmul_efficiency", "attention_efficiency")
 # 0 for code without runs on several nodes that show them.
 OF_MANY_NODES = ("network_call_s", "tensor_hop_s", "pipeline_hop_s")
 
@@ -40,14 +40,10 @@ class Coefficients:
     """Fitted numbers of one GPU and recipe: fields of Calibration."""
 
     matmul_efficiency: Number = 1.0
-    matmul_traffic: Number = 1.0
     attention_efficiency: Number = 1.0
     elementwise_traffic: Number = 1.0
     overhead: Number = 1.0
-    kernel_s: Number = 1.0
     host_s_per_layer: Number = 1.0
-    host_s_per_step: Number = 1.0
-    exposed_communication: Number = 1.0
     network_efficiency: Number = 1.0
     network_call_s: Number = 1.0
     tensor_hop_s: Number = 1.0
@@ -71,15 +67,11 @@ class Calibration(BaseModel):
 
     Attributes:
         matmul_efficiency: share of dense peak in large matrix products, by processor.
-        matmul_traffic: side of a matrix product that costs as much again as its volume, by processor.
         attention_efficiency: share of dense peak in attention, by processor and "processor framework": kernels differ.
         elementwise_traffic: bytes that element-wise kernels really move over those counted, by framework, as all below.
         precision_efficiency: factor on the matrix products' efficiency, by precision, and on attention's.
         overhead: GPU time of a run over the sum of its kernels'.
-        kernel_s: GPU time that a kernel takes to start and to drain.
         host_s_per_layer: host time to launch a layer's forward and backward pass.
-        host_s_per_step: fixed host time of a step.
-        exposed_communication: share of data ranks' communication that shows although computation runs beside it.
         network_efficiency: factor on the network bandwidth that nccl-tests reach.
         network_call_s: time of a collective of data ranks on several nodes beyond its bytes.
         tensor_hop_s: time of a tensor collective a rank, where tensor ranks span nodes.
@@ -92,15 +84,11 @@ class Calibration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     matmul_efficiency: dict[str, Share]
-    matmul_traffic: dict[str, Share]
     attention_efficiency: dict[str, Share]
     elementwise_traffic: dict[str, Share]
     precision_efficiency: dict[str, Share]
     overhead: dict[str, Share]
-    kernel_s: dict[str, Seconds]
     host_s_per_layer: dict[str, Seconds]
-    host_s_per_step: dict[str, Seconds]
-    exposed_communication: dict[str, Seconds]
     network_efficiency: dict[str, Share]
     network_call_s: dict[str, Seconds] = {POOLED: 0.0}
     tensor_hop_s: dict[str, Seconds] = {POOLED: 0.0}

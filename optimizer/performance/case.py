@@ -182,7 +182,6 @@ class Case:
         self.has_fused_norms = code.fused_norms and model.norms_per_layer == 2
         # T5 writes norms out, learns a bias a score, and drops within the feed-forward block.
         self.is_t5 = model.architecture == "seq2seq"
-        self.groups_experts = code.grouped_experts if recipe.experts is None else recipe.experts == "grouped"
         # Transformer Engine keeps inputs of products in 8 bits, torchao casts the operands of PyTorch's products.
         self.has_fused_fp8 = recipe.precision == "fp8" and code.fused_kernels
         self.casts_fp8 = recipe.precision == "fp8" and not code.fused_kernels
@@ -321,7 +320,7 @@ class Case:
         self.residual: Number = np.where(self.is_narrow, narrow, self.wide_residual)
         # Mixtures whose products run in 32 bits under a 16-bit recipe: autocast skips torch's grouped product
         # (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py, _grouped_mm).
-        self.experts_miss_autocast = self.autocast and self.groups_experts and model.experts > 0
+        self.experts_miss_autocast = self.autocast and model.experts > 0
         self.experts_in_32_bits = self.experts_miss_autocast & np.logical_not(self.is_narrow)
         self.expert_element: Number = np.where(self.experts_in_32_bits, 4.0, self.element)
         # Rows of the fullest expert rank over the mean, and those kept: NVIDIA's routers are forced to balance.

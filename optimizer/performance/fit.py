@@ -49,15 +49,11 @@ class _Start:
 # rest of a step (h200_hosts_202611.md). Spreads: docs/estimator.md.
 START = {
     "matmul_efficiency": _Start(0.76, 0.05, 0.1, most=1.0),
-    "matmul_traffic": _Start(0.7, 0.2, 0.05),
     "attention_efficiency": _Start(1.0, 0.15, 0.15),
     "elementwise_traffic": _Start(1.0, 0.1, 0.1),
     "precision_efficiency": _Start(1.0, 0.0, 0.3),
     "overhead": _Start(1.0, 0.5, 0.1),
-    "kernel_s": _Start(2e-6, 0.3, 0.05),
     "host_s_per_layer": _Start(1.4e-3, 0.05, 0.5),
-    "host_s_per_step": _Start(2e-3, 0.5, 0.3),
-    "exposed_communication": _Start(0.5, 0.3, 0.1, most=1.0),
     "network_efficiency": _Start(1.0, 0.3, 0.15),
     # No run of measured_runs.csv shows the last ones: only ``adapt`` moves them, by framework.
     "network_call_s": _Start(0.0, 0.0, 0.0),

@@ -64,7 +64,6 @@ class Framework(BaseModel):
     fused_norms: bool
     fused_rotary: bool
     compiles_layers: bool
-    grouped_experts: bool
     nvidia_recipe: bool
     flash_kernel: FlashKernel
     overlaps_data: bool

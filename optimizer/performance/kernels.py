@@ -18,30 +18,25 @@ NORM = (3.0, 4.3)
 # Hugging Face's RMSNorm, five kernels: of fp32 (40 and 96 bytes an element), and of 16 bits, widened (57 and 112).
 WRITTEN_NORM = (10.0, 24.0)
 WRITTEN_NORM_16_BIT = (28.0, 56.0)
-COMPILED_NORM = (2.6, 3.5)
 # Mask of a sliding window, bytes a score: made of booleans in each layer, and read (Mistral and Gemma 3 with a window,
 # docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
 MASK = (20.0, 0.0)
-# Residual sum; backward, of the branches' gradients. A compiler joins it to the next norm.
+# Residual sum; backward, of the branches' gradients.
 RESIDUAL = (3.0, 3.0)
-COMPILED_RESIDUAL = (1.5, 1.5)
 # Gradient of T5's bias, bytes a score a byte of the element: written for each sample, and read by their sum (counted).
 BIAS_GRADIENT = 2.0
 # Whisper's copy of queries, keys and values to the attention kernel's order, by strides (transformers 5.23,
 # modeling_whisper.py): 10.2 to 10.5 bytes an element and pass; its scaling of the queries, counted (H100, torch 2.11,
 # encoders_h100_202611.md).
 COPIED_HEADS, SCALED_QUERIES = 5.15, 2.0
-# Dropout alone; fused with bias and residual, only its mask and its gradient add bytes.
-DROPOUT = (3.4, 2.5)
-FUSED_DROPOUT = (0.5, 1.5)
-# SwiGLU takes two kernels, or one fused.
+# Dropout's mask and its gradient; the rest is read and written by the bias and the residual sum.
+DROPOUT = (0.5, 1.5)
 GELU = (2.5, 3.4)
-SWIGLU = (5.4, 9.2)
-FUSED_SWIGLU = (3.0, 5.0)
+SWIGLU, COMPILED_SWIGLU = (5.4, 9.2), (3.0, 5.0)
 # Hugging Face's NewGELUActivation: eight kernels in fp32, bytes an element, counted.
 WRITTEN_GELU = (70.0, 135.0)
-# Rotary positions written out, bytes an element in 16 and 32 bits.
-WRITTEN_ROTARY, WRITTEN_ROTARY_32_BIT = 43.0, 55.0
+# Rotary positions written out, bytes an element.
+WRITTEN_ROTARY = 43.0
 FUSED_ROTARY = 2.5
 # Under autocast each linear layer casts its input (6 bytes) and its gradient back (12 bytes, at half the bandwidth).
 CASTS = 4.0
@@ -69,27 +64,31 @@ MASKED_ATTENTION = 1.75
 RING_JOIN = 250.0
 # Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
-# NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (fitted together 2026-11-28): speed
-# of its grouped product over a dense one, rows of an expert beyond its tiles that cost as much, share of the exchange
-# that shows, host time of a layer over a dense one's, and time of routing over that of its counted bytes.
-FUSED_GROUPED_PRODUCT, FUSED_EXPERT_ROWS = 0.5, 105.0
-FUSED_EXCHANGE, FUSED_MIXTURE_HOST, FUSED_ROUTING = 0.47, 1.67, 1.14
+# NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-28): speed of its grouped
+# product over a dense one, share of the exchange that shows, and host time of a layer over a dense one's.
+FUSED_GROUPED_PRODUCT, FUSED_EXCHANGE, FUSED_MIXTURE_HOST = 0.45, 0.47, 1.67
 # FSDP2's copies in the stream of the computation, bytes a parameter: of the whole after an all-gather, of gradients to
 # 32 bits before a reduction (4.3 and 4.9 ms of Llama 1B over two H100, all but the last layer gathered twice,
 # trainer_torchtitan_2xh100_202611.md). The copy before an all-gather has a stream of its own.
 GATHER_COPY, REDUCTION_COPY = 5.0, 11.5
 # Bytes a 16-bit logit of a compiled cross-entropy; eager 55.
 COMPILED_CROSS_ENTROPY = 12.1
-# Kernels of a layer's forward pass; twice as many backward.
-WRITTEN_KERNELS, FUSED_KERNELS, COMPILED_KERNELS = 40.0, 20.0, 12.0
+# Kernels of a layer's forward pass, twice as many backward, and the seconds that each takes to start and to drain: 1.1
+# us (CUDA graph) to 3.3 us on H200 (h200_ops_202611.md).
+WRITTEN_KERNELS, FUSED_KERNELS = 40.0, 20.0
+KERNEL_S = 1.86e-6
+# Share of the bytes of a product's sides that take time beside its arithmetic: 0.4 to 1.1 on H200 (h200_ops_202611.md).
+PRODUCT_TRAFFIC = 0.72
+# Host time of a step beside its layers: 1 to 4 ms on H200 (h200_hosts_202611.md).
+HOST_S_PER_STEP = 1.3e-3
+# Share of communication beside computation that shows all the same.
+EXPOSED_COMMUNICATION = 0.48
 
 # Sequence at which flash attention is half as fast as at a very long one: causal blocks on the diagonal are computed in
 # full.
 CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
 # HALF_LENGTH of 32-bit inputs, as a share of that of 16-bit inputs.
 HALF_LENGTH_32_BIT = 0.25
-# Head width at which the softmax costs as much as the products (0.91 of the speed at 64 as at 128).
-HALF_HEAD = 17.0
 
 # Reads and writes of convolution outputs by kernels other than convolutions, counted by a profile of ResNet-50.
 CNN_PASSES = 12.7
@@ -127,9 +126,6 @@ QUANTISE_BYTES = 6.0
 # torchao's float8 (one scale a tensor), bytes an element and cast: 58 to 69 eager, 3.6 to 3.9 compiled
 # (h200_fp8_202611.md).
 FP8_CAST, COMPILED_FP8_CAST = 61.0, 3.75
-# Host time of a layer in eager fp8 over 16 bits; chosen: kernels above 0.2% of a step are three to five times as many
-# (h200_fp8_kernels_202611.csv), and values from 1 to 4 move the measured steps by 2% at most.
-FP8_HOST = 2.5
 
 # Share of the dense peak on long sequences with heads of 128. On A100 FlashAttention 2 has 0.50 to 0.73, its first
 # version 0.25 to 0.40 (arXiv:2307.08691, abstract). "vendor" is cuDNN's from Hopper on, FlashAttention 2 before; an

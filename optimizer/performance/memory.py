@@ -106,7 +106,7 @@ def memory(x: Case) -> PeakMemory:
     widened: Number = 0.0
     if x.recipe.tuning.four_bit:  # the largest 4-bit weight
         widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.query) / x.tensor
-    streams = GROUPED_STREAMS if x.groups_experts and x.model.experts else 0.0
+    streams = GROUPED_STREAMS if x.model.experts and not x.recipe.loops_experts else 0.0
     fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
     final, activations, gathered = end
     at_loss, at_end = early + saved + np.maximum(logits, kept.working) + cast, final + activations + gathered

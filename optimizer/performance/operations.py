@@ -35,7 +35,7 @@ PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
 # The fitted numbers that scale an operation's seconds, and "" for none: FLOPs over a peak by an efficiency, bytes over
 # the memory's rate by a factor on the traffic.
 Unit = Literal["matmul_efficiency", "attention_efficiency", ""]
-Traffic = Literal["matmul_traffic", "elementwise_traffic", ""]
+Traffic = Literal["elementwise_traffic", ""]
 
 PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py
 
@@ -124,7 +124,7 @@ def _products(x: Case) -> Iterator[Operation]:
         yield Operation(
             name=name, part="matmul", count=model.layers,
             flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=peak, unit="matmul_efficiency",
-            moved=passes * x.element * sides, traffic="matmul_traffic",
+            moved=passes * x.element * sides * kernels.PRODUCT_TRAFFIC, traffic="",
         )  # fmt: skip
     if not model.experts:
         return
@@ -132,25 +132,21 @@ def _products(x: Case) -> Iterator[Operation]:
     local = model.experts / x.expert
     expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.expert_slices
     rows = x.tokens * model.experts_per_token * x.capacity * x.expert_slices / x.tensor
-    rate, empty_rows = x.rates.expert, TILE_ROWS / 2.0
-    if x.groups_experts and x.code.fused_kernels:
-        rate, empty_rows = rate * kernels.FUSED_GROUPED_PRODUCT, empty_rows + kernels.FUSED_EXPERT_ROWS
-    elif x.groups_experts:
-        rate *= kernels.GROUPED_PRODUCT
+    speed = kernels.FUSED_GROUPED_PRODUCT if x.code.fused_kernels else kernels.GROUPED_PRODUCT
     sides = x.expert_parameters / x.expert / x.expert_slices
     sides = sides + x.tokens * model.matrices_per_ffn * x.routed / x.tensor
     yield Operation(
         name="experts", part="matmul", count=model.mixture_layers,
-        flops=passes * 2.0 * (rows + local * empty_rows) * expert_matrix,
-        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, rate), unit="matmul_efficiency",
-        moved=passes * x.element * sides * (model.layers / model.mixture_layers), traffic="matmul_traffic",
+        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
+        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed), unit="matmul_efficiency",
+        moved=passes * x.element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC, traffic="",
     )  # fmt: skip
     if x.experts_miss_autocast:
         sides = local * expert_matrix + rows * (
             2.0 * model.hidden_size + model.matrices_per_ffn * model.ffn_size / x.tensor
         )
-        moved = passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0)
-        yield Operation(name="experts in 32 bits", count=model.mixture_layers, moved=moved, traffic="matmul_traffic")
+        moved = passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0) * kernels.PRODUCT_TRAFFIC
+        yield Operation(name="experts in 32 bits", count=model.mixture_layers, moved=moved, traffic="")
 
 
 def _attention(x: Case) -> Iterator[Operation]:
@@ -189,12 +185,10 @@ def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked:
     halved = x.causal and not masked
     half_length = kernels.CAUSAL_HALF_LENGTH if halved else kernels.HALF_LENGTH
     half_length *= kernels.HALF_LENGTH_32_BIT if x.element > 2.0 else 1.0
-    head = max(x.query, 1.0) / max(x.heads, 1.0)
     computed = 0.5 if halved else 1.0
-    widths = (1.0 + kernels.HALF_HEAD / head) / (1.0 + kernels.HALF_HEAD / 128.0)
-    widths *= kernels.MASKED_ATTENTION if masked else 1.0
+    slower = kernels.MASKED_ATTENTION if masked else 1.0
     # The kernels of a context ring see a rank's part of the sequence.
-    shape = computed * widths * (1.0 + half_length * x.context / x.keys)
+    shape = computed * slower * (1.0 + half_length * x.context / x.keys)
     yield Operation(
         name="attention", part="attention", count=layers,
         flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
@@ -220,18 +214,15 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     heads = (x.query + x.kv) / x.tensor
     ffn = (x.inner + x.routed) / x.tensor
     norms_by_hand = by_hand and not x.has_fused_norms
-    norms = kernels.COMPILED_NORM if x.recipe.compiled else kernels.NORM
-    written: tuple[Number, ...] = norms
+    written: tuple[Number, ...] = kernels.NORM
     if (model.gated_mlp or x.is_t5) and norms_by_hand:
         narrow = zip(kernels.WRITTEN_NORM_16_BIT, kernels.WRITTEN_NORM, strict=True)
         written = tuple(np.where(x.residual < 4.0, a, b) for a, b in narrow)
     width = h * x.residual / x.split
     yield row("norms", *(width * x.norms * written[i] for i in PASSES))
-    sums = kernels.COMPILED_RESIDUAL if x.recipe.compiled else kernels.RESIDUAL
-    yield row("residual sums", *(width * 2.0 * sums[i] for i in PASSES))
-    dropped = kernels.DROPOUT if by_hand else kernels.FUSED_DROPOUT
+    yield row("residual sums", *(width * 2.0 * kernels.RESIDUAL[i] for i in PASSES))
     if x.has_dropout:
-        yield row("dropout", *(2.0 * element * dropped[i] * h / x.split for i in PASSES))
+        yield row("dropout", *(2.0 * element * kernels.DROPOUT[i] * h / x.split for i in PASSES))
     if x.wide_residual > element:
         # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
         readers = kernels.LLAMA_CASTS if model.gated_mlp else kernels.CASTS
@@ -242,27 +233,30 @@ def _elementwise(x: Case) -> Iterator[Operation]:
             ]
         yield row("casts", *(np.where(x.residual > element, read[i], 0.0) * h / x.split for i in PASSES))
     if model.gated_mlp and not x.is_t5:
-        written_rotary = kernels.WRITTEN_ROTARY if element < 4.0 else kernels.WRITTEN_ROTARY_32_BIT
-        moved = written_rotary if by_hand and not x.code.fused_rotary else kernels.FUSED_ROTARY * element
+        is_written = by_hand and not x.code.fused_rotary
+        moved = kernels.WRITTEN_ROTARY if is_written else kernels.FUSED_ROTARY * element
         yield row("rotary positions", moved * heads, moved * heads)
     if model.head_norms:
         # Under autocast the kernel reads a widened copy, counted as if written out.
         by_kernel = [
-            np.where(norms_by_hand | (by_hand & (x.residual > element)), kernels.WRITTEN_NORM_16_BIT[i], norms[i])
+            np.where(
+                norms_by_hand | (by_hand & (x.residual > element)), kernels.WRITTEN_NORM_16_BIT[i], kernels.NORM[i]
+            )
             for i in PASSES
         ]
         yield row("norms of heads", *(element * by_kernel[i] * heads for i in PASSES))
     gelu = [kernels.GELU[i] * element for i in PASSES]
     if by_hand and x.code.written_out and x.causal:
         gelu = list(kernels.WRITTEN_GELU)
-    swiglu = kernels.SWIGLU if by_hand else kernels.FUSED_SWIGLU
-    yield row("activation function", *((swiglu[i] * element if model.gated_mlp else gelu[i]) * ffn for i in PASSES))
+    swiglu = kernels.COMPILED_SWIGLU if x.recipe.compiled else kernels.SWIGLU
+    gate = [swiglu[i] * element for i in PASSES]
+    yield row("activation function", *((gate if model.gated_mlp else gelu)[i] * ffn for i in PASSES))
     if x.is_t5:
         # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
         widened = np.where(x.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
-        gate = kernels.WRITTEN_GELU if model.gated_mlp and by_hand else (0.0, 0.0)
-        drop = [x.has_dropout * dropped[i] * element for i in PASSES]
-        yield row("within T5's block", *((drop[i] + widened + gate[i]) * ffn for i in PASSES))
+        of_gate = kernels.WRITTEN_GELU if model.gated_mlp and by_hand else (0.0, 0.0)
+        drop = [x.has_dropout * kernels.DROPOUT[i] * element for i in PASSES]
+        yield row("within T5's block", *((drop[i] + widened + of_gate[i]) * ffn for i in PASSES))
     if model.architecture == "speech" and by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
         copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
@@ -277,8 +271,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     if not x.code.fused_kernels:
         joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
         yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
-    usual = kernels.FUSED_KERNELS if x.code.fused_kernels else kernels.WRITTEN_KERNELS
-    each = kernels.COMPILED_KERNELS if x.recipe.compiled else usual
+    each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
     starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
 
@@ -302,47 +295,23 @@ TILE_ROWS = 128.0
 # Passes over the copied tokens, (of the residual's width, of the products'), forward and backward: Hugging Face's
 # grouped_mm_experts_forward (transformers 5.23, integrations/moe.py).
 WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
-# Passes of Hugging Face's loop over the experts (models/mixtral/modeling_mixtral.py, MixtralExperts).
-LOOP_PASSES = ((7.0, 2.0), (13.0, 3.0))
-# Zeros that each turn's gradient is summed into, and its sum with the others'.
-LOOP_ZEROS = 4.0
 # Fused permute and unpermute (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
 FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
-# Router: softmax in 32 bits, top k, mask and gradients, bytes a token and expert.
-ROUTER_BYTES = (40.0, 40.0)
-# Forward kernels of one turn of the loop; twice as many backward. Fused: megatron/core/transformer/moe/experts.py,
-# SequentialMLP.
-WRITTEN_LOOP_KERNELS, FUSED_LOOP_KERNELS = 14.0, 6.0
-# Each turn of the loop writes its gradient into zeros of all experts' weights (one pass) and adds them (three).
-SLICE_PASSES = 4.0
 
 
 def _experts(x: Case) -> Iterator[Operation]:
-    """List what a mixture does beside its products: routing and copies of tokens, counted in the sources above."""
+    """List what a mixture does beside its products: copies of tokens, counted in the sources above."""
     model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
-    written, loops = not x.code.fused_kernels, not x.groups_experts
-    local = model.experts / x.expert
+    written = not x.code.fused_kernels
     rows = x.tokens * model.experts_per_token * x.capacity
     element = x.expert_element
-    gates = kernels.SWIGLU if written else kernels.FUSED_SWIGLU
     moved: Number = 0.0
     for index, times in ((0, 1.0 + x.checkpoints), (1, 1.0)):
-        wide, own = (LOOP_PASSES if loops else WRITTEN_PASSES)[index] if written else FUSED_PASSES[index]
+        wide, own = (WRITTEN_PASSES if written else FUSED_PASSES)[index]
         copied = rows * h * (wide * x.wide_residual + own * element)
-        gate = rows * gates[index] * ffn / x.tensor * (element - x.element)
-        moved = moved + times * (copied + gate + x.tokens * model.experts * ROUTER_BYTES[index])
-    if x.code.fused_kernels:
-        moved = moved * kernels.FUSED_ROUTING
+        gate = rows * kernels.SWIGLU[index] * ffn / x.tensor * (element - x.element)
+        moved = moved + times * (copied + gate)
     yield Operation(name="routing", count=model.mixture_layers, moved=moved)
-    if not loops:
-        return
-    turn = (WRITTEN_LOOP_KERNELS if written else FUSED_LOOP_KERNELS) * (3.0 + x.repeats)
-    zeros: Number = 0.0
-    if written:
-        weights = x.weight_bytes if x.autocast else x.element
-        slices = local * (model.matrices_per_ffn * h * ffn / x.tensor) * weights
-        zeros = local * (LOOP_ZEROS * x.tokens * h * x.wide_residual + SLICE_PASSES * slices)
-    yield Operation(name="loop over experts", count=model.mixture_layers, moved=zeros, kernels=local * turn)
 
 
 def _adapters(x: Case) -> Iterator[Operation]:
@@ -380,7 +349,7 @@ def _head(x: Case) -> Iterator[Operation]:
     yield Operation(
         name="output projection", part="head",
         flops=passes * 2.0 * x.head_tokens * h * logits, flop_per_s=x.rates.head, unit="matmul_efficiency",
-        moved=passes * sides, traffic="matmul_traffic",
+        moved=passes * sides * kernels.PRODUCT_TRAFFIC, traffic="",
     )  # fmt: skip
     bytes_a_logit = x.code.loss_traffic_bytes
     if x.recipe.compiled:
@@ -407,7 +376,7 @@ def _convolutions(x: Case) -> Iterator[Operation]:
     yield Operation(
         name="convolutions", part="matmul",
         flops=3.0 * x.micro_batch * x.model.flops_per_sample, flop_per_s=x.rates.convolution, unit="matmul_efficiency",
-        moved=3.0 * PASSES_PER_PRODUCT * outputs * x.element, traffic="matmul_traffic",
+        moved=3.0 * PASSES_PER_PRODUCT * outputs * x.element * kernels.PRODUCT_TRAFFIC, traffic="",
     )  # fmt: skip
     yield Operation(name="batch norms and activations", moved=outputs * x.element * kernels.CNN_PASSES * left)
     if not x.model.layers:
@@ -443,7 +412,7 @@ def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
     )
     yield Operation(
         name="matrix products", part="matmul", flops=matmul, flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=sides, traffic="matmul_traffic",
+        moved=sides * kernels.PRODUCT_TRAFFIC, traffic="",
     )  # fmt: skip
     yield Operation(
         name="convolutions", part="matmul", flops=convolution, flop_per_s=x.rates.convolution,
@@ -469,24 +438,19 @@ KERNELS_PER_LAYER = 85.0
 # Host time of a convolution with norm and activation: ResNet-152 of two images takes 29.7 ms longer than ResNet-18,
 # 0.22 ms a convolution; a layer of GPT-2 1.42 (H200, torch 2.11, h200_hosts_202611.md).
 LAYERS_PER_CONVOLUTION = 0.155
-# Host time of one turn, layers (1.33 ms a layer of Hugging Face's Llama, fitted): forward the GPU waits 0.24 ms,
-# backward it is 0.5 ms beside its work. One layer alone of 8192 tokens, width 1024, 8 experts of 3584, two a token,
-# autocast: 3.3 ms forward, 6.5 backward; host 4.0, kernels 7.1 (H200, torch 2.11, 2026-11-21).
-LOOP_WAIT_LAYERS, LOOP_HOST_LAYERS = 0.18, 0.38
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostTime:
-    """Host time of a micro-batch's layers: beside the GPU's work, and while the GPU waits.
+    """Host time of a micro-batch's layers, beside the GPU's work.
 
     Attributes:
-        layers, waits: in layers of plain code.
+        layers: in layers of plain code.
         seconds: of collectives.
         late_ranks: tensor ranks that wait for each other, once a collective, where a pipeline spans nodes.
     """
 
     layers: Number
-    waits: Number = 0.0
     seconds: Number = 0.0
     late_ranks: Number = 0.0
 
@@ -509,28 +473,20 @@ def host_time(x: Case) -> HostTime:
     plain = x.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
-    fp8 = kernels.FP8_HOST if x.casts_fp8 and not x.recipe.compiled else 1.0
-    each = plain * compiled * fp8 * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
+    each = plain * compiled * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
     if x.recipe.tuning.adapts and not written:
         each = each * FUSED_ADAPTER_HOST
     else:  # an adapter's host time is as its kernels
         each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
     each = each * (1.0 + 2.0 * x.live_share) / 3.0
-    if model.experts and x.groups_experts and not written:
+    if model.experts and not written:
         each = each * kernels.FUSED_MIXTURE_HOST
     # Times the stages, because a stage gets its share of this sum.
     layers = layers + model.layers * each + kernels.END_LAYERS * x.pipeline
-    waits: Number = 0.0
-    if model.experts and not x.groups_experts:
-        turns = model.mixture_layers * model.experts / x.expert * plain
-        beside = (1.0 + x.repeats / 3.0) * FUSED_LOOP_KERNELS / kernels.FUSED_KERNELS
-        layers = layers + turns * (LOOP_HOST_LAYERS if written else beside)
-        waits = turns * LOOP_WAIT_LAYERS * (1.0 + x.repeats) if written else 0.0
     calls = model.layers * (4.0 + 2.0 * x.repeats)
     outside = (x.tensor > 1) & (x.pipeline > 1) & (x.nodes > 1)
     return HostTime(
         layers=layers,
-        waits=waits,
         seconds=np.where(x.tensor > 1, calls * kernels.HOST_S_PER_COLLECTIVE, 0.0),
         late_ranks=np.where(outside, calls * x.tensor, 0.0),
     )

@@ -21,7 +21,7 @@ from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.case import ELEMENT_BYTES, OPTIMIZERS
-from optimizer.performance.frameworks import MEGATRON, framework_name
+from optimizer.performance.frameworks import MEGATRON, framework_name, frameworks
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
     Setup,
@@ -194,7 +194,7 @@ OTHER_SHARDINGS = {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zer
 OTHER_CHECKPOINTINGS = {"selective_op": "selective", "op": "selective"}
 PRECISIONS = (*ELEMENT_BYTES, PURE)
 OTHER_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
-OTHER_EXPERTS = {"grouped_mm": "grouped", "eager": "loop"}
+OTHER_EXPERTS = {"grouped_mm": "grouped"}
 OTHER_ATTENTIONS = {"sdpa": "flash", "fused": "flash", "eager": "unfused"}
 
 
@@ -230,6 +230,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
             splits = int(splits_sequence) if row.text("sequence_parallel") else splits
         elif sharding == "ddp":
             sharding = "zero1"
+    kinds = ("grouped", "loop") if frameworks()[framework].fused_kernels else ("grouped",)
     # A source's remarks name what no column does.
     remarks = row.text("uncertain")
     modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
@@ -244,11 +245,11 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         compiled=row.flag("compiled"),
         tuning=tuning,
         target_len=row.count("target_len", default=0, least=0) or None,
-        experts=row.word("experts_implementation", ("grouped", "loop"), default="", other=OTHER_EXPERTS) or None,
         recomputed=tuple(modules[1].split("+")) if modules else (),
         offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
         optimizer_instances=2 if "part of the data ranks" in remarks else 1,
         fused_loss="fused cross-entropy" in remarks,
+        loops_experts=row.word("experts_implementation", kinds, default="grouped", other=OTHER_EXPERTS) == "loop",
     )
     names = types.CHECKPOINTINGS
     checkpointing = row.word("activation_checkpointing", names, default="none", other=OTHER_CHECKPOINTINGS)

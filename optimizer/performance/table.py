@@ -37,7 +37,6 @@ class Sums:
 
     matmul_efficiency: Number = 0.0
     attention_efficiency: Number = 0.0
-    matmul_traffic: Number = 0.0
     elementwise_traffic: Number = 0.0
     plain: Number = 0.0
     kernels: Number = 0.0
@@ -45,8 +44,8 @@ class Sums:
     def seconds(self, c: Coefficients) -> Number:
         """Compute the seconds with these fitted numbers."""
         products = self.matmul_efficiency / c.matmul_efficiency + self.attention_efficiency / c.attention_efficiency
-        traffic = self.matmul_traffic * c.matmul_traffic + self.elementwise_traffic * c.elementwise_traffic
-        return (products + traffic + self.plain + self.kernels * c.kernel_s) * c.overhead
+        traffic = self.elementwise_traffic * c.elementwise_traffic
+        return (products + traffic + self.plain + self.kernels * kernels.KERNEL_S) * c.overhead
 
 
 class StepTable:
@@ -132,15 +131,15 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
         step_s = step_s + seconds * row.a_step
     # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
-    tensor = sent["tensor"] * np.where(t.hides_tensor > 0, c.exposed_communication, 1.0)
+    tensor = sent["tensor"] * np.where(t.hides_tensor > 0, kernels.EXPOSED_COMMUNICATION, 1.0)
     host_s = t.host.layers * c.host_s_per_layer + t.host.seconds
-    late_s, waits_s = t.host.late_ranks * c.pipeline_hop_s, t.host.waits * c.host_s_per_layer
+    late_s = t.host.late_ranks * c.pipeline_hop_s
     each = work["matmul"] + work["attention"] + work["elementwise"] + tensor + context + sent["expert"]
 
     def stage_s(part: Number, head: Number) -> Number:
         gpu_s = each * part + head
         longer_s = (gpu_s**_OVERLAP_POWER + (host_s * part) ** _OVERLAP_POWER) ** (1.0 / _OVERLAP_POWER)
-        return np.maximum(longer_s, (host_s + late_s) * part) + waits_s * part
+        return np.maximum(longer_s, (host_s + late_s) * part)
 
     stage, with_head = stage_s(t.share, 0.0), stage_s(t.last_share, work["head"])
 
@@ -163,8 +162,8 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     held_up = (t.micro_batches - 1.0) * np.maximum(0.0, sends - last)
     bubble = (t.stages - 1.0) * (stage / t.virtual_stages + sent["pipeline"]) + held_up
 
-    # A fitted share of data ranks' communication always shows, and all that outlasts the computation.
-    always = np.where(t.hides_data > 0, c.exposed_communication, 1.0)
+    # A share of data ranks' communication always shows, and all that outlasts the computation.
+    always = np.where(t.hides_data > 0, kernels.EXPOSED_COMMUNICATION, 1.0)
     backward = last * 2.0 / 3.0
     room = np.where(t.gathers_all_along > 0, last, backward)
     hidden = (1.0 - always) * sent["data"]
@@ -179,7 +178,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
         "elementwise": work["elementwise"] * busy + t.weights_s * t.micro_batches,
         "head": head * t.micro_batches,
         "throttling": throttling * t.micro_batches,
-        "host": (last - throttling - each * share - head) * t.micro_batches + c.host_s_per_step,
+        "host": (last - throttling - each * share - head) * t.micro_batches + kernels.HOST_S_PER_STEP,
         "tensor_communication": tensor * busy,
         "context_communication": context * busy,
         "expert_communication": sent["expert"] * busy,

@@ -32,7 +32,6 @@ OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
 # ``pure-bf16`` computes in bf16, and keeps parameters, gradients and moments in it too.
 RecipePrecision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
 Attention = Literal["flash", "unfused"]
-ExpertsKind = Literal["grouped", "loop"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +46,7 @@ class Recipe:
         offloaded_layers: layers whose activations wait in the host's memory.
         optimizer_instances: groups of data ranks that each hold the whole optimizer state, in shards.
         fused_loss: Megatron's cross_entropy_loss_fusion.
+        loops_experts: a loop over the experts has no streams of grouped products; their time is taken as equal.
         samples_per_vcpu_s: samples a second that one loader process prepares; 0 for data that is there at no cost.
     """
 
@@ -56,7 +56,6 @@ class Recipe:
     attention: Attention = "flash"
     compiled: bool = False
     framework: str = "torch"
-    experts: ExpertsKind | None = None
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS
@@ -65,6 +64,7 @@ class Recipe:
     offloaded_layers: int = 0
     optimizer_instances: int = 1
     fused_loss: bool = False
+    loops_experts: bool = False
     samples_per_vcpu_s: float = 0.0
 
 

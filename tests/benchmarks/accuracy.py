@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -205,8 +205,9 @@ def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Ju
             if suite.startswith("torchtitan-h"):
                 then = {"flash_kernel": "flash2", "fused_norms": False}
                 earlier = frameworks()["torchtitan"].model_copy(update=then)
-                with patch.dict(frameworks(), {"torchtitan": earlier}):
-                    judged.append(judge(f"{name}, FlashAttention 2", of_precision, calibration))
+                with patch.dict(frameworks(), {"torchtitan": earlier}):  # copies, as a row keeps its table
+                    copies = [replace(row) for row in of_precision]
+                    judged.append(judge(f"{name}, FlashAttention 2", copies, calibration))
     steps = [row for row in read_usable_runs(H100_STEPS, gpus)[0] if row.row_id not in H100_NOT_COMPARED]
     for kind, convolutional in (("decoders and BERT", False), ("ResNets", True)):
         of_kind = [row for row in steps if row.setup.model.convolutional == convolutional]

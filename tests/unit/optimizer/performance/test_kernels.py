@@ -27,7 +27,7 @@ def profiled() -> dict[tuple[str, ...], dict[str, float]]:
     measured: dict[tuple[str, ...], dict[str, float]] = {}
     with (RESULTS / "h200_kernels_202611.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["kernel"].startswith("all: ") and not row["model"].startswith("resnet"):
+            if row["kernel"].startswith("all: ") and not row["model"].startswith(("resnet", "mixtral")):
                 kinds = measured.setdefault(tuple(row[name] for name in SETTINGS), {})
                 kinds[row["kernel"].removeprefix("all: ")] = float(row["seconds"])
     return measured
@@ -40,7 +40,7 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
         row = next(row for row in csv.DictReader(file) if row["suite"] == "h200" and row["model"] == model)
     row |= {"seq_len": seq_len, "micro_batch": micro_batch, "activation_checkpointing": checkpointing}
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
-    row |= {"experts_implementation": "loop" if row["experts"] else "", "tensor_parallel": "1", "attention": "flash"}
+    row |= {"tensor_parallel": "1", "attention": "flash"}
     setup = read_row(Row(row), gpu_table())
     parts = step_seconds(StepTable(setup.case()), setup.coefficients(CALIBRATION))
     return {part: float(np.ravel(seconds)[0]) for part, seconds in parts.items()}

@@ -149,7 +149,7 @@ def test_fitted_factors_stay_near_what_single_operations_measured() -> None:
     flops, moved, seconds = (np.array([float(row[name]) for row in products]) for name in ("flop", "bytes", "seconds"))
     byte_per_s = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY
     flop_per_s = gpu.peak_tflop_per_s["bf16"] * 1e12 * c.matmul_efficiency
-    error = (flops / flop_per_s + c.matmul_traffic * moved / byte_per_s) / seconds - 1
+    error = (flops / flop_per_s + kernels.PRODUCT_TRAFFIC * moved / byte_per_s) / seconds - 1
     assert len(products) > 100
     assert abs(np.median(error)) < 0.12
     assert np.percentile(np.abs(error), 90) < 0.25
@@ -171,9 +171,8 @@ def test_flash_attention_takes_what_its_kernels_took() -> None:
             if len(passes) < 2 or int(batch) * int(seq_len) < 16384 or int(head_dim) not in {64, 128}:
                 continue
             half = kernels.CAUSAL_HALF_LENGTH if causal == "1" else kernels.HALF_LENGTH
-            slower = (1 + half / int(seq_len)) * (1 + kernels.HALF_HEAD / int(head_dim)) / (1 + kernels.HALF_HEAD / 128)
             share = kernels.attention_share("Hopper", kernel)
-            predicted_s = sum(float(row["flop"]) for row in passes) * slower / (989.5e12 * share)
+            predicted_s = sum(float(row["flop"]) for row in passes) * (1 + half / int(seq_len)) / (989.5e12 * share)
             errors.append(predicted_s / sum(float(row["seconds"]) for row in passes) - 1)
         assert len(errors) >= 3
         assert np.abs(errors).mean() < 0.10, (variant, errors)
