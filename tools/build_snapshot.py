@@ -13,6 +13,7 @@ import gzip
 import json
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +24,8 @@ from optimizer.catalog.gpus import DATA, read_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
 from optimizer.catalog.snapshot import SHIPPED, Snapshot, build_catalog, list_sources, write_snapshot
 from optimizer.catalog.sources import Skipped, instance_types, offerings
-from optimizer.catalog.tables import InterruptionBand, OfferRow, Tables, Zones
-from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice, InstanceType
+from optimizer.catalog.tables import Tables
+from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice, InstanceType, InterruptionBand, Offer, Zones
 
 INPUTS = DATA / "inputs"
 _MOTO = Path(str(metadata.distribution("moto").locate_file("moto"))) / "ec2" / "resources"
@@ -90,10 +91,11 @@ def build() -> tuple[Tables, list[Skipped]]:
         types |= parsed
         skipped += unusable
 
-    offers: dict[tuple[str, str], OfferRow] = {}
+    offers: dict[tuple[str, str], Offer] = {}
 
     def update(place: Place, **facts: Any) -> None:
-        offers[place] = (offers.get(place) or OfferRow(*place))._replace(**facts)
+        offer = offers.get(place) or Offer(instance=types[place[0]], region=place[1])
+        offers[place] = replace(offer, **facts)
 
     def leave_out(source: str, place: Place, reason: str) -> None:
         skipped.append(Skipped(source=source, place=" in ".join(place), reason=reason))
@@ -119,7 +121,7 @@ def build() -> tuple[Tables, list[Skipped]]:
         offer = offers[place]
         if on_demand and (offer.on_demand is None or on_demand.as_of > offer.on_demand.as_of):
             update(place, on_demand=on_demand)
-        if spot and spot.zone_id in (offer.zones.ids if offer.zones else ()):
+        if spot and spot.zone_id in offer.zone_ids:
             quoted[place].append(spot)
         elif spot:
             leave_out(QUOTES, place, f"zone {spot.zone_id} does not offer the type")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,9 @@ from optimizer.catalog.snapshot import Snapshot
 from optimizer.catalog.sources import Skipped, capacity_manager, instance_types, offerings, price_list, spot_history
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
-from optimizer.catalog.tables import OfferRow, Tables, Zones
+from optimizer.catalog.tables import Tables
 from optimizer.contract.errors import DataMissingError, GpufleetError
-from optimizer.contract.hardware import HourlyPrice, InstanceType
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer, Zones
 
 # Well below the limits of EC2's describe calls (by account and region) and of the price list (by account)
 # (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
@@ -99,7 +99,7 @@ def refresh(
     """
     tables, now = snapshot.read_newest().tables, datetime.now(UTC)
     known_types = {instance.name for instance in tables.instance_types}
-    known_regions = {row.region for row in tables.offers}
+    known_regions = {offer.region for offer in tables.offers}
 
     def read(region: str) -> RegionAnswer:
         if spot_types is None:
@@ -131,9 +131,9 @@ def refresh(
 def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAnswer:
     answer = RegionAnswer(region=region, spot_types=frozenset(types))
     offered = {
-        row.instance_type: row.zones.ids
-        for row in tables.offers
-        if row.region == region and row.instance_type in types and row.zones
+        offer.instance.name: offer.zone_ids
+        for offer in tables.offers
+        if offer.region == region and offer.instance.name in types and offer.zones
     }
     try:
         ec2 = clients.ec2(region)
@@ -223,27 +223,28 @@ def merge(tables: Tables, answer: RegionAnswer, today: date) -> Tables:
     """Merge one region's answers; earlier facts of a failed source stay."""
     region = answer.region
     types = {instance.name: instance for instance in tables.instance_types} | (answer.types or {})
-    rows = {row.instance_type: row for row in tables.offers if row.region == region}
+    offers = [replace(offer, instance=types[offer.instance.name]) for offer in tables.offers]
+    own = {offer.instance.name: offer for offer in offers if offer.region == region}
     for source in (answer.zones, answer.prices, answer.spot):
         for name in source or ():
             if name in types:
-                rows.setdefault(name, OfferRow(instance_type=name, region=region))
-    merged = [_merge_row(row, answer, today) for row in rows.values()]
+                own.setdefault(name, Offer(instance=types[name], region=region))
+    merged = [_merge_offer(offer, answer, today) for offer in own.values()]
     units = [
         UnitPrice(item=item, region=region, usd=usd, source=price_list.ORIGIN, as_of=today)
         for item, usd in answer.units.items()
     ]
     return Tables(
         instance_types=list(types.values()),
-        offers=[row for row in tables.offers if row.region != region]
-        + [row for row in merged if row.zones or row.on_demand],
+        offers=[offer for offer in offers if offer.region != region]
+        + [offer for offer in merged if offer.zones or offer.on_demand],
         unit_prices=[price for price in tables.unit_prices if price.region != region or price.item not in answer.units]
         + units,
     )
 
 
-def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
-    name = row.instance_type
+def _merge_offer(offer: Offer, answer: RegionAnswer, today: date) -> Offer:
+    name = offer.instance.name
     facts: dict[str, Any] = {}
     if answer.zones is not None:
         ids = answer.zones.get(name)
@@ -253,10 +254,10 @@ def _merge_row(row: OfferRow, answer: RegionAnswer, today: date) -> OfferRow:
         for kind in ("on_demand", "reserved_1yr"):
             usd: float | None = getattr(price, kind, None)
             facts[kind] = None if usd is None else HourlyPrice(usd_per_hour=usd, source=price_list.ORIGIN, as_of=today)
-    row = row._replace(**facts)
+    offer = replace(offer, **facts)
     if answer.spot is None or (answer.spot_types is not None and name not in answer.spot_types):
-        return row
-    return row.with_spot(
+        return offer
+    return offer.with_spot(
         HourlyPrice(usd_per_hour=usd, source=spot_history.PRICE_SOURCE, as_of=today, zone_id=zone_id)
         for usd, zone_id in answer.spot.get(name, ())
     )
@@ -266,25 +267,25 @@ def drop_contradictions(tables: Tables) -> tuple[Tables, list[str]]:
     """Leave out spot and reserved prices above on-demand, and spot prices of zones without the type; list them."""
     dropped = []
     offers = []
-    for row in tables.offers:
-        zone_ids = row.zones.ids if row.zones else ()
+    for offer in tables.offers:
+        zone_ids = offer.zone_ids
         kept: dict[str, list[HourlyPrice]] = {"spot": [], "reserved_1yr": []}
-        for kind, price in (("reserved_1yr", row.reserved_1yr), *(("spot", p) for p in (row.spot, *row.dearer_spot))):
+        for kind, price in (("reserved_1yr", offer.reserved_1yr), *(("spot", p) for p in offer.spot_by_zone)):
             if price is None:
                 continue
-            if row.on_demand is not None and price.is_above(row.on_demand):
-                why = f"is above on-demand {row.on_demand.usd_per_hour} ({row.on_demand.as_of})"
+            if offer.on_demand is not None and price.is_above(offer.on_demand):
+                why = f"is above on-demand {offer.on_demand.usd_per_hour} ({offer.on_demand.as_of})"
             elif price.zone_id and price.zone_id not in zone_ids:
-                as_of = row.zones.as_of if row.zones else None
+                as_of = offer.zones.as_of if offer.zones else None
                 why = f"is of zone {price.zone_id}, which does not offer the type ({as_of})"
             else:
                 kept[kind].append(price)
                 continue
             dropped.append(
-                f"{kind} price of {row.instance_type} in {row.region}: {price.usd_per_hour} USD per hour "
+                f"{kind} price of {offer.instance.name} in {offer.region}: {price.usd_per_hour} USD per hour "
                 f"({price.source}, {price.as_of}) {why}, left out"
             )
-        offers.append(row._replace(reserved_1yr=next(iter(kept["reserved_1yr"]), None)).with_spot(kept["spot"]))
+        offers.append(replace(offer, reserved_1yr=next(iter(kept["reserved_1yr"]), None)).with_spot(kept["spot"]))
     return tables._replace(offers=offers), dropped
 
 

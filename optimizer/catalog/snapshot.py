@@ -24,9 +24,8 @@ from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.learned import Learned, LearnedStack
 from optimizer.catalog.model import Catalog, Source
-from optimizer.catalog.tables import OfferRow, Tables, encode_tables, parse_tables
+from optimizer.catalog.tables import Tables, encode_tables, parse_tables
 from optimizer.contract.errors import DataMissingError
-from optimizer.contract.hardware import InstanceType, Offer
 
 FORMAT_VERSION = 7
 FILE = "catalog.json"
@@ -145,16 +144,14 @@ def _build_usable(snapshot: Snapshot) -> Catalog:
 
 
 def build_catalog(snapshot: Snapshot) -> Catalog:
-    """The catalog of a snapshot; DataMissingError for an offer of an unknown type, or without any on-demand price."""
+    """The catalog of a snapshot; DataMissingError without any on-demand price."""
     tables = snapshot.tables
-    types = {instance.name: instance for instance in tables.instance_types}
-    offers = tuple(_build_offer(row, types, snapshot.origin) for row in tables.offers)
-    dates = [offer.on_demand.as_of for offer in offers if offer.on_demand]
+    dates = [offer.on_demand.as_of for offer in tables.offers if offer.on_demand]
     if not dates:
         raise _unusable(Path(snapshot.origin), "holds no on-demand price")
     return Catalog(
-        offers=offers,
-        instance_types=tuple(types[name] for name in sorted(types)),
+        offers=tuple(tables.offers),
+        instance_types=tuple(sorted(tables.instance_types, key=lambda instance: instance.name)),
         gpus=tuple(gpu_table().values()),
         unit_prices=tuple(tables.unit_prices),
         sources=list_sources(tables),
@@ -162,24 +159,6 @@ def build_catalog(snapshot: Snapshot) -> Catalog:
         as_of=min(dates),
         origin=snapshot.origin,
         notes=snapshot.notes,
-    )
-
-
-def _build_offer(row: OfferRow, types: Mapping[str, InstanceType], origin: str) -> Offer:
-    instance = types.get(row.instance_type)
-    if instance is None:
-        raise _unusable(Path(origin), f"an offer in {row.region} is of unknown type {row.instance_type!r}")
-    return Offer(
-        instance=instance,
-        region=row.region,
-        zone_ids=row.zones.ids if row.zones else (),
-        on_demand=row.on_demand,
-        reserved_1yr=row.reserved_1yr,
-        capacity_block=row.capacity_block,
-        spot=row.spot,
-        dearer_spot=row.dearer_spot,
-        interruption_band=(row.interruptions.low, row.interruptions.high) if row.interruptions else None,
-        interruption_as_of=row.interruptions and row.interruptions.as_of,
     )
 
 

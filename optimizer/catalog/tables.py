@@ -1,64 +1,25 @@
-"""The catalog's three tables: their rows, and their JSON, with one row a line.
-
-Rows are named tuples: a dataclass takes ten times as long to define, and every command reads them.
-"""
+"""The catalog's three tables, and their JSON, with one row a line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import date
 from typing import Any, NamedTuple
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
-from optimizer.contract.hardware import Gpu, HourlyPrice, InstanceType
+from optimizer.contract.hardware import Gpu, HourlyPrice, InstanceType, InterruptionBand, Offer, Zones
 
 OFFER_PRICES = ("on_demand", "reserved_1yr", "capacity_block", "spot")
-
-
-class Zones(NamedTuple):
-    """Ids of the zones that offer a type ("use1-az6"), sorted."""
-
-    ids: tuple[str, ...]
-    source: str
-    as_of: date
-
-
-class InterruptionBand(NamedTuple):
-    """Share of instances interrupted in a month, between ``low`` and ``high``; None for the open band ">20%"."""
-
-    low: float
-    high: float | None
-    source: str
-    as_of: date
-
-
-class OfferRow(NamedTuple):
-    """An offer with the source and date of each fact; a fact nobody published is None."""
-
-    instance_type: str
-    region: str
-    zones: Zones | None = None
-    on_demand: HourlyPrice | None = None
-    reserved_1yr: HourlyPrice | None = None
-    capacity_block: HourlyPrice | None = None
-    spot: HourlyPrice | None = None
-    dearer_spot: tuple[HourlyPrice, ...] = ()
-    interruptions: InterruptionBand | None = None
-
-    def with_spot(self, prices: Iterable[HourlyPrice]) -> OfferRow:
-        """Return the row with these spot prices, at most one a zone, all of one source and day."""
-        first, *others = sorted(prices, key=lambda price: (price.usd_per_hour, price.zone_id)) or (None,)
-        return self._replace(spot=first, dearer_spot=tuple(others))
 
 
 class Tables(NamedTuple):
     """The facts of one catalog."""
 
     instance_types: list[InstanceType]
-    offers: list[OfferRow]
+    offers: list[Offer]
     unit_prices: list[UnitPrice]
 
 
@@ -69,8 +30,8 @@ def _parse_type(row: dict[str, Any]) -> InstanceType:
     return InstanceType(**(_dated(row) | {"gpu": gpu, "card_interfaces": tuple(row["card_interfaces"])}))
 
 
-def _parse_offer(row: dict[str, Any]) -> OfferRow:
-    facts = dict(row)
+def _parse_offer(row: dict[str, Any], types: Mapping[str, InstanceType]) -> Offer:
+    facts = {name: fact for name, fact in row.items() if name != "instance_type"}
     for kind in OFFER_PRICES:
         if kind in row:
             facts[kind] = HourlyPrice(**_dated(row[kind]))
@@ -80,7 +41,7 @@ def _parse_offer(row: dict[str, Any]) -> OfferRow:
         facts["interruptions"] = InterruptionBand(**_dated(row["interruptions"]))
     if "dearer_spot" in row:
         facts["dearer_spot"] = tuple(HourlyPrice(**_dated(price)) for price in row["dearer_spot"])
-    return OfferRow(**facts)
+    return Offer(instance=types[row["instance_type"]], **facts)
 
 
 def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
@@ -93,23 +54,23 @@ def _dated(fact: dict[str, Any]) -> dict[str, Any]:
     return fact | {"as_of": date.fromisoformat(fact["as_of"])}
 
 
-# Parsers of rows by the name of Tables' field. After a change of rows, raise snapshot.FORMAT_VERSION and rebuild it.
-TABLES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "instance_types": _parse_type,
-    "offers": _parse_offer,
-    "unit_prices": _parse_unit_price,
-}
-
-
 def parse_tables(document: dict[str, Any]) -> Tables:
-    """Return the tables of a file; KeyError, TypeError or ValueError: other fields, an unknown GPU or unit price."""
-    return Tables(**{name: list(map(parse, document[name])) for name, parse in TABLES.items()})
+    """Return the tables of a file; KeyError, TypeError or ValueError: other fields, an unknown GPU, type or unit price.
+
+    After a change of rows, raise snapshot.FORMAT_VERSION and rebuild it.
+    """
+    types = {row["name"]: _parse_type(row) for row in document["instance_types"]}
+    return Tables(
+        instance_types=list(types.values()),
+        offers=[_parse_offer(row, types) for row in document["offers"]],
+        unit_prices=list(map(_parse_unit_price, document["unit_prices"])),
+    )
 
 
 def encode_tables(tables: Tables) -> str:
     """Return the tables as members of a JSON object, sorted by type and region, or by item and region."""
     members = []
-    for name in TABLES:
+    for name in Tables._fields:
         rows = sorted(
             map(_plain, getattr(tables, name)), key=lambda row: [str(value) for value in list(row.values())[:2]]
         )
@@ -124,13 +85,13 @@ def _plain(fact: Any) -> Any:
         return fact.key
     if isinstance(fact, date):
         return fact.isoformat()
-    if isinstance(fact, OfferRow | Zones | InterruptionBand):
-        values = ((name, value, fact._field_defaults.get(name, ...)) for name, value in fact._asdict().items())
-        return {name: _plain(value) for name, value, default in values if value != default}
-    if isinstance(fact, InstanceType | UnitPrice | HourlyPrice):
-        return {
+    if isinstance(fact, Zones | InterruptionBand):
+        return {name: _plain(value) for name, value in fact._asdict().items()}
+    if isinstance(fact, Offer | InstanceType | UnitPrice | HourlyPrice):
+        facts = {
             field.name: float(value) if field.type == "float" else _plain(value)
             for field in fields(fact)
-            if (value := getattr(fact, field.name)) != field.default
+            if field.name != "instance" and (value := getattr(fact, field.name)) != field.default
         }
+        return {"instance_type": fact.instance.name, **facts} if isinstance(fact, Offer) else facts
     return [_plain(item) for item in fact] if isinstance(fact, tuple) else fact

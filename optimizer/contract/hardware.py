@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
 from optimizer.contract.units import HOURS_PER_YEAR
@@ -106,6 +106,23 @@ class HourlyPrice:
         return self.usd_per_hour > other.usd_per_hour + 0.5e-4 + 1e-9
 
 
+class Zones(NamedTuple):
+    """Ids of the zones that offer a type ("use1-az6"), sorted."""
+
+    ids: tuple[str, ...]
+    source: str
+    as_of: date
+
+
+class InterruptionBand(NamedTuple):
+    """Share of instances interrupted in a month, between ``low`` and ``high``; None for the open band ">20%"."""
+
+    low: float
+    high: float | None
+    source: str
+    as_of: date
+
+
 def break_even_hours(commitment: HourlyPrice | None, other: HourlyPrice | None) -> float | None:
     """Return the hours of use in a year from which a commitment costs less than ``other``.
 
@@ -136,27 +153,40 @@ class Offer:
     """One instance type in one region with its prices; an unpublished price is None, never a guess.
 
     Attributes:
-        zone_ids: zone ids that offer the type ("use1-az6"), sorted; empty where unknown.
+        zones: those that offer the type; None where unknown.
         reserved_1yr: a Reserved Instance of one year, nothing upfront.
         capacity_block: published rate of an hour of a Capacity Block; each block is offered at its own.
         spot: of the cheapest zone; of the whole region where it is derived.
         dearer_spot: of the other zones, the cheapest first.
-        interruption_band: Spot Advisor's share of instances interrupted in a month, (low, high); high is None for the
-            open band ">20%"; None without a row. ``interruption_as_of`` is its date.
+        interruptions: Spot Advisor's band; None without a row.
         learned_spot: events that the user's stacks saw in its spot pools.
     """
 
     instance: InstanceType
     region: str
-    zone_ids: tuple[str, ...] = ()
+    zones: Zones | None = None
     on_demand: HourlyPrice | None = None
     reserved_1yr: HourlyPrice | None = None
     capacity_block: HourlyPrice | None = None
     spot: HourlyPrice | None = None
     dearer_spot: tuple[HourlyPrice, ...] = ()
-    interruption_band: tuple[float, float | None] | None = None
-    interruption_as_of: date | None = None
+    interruptions: InterruptionBand | None = None
     learned_spot: tuple[LearnedPool, ...] = ()
+
+    @property
+    def zone_ids(self) -> tuple[str, ...]:
+        """Ids of the zones that offer the type; empty where unknown."""
+        return self.zones.ids if self.zones else ()
+
+    @property
+    def interruption_band(self) -> tuple[float, float | None] | None:
+        """Lowest and highest share of instances interrupted in a month."""
+        return self.interruptions[:2] if self.interruptions else None
+
+    def with_spot(self, prices: Iterable[HourlyPrice]) -> Offer:
+        """Return the offer with these spot prices, at most one a zone, all of one source and day."""
+        first, *others = sorted(prices, key=lambda price: (price.usd_per_hour, price.zone_id)) or (None,)
+        return replace(self, spot=first, dearer_spot=tuple(others))
 
     @property
     def spot_by_zone(self) -> tuple[HourlyPrice, ...]:

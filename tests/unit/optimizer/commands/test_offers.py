@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -136,22 +135,6 @@ def test_nothing_found_ends_with_status_3_and_an_empty_result(run: Gpufleet, out
     code, out, err = run("--gpu", "H100", "--count", "16", "--format", output_format)
     assert (code, out) == (3, stdout)
     assert "no offer of 892 passes all the filters" in err
-
-
-def test_an_empty_catalog_ends_with_status_4(run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "catalog.json").write_bytes(b"")
-    monkeypatch.setenv("GPUFLEET_CATALOG", str(tmp_path))
-    code, out, err = run()
-    assert (code, out) == (4, "")
-    assert f"catalog {tmp_path}/catalog.json is no catalog" in err
-    assert "limit:" in err and "why:" in err and "next: unset GPUFLEET_CATALOG" in err
-
-
-def test_the_table_is_whole_on_a_narrow_terminal(run: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = run("--instance-type", "p6-b300.48xlarge", "--region", "us-east-1")
-    assert "…" not in out
-    assert "p6-b300.48xlarge" in out and "142.4" in out
 
 
 def test_aws_rows_are_the_same_with_and_without_other_clouds(run: Gpufleet) -> None:
