@@ -1,7 +1,9 @@
 # shellcheck shell=bash disable=SC2034 # the scripts that source this use the variables
-# Settings and functions of all steps and checks. Sourced, never run.
+# Strict mode, settings and functions of all steps and checks. Sourced, never run.
+set -euo pipefail
 
 BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$BOOTSTRAP_DIR/versions.sh"
 
 # Settings with their defaults.
 : "${ROOT:=}"                    # prefix of every system path; empty on a node, a folder in tests
@@ -17,7 +19,6 @@ BOOTSTRAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${PCIE_MIN_WIDTH:=8}"                    # least lanes of a GPU; some GPU types of EC2 have 8
 : "${GPU_ANSWER_LIMIT_S:=60}"               # nvidia-smi's answer while training, s
 : "${TIME_SYNC_TIMEOUT_S:=60}"              # wait for chrony's first synchronisation, s
-: "${CLOCK_LIMIT_S:=60}"                    # greatest difference from S3's clock, s
 : "${SMOKE_TIMEOUT_S:=600}"                 # limit of the smoke test, s
 : "${GPUFLEET_RUN_DIR:=$ROOT/run/gpufleet}" # files between the node's processes; gone after a reboot
 : "${WHEELS_KEY:=bootstrap/wheels.tar}"     # object of the stack's bucket with the wheels of requirements-node.txt
@@ -31,6 +32,14 @@ LOG_FILE=$LOG_DIR/node-init.log
 LAUNCH_HOOK=gpufleet-launch        # of every group (infra/naming.py)
 DRAIN_FILE=$GPUFLEET_RUN_DIR/drain # format: bootstrap/training/notices.py
 TRAIN_LOG=$LOG_DIR/train.log       # of gpufleet-train.service; the CloudWatch agent sends it
+
+# User data writes node.env in the syntax of shells, and systemd reads it too (bootstrap/contract/node_env.py).
+if [[ -r $NODE_ENV ]]; then
+  set -a
+  # shellcheck disable=SC1090
+  source "$NODE_ENV"
+  set +a
+fi
 
 # A system service's PATH lacks the programs of the EFA installer and CUDA.
 PATH=$PATH:$ROOT/opt/amazon/efa/bin:$ROOT/usr/local/cuda/bin
@@ -65,33 +74,6 @@ retry() {
     if ((attempt < attempts)); then sleep "$RETRY_DELAY_S"; fi
   done
   return 1
-}
-
-# load_node_env: export the variables of node.env, in the syntax that systemd reads too
-# (bootstrap/contract/node_env.py).
-load_node_env() {
-  local line name value number=0
-  [[ -r $NODE_ENV ]] || die "$NODE_ENV cannot be read: user data writes it before it starts node_init.sh"
-  while IFS= read -r line || [[ -n $line ]]; do
-    number=$((number + 1))
-    [[ -z $line || $line == \#* ]] && continue
-    # Without the value: a command may hold a token.
-    [[ $line =~ ^(GPUFLEET_[A-Z_0-9]+)=(.*)$ ]] || die "$NODE_ENV line $number is not GPUFLEET_NAME=value"
-    name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
-    case $value in
-      # A quote inside a value is written '"'"'.
-      \'*\') value=${value:1:${#value}-2} && value=${value//"'\"'\"'"/"'"} ;;
-      \"*\") value=${value:1:${#value}-2} ;;
-    esac
-    export "$name=$value"
-  done <"$NODE_ENV"
-}
-
-require_env() {
-  local name
-  for name in "$@"; do
-    [[ -n ${!name:-} ]] || die "$name is missing from $NODE_ENV; bootstrap/contract/node_env.py says what it holds"
-  done
 }
 
 # set_runtime NAME VALUE: write a line of runtime.env for gpufleet-train.service.
@@ -142,12 +124,6 @@ efa_fault() {
       return
     fi
   done <"$BOOTSTRAP_DIR/known-bad.csv"
-}
-
-# gpu_count: print the plan's GPUs of this node; a fraction of a GPU shows as one device.
-gpu_count() {
-  local whole=${GPUFLEET_GPUS_PER_NODE%%.*}
-  echo "$((whole > 0 ? whole : 1))"
 }
 
 os_release() {
@@ -237,12 +213,6 @@ imds() {
   printf 'X-aws-ec2-metadata-token: %s' "$token" |
     "${asked[@]}" --header @- "$IMDS_URL/latest/meta-data/$1" ||
     die "the instance metadata service does not answer $1"
-}
-
-# watch_notices [OPTION...]: write DRAIN_FILE when a notice says that this node ends; run it in the background. It runs
-# in the system's Python, as notices also come before or without an environment with torch.
-watch_notices() {
-  PYTHONPATH=${BOOTSTRAP_DIR%/*} exec python3 -m bootstrap.training.watcher "$DRAIN_FILE" "$@"
 }
 
 drain_reason() {

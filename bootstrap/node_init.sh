@@ -4,14 +4,16 @@
 # Runs every script of steps/ with a line "# Order: N", by N. Each step ends early where its work is done, so a set-up
 # that was cut off can start again. Any failure ends the node: the launch hook gets ABANDON and the Auto Scaling group
 # starts another instance. A notice that this node ends stops the running step.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh" || exit 1
 
 current=start
 step="" heartbeats="" watcher=""
+# Writes DRAIN_FILE when a notice says that this node ends. The system's Python runs it, as notices also come before or
+# without an environment with torch.
+watch_notices=(env "PYTHONPATH=${BOOTSTRAP_DIR%/*}" python3 -m bootstrap.training.watcher "$DRAIN_FILE" --once)
 
 on_exit() {
-  local status=$? failed=""
+  local status=$?
   trap - EXIT
   if [[ -n $step ]]; then kill "$step" 2>/dev/null || true; fi
   if [[ -n $heartbeats ]]; then kill -- "-$heartbeats" "$heartbeats" 2>/dev/null || true; fi
@@ -20,29 +22,26 @@ on_exit() {
   if [[ -e $DRAIN_FILE ]]; then
     log "this node is taken away during $current: $(drain_reason)"
   else
-    failed=$current
     log "FAIL node set-up failed in $current with exit code $status after $SECONDS s: this node is replaced"
+    # The console output stays readable for about an hour after the instance is gone (GetConsoleOutput).
+    if [[ -w $ROOT/dev/console ]]; then tail -n 5 "$LOG_FILE" >"$ROOT/dev/console" || true; fi
     # Bounded: the instance costs money until ABANDON.
-    timeout 60 "$BOOTSTRAP_DIR/steps/report-failure.sh" "$current" "$status" || log "the failure could not be reported"
+    timeout 60 python3 "$BOOTSTRAP_DIR/agent" report-failure "$current" "$status" || log "the failure could not be reported"
   fi
   # A node in service, or one whose ABANDON fails, ends itself rather than wait for the hook's timeout: the launch
   # template makes a shutdown a termination, and the group replaces the node.
   if "$BOOTSTRAP_DIR/steps/complete-launch-hook.sh" ABANDON || [[ -e $DRAIN_FILE ]]; then
-    leave_group "$failed"
+    leave_group
   else
     log "ABANDON failed, shutting down" && shutdown -h now
   fi
   exit "$status"
 }
 
-# leave_group FAILED: wait until the group ends this abandoned node, and complete the terminate hook: there is nothing to
-# save. The host of a node whose tests FAILED is held first: EC2 could hand it to the replacement.
+# leave_group: wait until the group ends this abandoned node, and complete the terminate hook: there is nothing to save.
 leave_group() {
-  [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "$BOOTSTRAP_DIR/steps/wait-for-drain.sh" || true
+  [[ -e $DRAIN_FILE ]] || timeout "$LEAVE_LIMIT_S" "${watch_notices[@]}" || true
   if [[ -e $DRAIN_FILE ]]; then
-    case $1 in
-      check-health | check-xid-errors | run-smoke-test) agent hold-host || log "the host could not be held" ;;
-    esac
     agent complete-terminate-hook || log "the terminate hook could not be completed; its timeout will"
   else
     log "the group has not ended this node within $LEAVE_LIMIT_S s, shutting down" && shutdown -h now
@@ -83,7 +82,6 @@ rm -f "$DRAIN_FILE"
 trap on_exit EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
-load_node_env
 export NODE_INIT_TIMEOUT_S=$((NODE_INIT_TIMEOUT_S + ${GPUFLEET_STAGING_LIMIT_S:-0}))
 
 case $(cat "$STATE_DIR/launch-hook" 2>/dev/null || true) in
@@ -97,7 +95,7 @@ esac
 
 setsid "$BOOTSTRAP_DIR/steps/send-heartbeats.sh" 9>&- &
 heartbeats=$!
-watch_notices --once 9>&- &
+"${watch_notices[@]}" 9>&- &
 watcher=$!
 steps=$(in_order steps)
 for name in $steps; do run_step "$name"; done

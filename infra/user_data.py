@@ -55,8 +55,6 @@ def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> Node
         "GPUFLEET_TRAIN_ARCHIVE": facts.train_archive,
         "GPUFLEET_TRAIN_COMMAND": settings.command,
         "GPUFLEET_IMAGE": settings.image,
-        # Reserved capacity has no room for a replacement.
-        "GPUFLEET_AGENT": '{"bad_host_hold_s": 0}' if settings.in_reservation else "",
         "GPUFLEET_STANDBY": "1" if settings.standby else "",
         "GPUFLEET_TRAIN_ROLE_ARN": names.training_role_arn if settings.isolate_training else "",
         "GPUFLEET_TRAIN_DATA": settings.data,

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +20,7 @@ from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.group import STATE_KEY, GroupClient
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.timings import LEASE
 
 
@@ -29,7 +29,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 bootstrap/agent", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("complete-terminate-hook", help="let the group end this node now")
-    commands.add_parser("hold-host", help="wait until the group is complete without this node, which failed its tests")
     commands.add_parser("extend-terminate-hook", help="send a heartbeat of the terminate hook")
     commands.add_parser("ask-to-be-replaced", help="mark this node unhealthy")
     commands.add_parser("check-lease", help="leave the group where the controller is silent")
@@ -37,10 +36,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     commands.add_parser(
         "run-python", help="run the training's Python with the rest of the arguments (in its container)"
     )
-    tell = commands.add_parser("tell", help="report to the controller")
-    tell.add_argument("state")
-    tell.add_argument("exit_status", type=int)
-    tell.add_argument("step", nargs="?", default="")
+    failure = commands.add_parser("report-failure", help="send the set-up's log, and tell the controller what failed")
+    failure.add_argument("step")
+    failure.add_argument("exit_status", type=int)
     # argparse would take the first option of the other program for its own.
     runs_python = arguments[:1] == ["run-python"]
     options = parser.parse_args(arguments[:1] if runs_python else arguments)
@@ -54,16 +52,16 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             return supervise(settings)
         if options.command == "complete-terminate-hook":
             group.complete_terminate_hook()
-        elif options.command == "hold-host":
-            from bootstrap.agent.ending import hold_host
-
-            hold_host(group, settings, settings.limits.bad_host_hold_s, lambda: True)
         elif options.command == "extend-terminate-hook":
             group.extend_terminate_hook()
         elif options.command == "ask-to-be-replaced":
             return 0 if group.ask_to_be_replaced() else 1
-        elif options.command == "tell":
-            return 0 if group.report(options.state, options.exit_status, options.step) else 1
+        elif options.command == "report-failure":
+            title = f"node set-up failed in {options.step}"
+            is_sent = group.send_log("node-init", title, settings.log_file.with_name("node-init.log"))
+            # What the stack was given is at fault, and every node would fail alike.
+            state = "gave-up" if options.exit_status == EXIT_AT_FAULT else "unfit"
+            return 0 if group.report(state, options.exit_status, options.step) and is_sent else 1
         elif options.command == "check-lease":
             _check_lease(settings, group)
         elif runs_python:
@@ -94,13 +92,13 @@ def _check_lease(settings: Settings, group: GroupClient) -> None:
     good (function deleted, role changed, scheduler down), paid nodes must not go on. gpufleet-lease.timer looks every
     five minutes.
     """
-    written = group.written_at(STATE_KEY)
+    written = group.state_written_at()
     # An unreadable state is no silence: a node that only lost its way to S3 goes on.
     if written is None:
         raise AgentError(
             f"s3://{settings.bucket}/{STATE_KEY} cannot be read: nobody knows whether the controller meters"
         )
-    silent_s = int(time.time() - _unix_seconds(written))
+    silent_s = int(time.time() - datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp())
     if silent_s <= LEASE.total_seconds():
         return
     log(
@@ -109,18 +107,6 @@ def _check_lease(settings: Settings, group: GroupClient) -> None:
     )
     if not group.leave():
         raise AgentError("this node could not leave its group; the next check tries again")
-
-
-def _unix_seconds(written: str) -> float:
-    """Unix seconds of a time in ISO 8601 (AWS CLI 2) or as S3's header has it (AWS CLI 1)."""
-    try:
-        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        pass
-    try:
-        return parsedate_to_datetime(written).timestamp()
-    except (TypeError, ValueError):
-        raise AgentError(f"{STATE_KEY} was written at {written}, which is no time") from None
 
 
 if __name__ == "__main__":

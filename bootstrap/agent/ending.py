@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-from bootstrap.agent.commands import run_step
-from bootstrap.agent.group import GroupClient
 from bootstrap.agent.messages import log
 from bootstrap.agent.node import SupervisedNode
-from bootstrap.agent.settings import Settings
 from bootstrap.contract.report import EXIT_AT_FAULT
 
 # For the newest report, within the few seconds that the notice leaves.
@@ -49,50 +43,19 @@ def be_replaced(node: SupervisedNode, fault: str, check: str) -> int:
     while not node.group.ask_to_be_replaced() and node.leaving() is None:
         log("the group could not be told that this node is unhealthy; trying again")
         node.rest(node.settings.limits.tell_delay_s)
-    _stand_by(node, node.settings.limits.bad_host_hold_s)
+    _stand_by(node)
     return 0
 
 
-def _stand_by(node: SupervisedNode, hold_s: float = 0.0) -> None:
+def _stand_by(node: SupervisedNode) -> None:
     log("waiting for the group to end this node, which is paid until then")
     while (notice := node.leaving()) is None:
         node.tick()
     log(f"leaving: {notice}")
-    hold_host(node.group, node.settings, hold_s, lambda: _is_ended_by_group(node))
     leave(node)
-
-
-def _is_ended_by_group(node: SupervisedNode) -> bool:
-    notice = node.leaving()
-    return notice is not None and notice.source.startswith("autoscaling/")
-
-
-def hold_host(group: GroupClient, settings: Settings, limit_s: float, is_ended_by_group: Callable[[], bool]) -> None:
-    """Occupy this node's host until the replacement has another one; EC2 could hand a free bad host back.
-
-    Auto Scaling launches the replacement while the unhealthy node is still terminating:
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/replace-unhealthy-instance.html
-    A group that ends its run wants no replacement. After a spot notice EC2 takes the host in any case.
-    """
-    if not limit_s:
-        return
-    log(f"holding this host until its replacement is launched, at most {limit_s:g} s")
-    until = time.monotonic() + limit_s
-    while not group.is_full_without_this_node():
-        if not is_ended_by_group():
-            return
-        if time.monotonic() >= until:
-            log(f"no replacement was launched within {limit_s:g} s: its host may be this one again")
-            return
-        # Not rest(), which a notice ends.
-        time.sleep(settings.limits.join_poll_s)
-    log("the group is complete without this node")
 
 
 def _send_log(node: SupervisedNode, title: str) -> None:
     """Send the end of the output to the log group, before the node ends: the image may have no CloudWatch agent."""
-    settings = node.settings
-    if not settings.log_group or not settings.log_file.exists() or not node.group.instance_id():
-        return
-    if run_step("send-log", f"train/{node.group.instance_id()}", title, str(settings.log_file)) is None:
+    if not node.group.send_log("train", title, node.settings.log_file):
         log("the log could not be sent to CloudWatch Logs")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from bootstrap.agent.commands import aws_cli, file_of
+from bootstrap.agent.commands import aws_cli, file_of, output_of
 from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.state import UP
@@ -96,25 +97,6 @@ class GroupClient:
         # Workers, and a state of before groups had places, name none.
         return chosen in ("", *settings.place_groups) and phase in UP
 
-    def is_full_without_this_node(self) -> bool:
-        """Return whether the group has all nodes it wants, launching ones too, besides this; False if AWS is silent.
-
-        The controller lowers a gang's size to the nodes that stay until another is launched.
-        """
-        others = f"[?InstanceId!='{self.instance_id()}' && !starts_with(LifecycleState, 'Terminating')]"
-        count = f"length(AutoScalingGroups[].Instances[] | {others})"
-        counts = self._aws(
-            "autoscaling", "describe-auto-scaling-groups", "--auto-scaling-group-names", *self._settings.place_groups,
-            "--query", f"[{count}, sum(AutoScalingGroups[].DesiredCapacity)]",
-        )  # fmt: skip
-        words = (counts or "").split()
-        if len(words) != 2 or not all(map(str.isdecimal, words)):
-            return False
-        present, wanted = map(int, words)
-        if self._settings.bucket and self._settings.mode == "training":
-            wanted = self._settings.node_count
-        return present >= wanted or not self.is_chosen()
-
     def complete_terminate_hook(self) -> None:
         """Let the group end this node now."""
         hook = self._settings.terminate_hook
@@ -188,19 +170,30 @@ class GroupClient:
                 "--content-type", "application/json",
             )  # fmt: skip
 
-    def written_at(self, key: str) -> str | None:
-        """Time at which an object of the bucket was written, as the AWS CLI prints it.
+    def send_log(self, stream: str, title: str, file: Path) -> bool:
+        """Send the end of a log to the stack's log group: the node's own copy ends with its disks."""
+        settings, instance_id = self._settings, self.instance_id()
+        if not settings.log_group or not file.exists():
+            return True
+        # One event with the last lines; an event holds 256 KB.
+        text = (output_of(["tail", "--lines=200", str(file)], 10.0) or "")[-200_000:]
+        event = [{"timestamp": int(time.time() * 1000), "message": f"{title}\n{text}"}]
+        where = ["--log-group-name", settings.log_group, "--log-stream-name", f"{stream}/{instance_id}"]
+        # After a reboot the stream may exist.
+        self._aws("logs", "create-log-stream", *where)
+        with file_of(json.dumps(event), settings.run_dir) as events:
+            return None is not self._aws("logs", "put-log-events", *where, "--log-events", f"file://{events}")
 
-        A listing tells the time where S3 does not answer for the object, as its key may be disabled. Without a prefix,
-        as the node's role is bound to others (infra/policies/roles.py).
+    def state_written_at(self) -> str | None:
+        """Time at which the controller wrote its state, ISO 8601; None where S3 does not tell.
+
+        The listing tells the time even where the object's key is disabled. It has no prefix, as the node's role may use
+        only others (infra/policies/roles.py).
         """
-        bucket = ("--bucket", self._settings.bucket)
-        written = self._aws("s3api", "head-object", *bucket, "--key", key, "--query", "LastModified")
-        if written is None:
-            written = self._aws(
-                "s3api", "list-objects-v2", *bucket, "--start-after", key[:-1], "--max-keys", "1",
-                "--query", f"Contents[?Key=='{key}'].LastModified | [0]",
-            )  # fmt: skip
+        written = self._aws(
+            "s3api", "list-objects-v2", "--bucket", self._settings.bucket, "--start-after", STATE_KEY[:-1],
+            "--max-keys", "1", "--query", f"Contents[?Key=='{STATE_KEY}'].LastModified | [0]",
+        )  # fmt: skip
         return (written or "").strip().removeprefix("None") or None
 
     def _has_hook(self) -> bool:

@@ -25,8 +25,6 @@ class AgentLimits:
         worker_pause_s: between two runs of a worker's command; the group may end the node in it.
         kill_after_s: until a torchrun that does not end is killed.
         gang_test_s: limit of the gang test; 0 for none.
-        bad_host_hold_s: longest time that a node that failed a test keeps its host; 0 for none. It ends before the
-            shortest terminate hook, 300 s (contract/timings.py).
         join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks, or two attempts to
             take the training's role.
         gpu_check_s: between two looks for a fatal Xid error.
@@ -42,7 +40,6 @@ class AgentLimits:
     worker_pause_s: float = 60.0
     kill_after_s: float = KILL_AFTER_S
     gang_test_s: float = 90.0
-    bad_host_hold_s: float = 240.0
     join_limit_s: float = 1800.0
     join_poll_s: float = 10.0
     gpu_check_s: float = 60.0
@@ -64,7 +61,6 @@ class Settings:
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
         place_groups: groups of the node's place, its own first; a gang of two markets has two.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
-        user: user that torchrun runs as; None: the agent's own.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
         limits: counts and times of the agent.
     """
@@ -94,10 +90,14 @@ class Settings:
         self.train_archive = text("GPUFLEET_TRAIN_ARCHIVE")
         self.train_command = text("GPUFLEET_TRAIN_COMMAND")
         self.train_dir = Path(text("GPUFLEET_TRAIN_DIR", str(Path.cwd())))
-        # A missing user is an error: the training must not run as root.
-        self.user = pwd.getpwnam(user) if (user := text("GPUFLEET_TRAIN_USER")) else None
         self.train_role_arn = text("GPUFLEET_TRAIN_ROLE_ARN")
         self.limits = AgentLimits(**json.loads(text("GPUFLEET_AGENT", "{}")))
+
+    @property
+    def user(self) -> pwd.struct_passwd | None:
+        """User that torchrun runs as; None: the agent's own. A missing one is an error: it must not be root."""
+        name = self.environ.get("GPUFLEET_TRAIN_USER")
+        return pwd.getpwnam(name) if name else None
 
     @property
     def progress_file(self) -> Path:

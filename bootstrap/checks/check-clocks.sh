@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 80
 # No GPU is slowed down by heat or power while it is idle.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 answer=$(query_gpus index,clocks_event_reasons.hw_slowdown,clocks_event_reasons.hw_thermal_slowdown,clocks_event_reasons.hw_power_brake_slowdown,clocks_event_reasons.sw_thermal_slowdown)
 bad=0

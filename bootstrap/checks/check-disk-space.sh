@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 90
 # Root volume and instance-store disks have DISK_MIN_FREE_GIB free.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 enough() {
   local free_gib

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 10
 # The NVIDIA driver is loaded and answers.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 [[ -r $ROOT/proc/driver/nvidia/version ]] || die "the NVIDIA kernel module is not loaded"
 nvidia-smi --list-gpus >/dev/null || die "nvidia-smi ends with $? and cannot list the GPUs"

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 70
 # Every EFA card of the plan is usable from libfabric and by NCCL: no silent fall-back to TCP or to fewer cards.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if ((GPUFLEET_EFA_CARDS == 0)); then exit 0; fi
 # "domain: rdmap16s27-rdm", at least once a card (libfabric 2 has two fabrics); an error without a card:

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 20
 # The GPUs have the plan's number and model, and are whole.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # words TEXT: upper-case words, so that "L4" is not found in "NVIDIA L40S" nor "A100" in "A10G".
 words() {
@@ -12,7 +10,7 @@ words() {
 
 answer=$(query_gpus name)
 mapfile -t names <<<"$answer"
-expected=$(gpu_count)
+expected=$GPUFLEET_GPUS_PER_NODE
 ((${#names[@]} == expected)) || die "${#names[@]} GPUs answer, the plan counts on $expected: a GPU is missing or broken"
 read -ra wanted <<<"$(words "$GPUFLEET_GPU")"
 for name in "${names[@]}"; do

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 30
 # No GPU memory has uncorrected errors, or waits to be retired or remapped.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # Fields a GPU does not have answer [N/A]: Volta and Turing retire pages, Ampere and later remap rows; vGPUs have
 # neither. https://docs.nvidia.com/deploy/dynamic-page-retirement/ and

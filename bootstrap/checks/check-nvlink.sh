@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 60
 # Every NVLink of every GPU is up, on types with NVLink.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # Links of one GPU: https://www.nvidia.com/en-us/data-center/nvlink/ (third to fifth generation, read 2026-11-21).
 case $GPUFLEET_GPU in
@@ -13,7 +11,7 @@ case $GPUFLEET_GPU in
   V100) expected=same ;;
   *) exit 0 ;;
 esac
-if (($(gpu_count) == 1)); then
+if ((GPUFLEET_GPUS_PER_NODE == 1)); then
   log "one GPU: no peer to link to"
   exit 0
 fi
@@ -23,7 +21,7 @@ mapfile -t active < <(awk '
   /^GPU [0-9]+:/ { gpu++ }
   /Link [0-9]+:/ && /GB\/s/ { links[gpu]++ }
   END { for (i = 1; i <= gpu; i++) print links[i] + 0 }' <<<"$status")
-((${#active[@]} == $(gpu_count))) || die "NVLink status tells of ${#active[@]} GPUs, the plan counts on $(gpu_count)"
+((${#active[@]} == GPUFLEET_GPUS_PER_NODE)) || die "NVLink status tells of ${#active[@]} GPUs, the plan counts on $GPUFLEET_GPUS_PER_NODE"
 if [[ $expected == same ]]; then expected=$((active[0] > 0 ? active[0] : 1)); fi
 for gpu in "${!active[@]}"; do
   ((active[gpu] == expected)) || die "GPU $gpu: ${active[gpu]} NVLinks are active, $expected expected"

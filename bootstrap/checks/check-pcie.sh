@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 50
 # Every GPU has at least PCIE_MIN_WIDTH PCIe lanes, and as many as its peers.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # Virtualised and eight-lane GPUs (T4, A10G) never reach the slot's maximum, and an idle GPU lowers its link's
 # generation to save power; so neither is checked.

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 40
 # No Xid error since boot: nothing but the hardware can have caused one.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # https://docs.nvidia.com/deploy/xid-errors/
 messages=$(dmesg) || die "the kernel's messages cannot be read"

@@ -3,7 +3,7 @@
 The set-up adds ``/etc/gpufleet/runtime.env``, which the training command has too: GPUFLEET_PYTHON, GPUFLEET_TRAIN_DIR,
 GPUFLEET_SCRATCH_DIR (local NVMe), GPUFLEET_DATA_DIR (folder or file of gpufleet:data on this node).
 
-Lines are NAME=value, NAME='value' or NAME="value"; nothing is evaluated.
+systemd and a shell read the lines, whose values infra quotes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class NodeEnvironment(PlanEnvironment):
     GPUFLEET_TRAIN_ARCHIVE: str  # key in the bucket, .../train-SHA256.tar.gz; empty for none
     GPUFLEET_TRAIN_COMMAND: str  # empty: the node joins and waits
     GPUFLEET_IMAGE: str  # container image that the training runs in, by digest; empty: the node's own environment
-    GPUFLEET_AGENT: str  # JSON: counts and times of the agent that replace its own (AgentLimits in agent/settings.py)
     GPUFLEET_STANDBY: str  # 1: processes stand by for any command; empty: for the reference trainer
     GPUFLEET_TRAIN_ROLE_ARN: str  # role of the training's own; empty: it has the node's
     GPUFLEET_TRAIN_DATA: str  # s3:// URI or path on the node; empty for none

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Makes apt trust and read NVIDIA's CUDA repository of this Ubuntu release.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if [[ $(dpkg-query --show --showformat '${Version}' cuda-keyring 2>/dev/null || true) == "$CUDA_KEYRING_PIN" ]]; then
   exit 0

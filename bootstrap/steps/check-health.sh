@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 110
 # Runs every script of checks/ and reports every failure: a replaced node cannot be asked again.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 names=$(in_order checks)
 mapfile -t checks <<<"$names"

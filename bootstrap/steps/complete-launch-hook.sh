@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # complete-launch-hook.sh CONTINUE|ABANDON: tells the Auto Scaling group, once, whether this node joins.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 result=$1
 [[ $result == CONTINUE || $result == ABANDON ]] || die "$result is neither CONTINUE nor ABANDON"

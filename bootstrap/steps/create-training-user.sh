@@ -2,8 +2,7 @@
 # Order: 105
 # Makes sure there is the unprivileged user that training runs as, and that it may use the GPUs and EFA cards; the
 # folder of the training code is the user's. The NVMe disks (mount-nvme.sh) are open to all users, as /tmp is.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 user=gpufleet
 if id "$user" >/dev/null 2>&1; then

@@ -2,10 +2,7 @@
 # Order: 100
 # Unpacks the stack's training code into /opt/gpufleet/train, where the agent starts the command. The archive is named
 # by its digest, so every node runs the version that its launch template names.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
-require_env GPUFLEET_BUCKET GPUFLEET_REGION
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if [[ -z ${GPUFLEET_TRAIN_ARCHIVE:-} ]]; then
   log "no training code in the bucket: the command uses what the image has"

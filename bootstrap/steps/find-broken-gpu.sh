@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # find-broken-gpu.sh [--xid]: prints the GPU fault that makes this node unable to train; nothing without one. With --xid
 # only the kernel's messages are read, which takes no time of the GPUs.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 fault=$(fatal_xid_error)
 if [[ -z $fault && ${1:-} != --xid ]] && command -v nvidia-smi >/dev/null; then
-  expected=$(gpu_count)
+  expected=$GPUFLEET_GPUS_PER_NODE
   answering=0
   # nvidia-smi hangs on a GPU that fell off the bus; killed, it may stay in the driver with its output open, so that
   # read has a limit too. Of a lost GPU it writes a sentence: https://github.com/NVIDIA/dcgm-exporter/issues/604

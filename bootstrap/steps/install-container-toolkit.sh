@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # Order: 70
 # Makes sure containers can use the GPUs.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 version=""
 if command -v nvidia-ctk >/dev/null; then

@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # Order: 40
 # Looks for a CUDA toolkit for extensions compiled on the node; installs it on an image of one's own.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # The CUDA image keeps its version in version.json; nvcc is the fallback.
 version=$(sed --silent '/"cuda"/,/}/ s/.*"version"[^"]*"\([0-9.]*\)".*/\1/p' "$ROOT/usr/local/cuda/version.json" 2>/dev/null | head -n 1 || true)

@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # Order: 60
 # Makes sure there are EFA driver, libfabric and NCCL plugin on instances with EFA; installs AWS's signed package.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if ((GPUFLEET_EFA_CARDS == 0)); then
   log "no EFA on this instance type"

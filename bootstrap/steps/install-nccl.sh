@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # Order: 50
 # Looks for a NCCL library for programs outside torch; installs it on an image of one's own.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # Any version of the image's will do: training uses the NCCL of torch's environment.
 shopt -s nullglob

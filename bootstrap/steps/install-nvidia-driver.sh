@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # Order: 30
 # Makes sure the NVIDIA driver is loaded and new enough; installs and holds the pinned driver on a custom image.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 loaded_version() {
   # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build ..."
@@ -26,7 +23,7 @@ flavour=nvidia-open-$NVIDIA_DRIVER_BRANCH
 [[ $GPUFLEET_GPU != V100 ]] || flavour=cuda-drivers-$NVIDIA_DRIVER_BRANCH
 packages=("$flavour=$NVIDIA_DRIVER_PIN")
 # Several GPUs on an NVSwitch need a fabric manager of exactly the driver's version; it does not start for one GPU.
-if (($(gpu_count) > 1)); then
+if ((GPUFLEET_GPUS_PER_NODE > 1)); then
   case $GPUFLEET_GPU in
     A100 | H100 | H200) packages+=("nvidia-fabricmanager=$NVIDIA_DRIVER_PIN") ;;
     B200 | B300 | GB200) die "NVLink 5 needs NVIDIA's subnet manager too (nvlsm), which this step does not install: use a" \

@@ -4,11 +4,7 @@
 #
 # The image's torch is used where it is new enough. What is missing comes as wheels from the stack's bucket into an
 # environment beside it, without an index: private subnets reach none. Wheels are unpacked on the NVMe disks.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
-require_env GPUFLEET_BUCKET GPUFLEET_REGION
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 venv=$ROOT/opt/gpufleet/venv
 # The environment of a Deep Learning AMI with PyTorch:

@@ -2,9 +2,7 @@
 # Order: 106
 # Keeps the training's user off the metadata service, and so off the node's credentials, where training has a role of its
 # own (GPUFLEET_TRAIN_ROLE_ARN). The rule is gone after a reboot: gpufleet-train.service runs this again.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if [[ -z ${GPUFLEET_TRAIN_ROLE_ARN:-} ]]; then
   log "training has the node's role"

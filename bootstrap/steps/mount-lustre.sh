@@ -2,9 +2,7 @@
 # Order: 85
 # Mounts the Lustre file system of the training data (GPUFLEET_LUSTRE) at /mnt/lustre. Exit status 78 where the image has
 # no client for its kernel: every node would fail alike.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if [[ -z ${GPUFLEET_LUSTRE:-} ]]; then
   log "no Lustre file system"

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Order: 80
 # Mounts the instance-store disks at /mnt/nvme: RAID 0, xfs. Changes only blank instance-store disks.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 # use: give the mount to gpufleet-train.service, and exit.
 use() {

@@ -3,11 +3,7 @@
 # Pulls gpufleet:image from ECR and makes sure that it can train: Python, torch, the GPUs, EFA, what the command imports.
 #
 # Exit status 78, which ends the run, where every node would fail alike.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-source "$BOOTSTRAP_DIR/versions.sh"
-load_node_env
-require_env GPUFLEET_REGION
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 image=${GPUFLEET_IMAGE:-}
 if [[ -z $image ]]; then

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Order: 120
 # Compares products and exchanges of this node's GPUs, before a run is paid for.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 mkdir -p "$LOG_DIR" "$STATE_DIR"
 report=$LOG_DIR/smoke.json
@@ -17,7 +15,7 @@ export GPUFLEET_PYTHON=$ROOT${GPUFLEET_PYTHON:-}
   die "no Python with torch; install-python-env.sh comes first"
 
 # By address: a VPC without DNS does not resolve the host's name.
-torchrun=(-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$(gpu_count)")
+torchrun=(-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$GPUFLEET_GPUS_PER_NODE")
 # With EFA's settings, as training has, so a plugin that NCCL cannot load fails here and not in the first step.
 agent run-python "${torchrun[@]}" -m bootstrap.smoke --device cuda --time-limit-s "$SMOKE_TIMEOUT_S" >"$report" ||
   die "the smoke test failed: see the lines above, and $report where rank 0 lived to write it"

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Keeps the launch hook open while the steps run, at most NODE_INIT_TIMEOUT_S.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 while ((SECONDS < NODE_INIT_TIMEOUT_S)); do
   sleep "$HOOK_HEARTBEAT_S"

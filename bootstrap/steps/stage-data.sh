@@ -3,9 +3,7 @@
 # Copies gpufleet:data from S3 to the node's disk, or waits until its Lustre file system has all files, and tells the
 # command where it is (GPUFLEET_DATA_DIR). After the tests, so that only a node that trains pays for the copy; before the
 # node is in service, so that the others wait for it there.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 data=${GPUFLEET_TRAIN_DATA:-}
 if [[ -z $data ]]; then

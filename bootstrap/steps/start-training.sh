@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Installs and starts gpufleet-train.service, also without a training command: the service leaves cleanly when the group
 # ends the node.
-set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-load_node_env
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if systemctl is-active --quiet gpufleet-train.service; then
   log "gpufleet-train.service runs"

@@ -59,8 +59,6 @@ def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
     assert f"node set-up failed in {where}" in outcome.output
     assert answers(node) == ["ABANDON"]
     assert len(completed_terminations(node)) == 1, "the terminate hook would be waited out, and paid"
-    blames_host = where in ("check-health", "check-xid-errors", "run-smoke-test")
-    assert ("the group is complete without this node" in outcome.output) == blames_host
     (state,) = [json.loads(line) for line in (node.state / "node-states").read_text().splitlines()]
     assert state | {"at": ""} == {
         "schema_version": 1, "run": "0123456789ab", "state": "unfit", "exit_status": outcome.exit_code, "step": where,
@@ -262,7 +260,7 @@ def test_a_node_reads_what_user_data_writes(tmp_path: Path) -> None:
     (node.root / "etc/gpufleet/node.env").write_text(user_data.environment_file(values))
     node.replace(
         "steps/show.sh",
-        'source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"\nload_node_env\n'
+        'source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"\n'
         + "".join(f'printf "%s\\n" "[${name}]"\n' for name in values),
     )
     assert node.run("steps/show.sh").output.splitlines() == [f"[{value}]" for value in values.values()]

@@ -108,11 +108,6 @@ def test_a_reservation_is_priced_by_its_hour_not_by_its_year() -> None:
     assert variables(plan)["GPUFLEET_PRICE_USD_PER_HOUR"] == "20"
 
 
-def test_a_bad_host_in_reserved_capacity_is_not_held_as_its_replacement_needs_it() -> None:
-    assert variables(sample_plan())["GPUFLEET_AGENT"] == ""
-    assert variables(sample_plan(**reserved()))["GPUFLEET_AGENT"] == '{"bad_host_hold_s": 0}'
-
-
 def test_absent_limits_are_null_and_a_fraction_of_a_gpu_is_one_rank() -> None:
     plan = sample_plan(
         job={"budget_usd": None, "deadline_hours": None},

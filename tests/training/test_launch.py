@@ -32,12 +32,13 @@ from examples.local_imds import LocalImds
 
 CASES = Path(__file__).parent / "launch_cases"
 AGENT = [sys.executable, str(Path(__file__).parents[2] / "bootstrap" / "agent")]
-PRELUDE = '#!/usr/bin/env bash\necho "{name} $*" >>"$CALLS"\n'
+PRELUDE = '#!/usr/bin/env bash\n{first}echo "{name} $*" >>"$CALLS"\n'
 REAL_PYTHON = (
     f'[[ $1 != -c && $2 != bootstrap.training.watcher && $2 != bootstrap.launchers ]] || exec {sys.executable} "$@"\n'
 )
 DEFAULTS = {"python": "exit 0\n", "aws": "echo 'aws was not expected' >&2\nexit 255\n", "dmesg": "exit 0\n"}
-CHOSEN = """[[ $* != *control/state.json* ]] || { sed -i '$d' "$CALLS"; echo '{"phase": "running"}'; exit 0; }\n"""
+# The controller lets every group train.
+CHOSEN = """[[ $* != *control/state.json* ]] || { echo '{"phase": "running"}'; exit 0; }\n"""
 TOOLS = (*DEFAULTS, "ip", "nvidia-smi")
 LIMITS = {"relaunch_delay_s": 0.1, "join_poll_s": 0.1, "tell_delay_s": 1, "worker_pause_s": 1, "gpu_check_s": 1}
 LIMITS["gang_test_s"] = 0
@@ -53,10 +54,12 @@ def install_fakes(case: Path, folder: Path) -> None:
             answer = DEFAULTS[name]
         else:
             continue
-        # The controller lets every group train.
-        answer = CHOSEN + answer if name == "aws" else answer
         fake = folder / ("python3" if name == "python" else name)
-        fake.write_text(PRELUDE.format(name=name) + (REAL_PYTHON if name == "python" else "") + answer)
+        fake.write_text(
+            PRELUDE.format(name=name, first=CHOSEN if name == "aws" else "")
+            + (REAL_PYTHON if name == "python" else "")
+            + answer
+        )
         fake.chmod(0o755)
 
 

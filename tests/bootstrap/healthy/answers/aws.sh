@@ -7,11 +7,7 @@ case "$*" in
     tar --create --file "$destination" --directory "$scratch" .
     exit 0
     ;;
-  *" describe-auto-scaling-groups "*"length("*) # others, and wanted
-    echo "2 2"
-    exit 0
-    ;;
-  "logs put-log-events "*) # keep what was sent
+  *" logs put-log-events "*) # keep what was sent
     file=${*: -1}
     cp "${file#file://}" "$FAKE_STATE/log-events.json"
     exit 0

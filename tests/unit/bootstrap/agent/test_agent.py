@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import botocore.session
-import jmespath
 import pytest
 from awscrt.auth import AwsCredentialsProvider
 
 import bootstrap.agent
-from bootstrap.agent import container, credentials, ending
-from bootstrap.agent.__main__ import _unix_seconds
+from bootstrap.agent import container, credentials
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
 from bootstrap.agent.group import GroupClient, Instance
-from bootstrap.agent.messages import AgentError
 from bootstrap.agent.node import Reports, SupervisedNode
 from bootstrap.agent.rendezvous import meet
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
 from bootstrap.contract.report import read_report
-from bootstrap.contract.timings import SHORTEST_SAVE_LIMIT_S
 from bootstrap.training.notices import Notice
-from bootstrap.training.watcher import LIFECYCLE_PATH, SPOT_PATH
+from bootstrap.training.watcher import SPOT_PATH
 
 AGENT = Path(bootstrap.agent.__file__).parent
 BOOTSTRAP = AGENT.parent
@@ -58,66 +53,6 @@ def test_shell_and_agent_keep_the_same_heartbeat() -> None:
     """The shell reads no Python, so the number stands twice."""
     (seconds,) = re.findall(r"HOOK_HEARTBEAT_S:=(\d+)", (BOOTSTRAP / "lib.sh").read_text())
     assert float(seconds) == Settings({}).limits.hook_heartbeat_s
-
-
-def test_a_bad_host_is_held_for_its_replacement_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is free at the limit, on a spot notice, and when AWS is silent only at the limit; none is held without one."""
-    hook, spot = Notice(source=LIFECYCLE_PATH, detail="Terminated"), Notice(source=SPOT_PATH, detail="terminate")
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    def held_s(limit_s: float, counts: Callable[[], str | None], notice: Callable[[], Notice] = lambda: hook) -> float:
-        nonlocal now
-        now = 0.0
-        settings = Settings({"GPUFLEET_ASG_NAME": "fleet-1", "GPUFLEET_INSTANCE_ID": "i-1"})
-        group = GroupClient(settings)
-        monkeypatch.setattr(group, "_aws", lambda *arguments: counts())
-        node = cast(SupervisedNode, SimpleNamespace(leaving=notice))
-        ending.hold_host(group, settings, limit_s, lambda: ending._is_ended_by_group(node))
-        return now
-
-    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    assert held_s(240, lambda: "1\t2\n" if now < 50 else "2\t2\n") == 50
-    assert held_s(240, lambda: "0\t0\n") == 0, "the run ends"
-    assert held_s(240, lambda: "1\t2\n") == held_s(240, lambda: None) == held_s(240, lambda: "None\n") == 240
-    assert held_s(240, lambda: "1\t2\n", lambda: hook if now < 30 else spot) == 30
-    assert held_s(0, lambda: "1\t2\n") == 0
-    assert Settings({}).limits.bad_host_hold_s <= SHORTEST_SAVE_LIMIT_S, "before the hook times out"
-
-
-def test_members_that_leave_are_not_counted_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query, as the AWS CLI evaluates it."""
-    states = {"i-1": "InService", "i-2": "Terminating:Wait", "i-3": "Pending:Wait", "i-4": "InService"}
-    members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
-    answer = {"AutoScalingGroups": [{"DesiredCapacity": 3, "Instances": members}]}
-    group = GroupClient(Settings({"GPUFLEET_INSTANCE_ID": "i-1"}))
-    found: list[list[int]] = []
-    monkeypatch.setattr(group, "_aws", lambda *words: found.append(jmespath.search(words[-1], answer)))
-    assert not group.is_full_without_this_node()
-    assert found == [[2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("counts", "phase", "mode", "is_full"),
-    [
-        ("2\t2\n", "running", "training", False),  # the controller keeps the size at the nodes that stay
-        ("3\t3\n", "running", "training", True),
-        ("2\t2\n", "draining", "training", True),
-        ("2\t2\n", "running", "workers", True),
-    ],
-)
-def test_a_gang_lacks_a_node_though_its_size_was_lowered(
-    monkeypatch: pytest.MonkeyPatch, counts: str, phase: str, mode: str, is_full: bool
-) -> None:
-    names = {"ASG_NAME": "fleet-1", "INSTANCE_ID": "i-1", "NODE_COUNT": "3", "BUCKET": "b", "REGION": "us-east-1"}
-    given = {f"GPUFLEET_{name}": value for name, value in {**names, "MODE": mode}.items()}
-    group = GroupClient(Settings(given))
-    state = json.dumps({"phase": phase, "group": "fleet-1" if mode == "training" else ""})
-    monkeypatch.setattr(group, "_aws", lambda *words: state if words[0] == "s3" else counts)
-    assert group.is_full_without_this_node() is is_full
 
 
 @pytest.mark.parametrize(
@@ -179,13 +114,6 @@ def test_nodes_look_for_each_other_at_times_of_their_own_and_less_often_where_aw
     for rest, mean in zip(rests, (10, 20, 40, 40, 40, 40), strict=True):
         assert mean * 0.75 <= rest <= mean * 1.25
     assert len(set(rests)) == len(rests)
-
-
-def test_both_aws_clis_tell_when_the_controller_wrote() -> None:
-    times = ("2026-11-21T16:00:00+00:00", "2026-11-21T16:00:00Z", "Sat, 21 Nov 2026 16:00:00 GMT")
-    assert {_unix_seconds(text) for text in times} == {1795276800.0}
-    with pytest.raises(AgentError, match="was written at None, which is no time"):
-        _unix_seconds("None")
 
 
 def test_nccls_plugin_is_found_by_its_newer_name(tmp_path: Path) -> None:

@@ -1,2 +1,2 @@
 # shellcheck shell=bash
-if [[ $1 == logs ]]; then exit 255; fi
+if [[ $* == *" logs "* ]]; then exit 255; fi
