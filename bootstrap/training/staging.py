@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
 import hashlib
 import json
 import logging
 import mmap
 import os
-import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bootstrap.contract.report import EXIT_AT_FAULT
@@ -32,19 +29,12 @@ from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store, make_client
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-try:
-    from awscrt import checksums
-except ImportError:  # an image with an environment of its own: sizes and ETags are compared
-    checksums = None
-
 logger = logging.getLogger(__name__)
 
 # Requests at a time. A large file is read in pieces, each by the CRT in parallel ranges; small files are worth boto3's
 # lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
-# Checksums that S3's clients store by default, with their bytes.
-CRCS = {"CRC64NVME": 8, "CRC32": 4, "CRC32C": 4}
 # Beside the files: one line a complete file, and the torchrun start for which all files are complete.
 JOURNAL = ".staged.jsonl"
 COMPLETE = ".staged"
@@ -71,7 +61,7 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 
     Raises:
         ConfigurationError: nothing there, no access, or too little disk space.
-        TrainingError: a copy is not what S3 has, or the disk does not take it.
+        CheckpointError: S3 does not answer, or the disk does not take the copy.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -303,11 +293,9 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
     def fetch(name: str, offset: int, length: int) -> tuple[str, int, bool]:
         path, (size, etag) = _partial(folder / name), missing[name]
         key = f"{base}/{name}" if base else name
-        if size <= SMALL_BYTES:
-            answer: Mapping[str, Any] = client.get_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
-            body = answer["Body"].read()
-            path.write_bytes(body)
-            whole = memoryview(body)
+        if size <= SMALL_BYTES:  # botocore compares the bytes with S3's checksum
+            answer = client.get_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
+            path.write_bytes(answer["Body"].read())
         else:
             with path.open("r+b") as file:
                 store.read_into(name, offset, memoryview(mmap.mmap(file.fileno(), length, offset=offset)))
@@ -315,12 +303,8 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
             left[name] -= 1
             last = not left[name]
         if last:
-            if size > SMALL_BYTES:
-                # Still the version that was listed; its checksum is that of the whole object.
-                answer = client.head_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
-                with path.open("rb") as file:
-                    whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            _check_bytes(f"{store.uri}/{name}", whole, answer)
+            if size > SMALL_BYTES:  # still the version that was listed
+                client.head_object(Bucket=bucket, Key=key, IfMatch=etag)
             path.replace(folder / name)
         return name, length, last
 
@@ -355,28 +339,6 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
-
-
-def _check_bytes(what: str, data: memoryview, answer: Mapping[str, Any]) -> None:
-    """Compare a copy with the CRC of the whole object in S3's answer, or the ETag where that is an MD5.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
-    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (ETag). An object of several parts with a checksum
-    of checksums has neither; its size and ETag are compared then.
-
-    Raises:
-        TrainingError: the bytes differ.
-    """
-    wanted = made = ""
-    for name, size in CRCS.items():
-        stored, crc = answer.get(f"Checksum{name}", ""), getattr(checksums, name.lower(), None)
-        if stored and crc and answer.get("ChecksumType") != "COMPOSITE" and "-" not in stored:
-            wanted, made = stored, base64.b64encode(crc(data).to_bytes(size, "big")).decode()
-    etag = answer.get("ETag", "").strip('"')
-    if not wanted and re.fullmatch("[0-9a-f]{32}", etag) and answer.get("ServerSideEncryption", "AES256") == "AES256":
-        wanted, made = etag, hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if wanted != made:
-        raise TrainingError(f"{what}: the copy has checksum {made}, S3 has {wanted}: the bytes were damaged")
 
 
 def main() -> int:

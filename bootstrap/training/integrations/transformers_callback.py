@@ -37,23 +37,12 @@ class TransformersSpotCallback(TrainerCallback):
         self._run.take_forms()
         return folder
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
-    ) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Prepare the model for the checkpoint's tensors."""
         if model is not None:
             self._run.prepare(model)
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: Any = None,
-        model: Any = None,
-        optimizer: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **given: Any) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         if args.save_only_model or args.ignore_data_skip:
             raise ConfigurationError(
@@ -64,59 +53,47 @@ class TransformersSpotCallback(TrainerCallback):
         found = state.train_batch_size if args.auto_find_batch_size else None
         batch = found or args.train_batch_size
         order: dict[str, Any] = {"seed": args.seed if args.data_seed is None else args.data_seed}
-        dataset: Any = getattr(train_dataloader, "dataset", None)
+        dataset: Any = getattr(given.get("train_dataloader"), "dataset", None)
         if hasattr(dataset, "__len__"):
             order["dataset_size"] = len(dataset)
-        if isinstance(config := getattr(model, "config", None), PretrainedConfig):
+        if isinstance(config := getattr(given.get("model"), "config", None), PretrainedConfig):
             order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
+        optimizer = given.get("optimizer")
         self._optimizers = [] if optimizer is None else [optimizer]
         self._run.start(
             state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order,
             optimizers=self._optimizers,
         )  # fmt: skip
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
         """Ask Trainer to save, and to stop, where the ranks agree."""
         decision = self._run.end_step(state.global_step, is_last=state.global_step >= state.max_steps)
         control.should_save = control.should_save or decision.save
         control.should_training_stop = control.should_training_stop or decision.stop
         return control
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        """Ask Trainer to save an end that was not known at its step: early stopping, or no more data."""
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> TrainerControl:
+        """Ask Trainer to save an end that was not known at its step: early stopping, or no more data.
+
+        Early stopping may be decided in the evaluation at the end of an epoch, by a callback before this one.
+        """
         control.should_save = control.should_save or (control.should_training_stop and not self._run.is_saved)
         return control
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        """The same, where early stopping is decided at the end of an epoch, by a callback before this one."""
-        return self.on_epoch_end(args, state, control)
+    on_evaluate = on_epoch_end
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Record the loss that Trainer logs (``logging_steps``)."""
         if logs and "loss" in logs:
             self._run.report_loss(state.global_step, logs["loss"])
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Make Trainer's checkpoint durable."""
-        assert args.output_dir is not None  # TrainingArguments sets a default
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         self._run.tell_changes(folder, self._optimizers)
         self._run.saved(state.global_step, folder)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Leave with exit code 75 after a notice."""
         if not self._run.is_saved:
             logger.warning(

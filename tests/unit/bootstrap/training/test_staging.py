@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import os
@@ -14,12 +12,11 @@ from typing import Any
 
 import boto3
 import pytest
-from awscrt import checksums
 from botocore.config import Config
 
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import staging
-from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
+from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.staging import stage
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -169,39 +166,6 @@ def test_the_set_up_s_copy_serves_every_start_and_outlives_a_reboot(
 def unreachable() -> Any:
     config = Config(connect_timeout=1, retries={"total_max_attempts": 1})
     return boto3.client("s3", endpoint_url="http://127.0.0.1:9", config=config)
-
-
-@pytest.mark.parametrize("algorithm", [*staging.CRCS, "MD5"])
-def test_s3_s_checksum_or_etag_tells_damaged_bytes(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = bytes(range(256)) * 4
-    head: dict[str, Any] = {"ETag": f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'}
-    if algorithm != "MD5":
-        crc = getattr(checksums, algorithm.lower())(data).to_bytes(staging.CRCS[algorithm], "big")
-        stored = {f"Checksum{algorithm}": base64.b64encode(crc).decode(), "ChecksumType": "FULL_OBJECT"}
-        head |= stored | {"ServerSideEncryption": "aws:kms"}
-    staging._check_bytes("x", memoryview(data), head)
-    with pytest.raises(TrainingError, match=r"x: the copy has checksum .*, S3 has "):
-        staging._check_bytes("x", memoryview(data[:-1] + b"!"), head)
-    # Checksums of checksums say nothing of the whole, nor does the ETag of several parts or of an object under KMS.
-    staging._check_bytes("x", memoryview(b"other"), head | {"ChecksumType": "COMPOSITE", "ETag": '"0-2"'})
-    staging._check_bytes("x", memoryview(b"other"), {"ETag": head["ETag"], "ServerSideEncryption": "aws:kms"})
-    monkeypatch.setattr(staging, "checksums", SimpleNamespace())  # an awscrt before the algorithm
-    staging._check_bytes("x", memoryview(data), head)
-
-
-@pytest.mark.parametrize("small_bytes", [staging.SMALL_BYTES, 100])  # by boto3, by the CRT
-def test_a_damaged_copy_is_not_kept(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
-    monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
-    real = staging._check_bytes
-    monkeypatch.setattr(staging, "_check_bytes", lambda what, data, answer: real(what, bad(data), answer))
-    with pytest.raises(TrainingError, match="the bytes were damaged"):
-        stage(URI)
-    monkeypatch.setattr(staging, "_check_bytes", real)
-    assert contents(stage(URI)) == {"train.bin": TRAIN, "a/b.bin": b"b"}
-
-
-def bad(data: memoryview) -> memoryview:
-    return memoryview(bytes(data)[:-1] + b"!")
 
 
 def test_a_linked_file_system_is_used_once_it_shows_every_object(
