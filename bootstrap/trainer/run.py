@@ -143,7 +143,6 @@ def run_facts(config: TrainerConfig, model: nn.Module, weights: str) -> dict[str
 def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dataset | None) -> None:
     """Train the parts on ``data`` to the last step, and write the final weights beside the checkpoints."""
     config, stepper, device = parts.config, parts.stepper, parts.device
-    tokens = None if config.counts_samples else config.seq_len
     clock = StepClock(device)
     evaluated = _held_out_of_rank(parts, held_out) if held_out is not None else []
     own = [{name: group[name] for name in OF_THIS_START} for group in parts.stepper.optimizer.param_groups]
@@ -163,7 +162,6 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
             global_batch=config.global_batch,
             facts={**parts.facts, "data": data.digest},
             store=store,
-            tokens_per_sample=tokens,
             seed=config.seed,
             rehearsal=rehearse if isinstance(parts.model, DistributedDataParallel) else None,
             # The base is in --weights, or follows from the seed.

@@ -165,7 +165,7 @@ class CommittedFolders(Generic[M]):
         if problems:
             raise CheckpointError(
                 f"no valid checkpoint in {self.store.uri}, and these are damaged: {' | '.join(problems)}. Starting "
-                "over would throw away what they hold: restore one, or move them away to start over"
+                "over would throw away paid work: restore one, or move them away"
             )
 
     def commit(self, prefix: str, data: bytes) -> None:

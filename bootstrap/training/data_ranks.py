@@ -36,17 +36,14 @@ class DataRanks:
             return cls(rank=rank, size=world_size)
         sizes, known = sizes_of(mesh), {*DATA_DIMENSIONS, *SPLITS}
         if not sizes or not known.issuperset(sizes):
-            raise ConfigurationError(
-                f"the mesh has dimensions {list(sizes)}; name them {sorted(known)}: the data dimensions tell which "
-                "ranks have samples of their own"
-            )
+            raise ConfigurationError(f"the mesh has dimensions {list(sizes)}; name them {sorted(known)}")
         coordinate = mesh.get_coordinate()
         if mesh.size() != world_size or coordinate is None:
             raise ConfigurationError(f"the mesh has {mesh.size()} ranks and the run {world_size}: give the whole mesh")
         if sizes.get("pp", 1) > 1:
             raise ConfigurationError(
                 f"the mesh has {sizes['pp']} pipeline stages, and no rank has the whole model: use an engine with "
-                "stages (gpufleet launch-config), or a plan without (gpufleet recommend --parallelism data,tensor)"
+                "stages (gpufleet launch-config)"
             )
         data_rank, data_size = 0, 1
         for name in DATA_DIMENSIONS:
@@ -70,8 +67,8 @@ def refuse_other_layout(model: nn.Module, optimizer: object, mesh: DeviceMesh | 
         planned: int = getattr(plan, field)
         if planned not in (1, size := sizes_of(mesh).get(dimension, 1)):
             raise ConfigurationError(
-                f"the plan has {field} {planned}, and the mesh of this run has {size} {dimension} ranks: give "
-                "SpotTolerantRun the plan's mesh, or take a plan without (gpufleet recommend --parallelism data)"
+                f"the plan has {field} {planned}, and the mesh of this run has {size} {dimension} ranks: give the "
+                "plan's mesh, or take a plan without (gpufleet recommend --parallelism data)"
             )
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     is_sharded |= plan.sharding == "zero1" and is_zero_redundancy(optimizer)

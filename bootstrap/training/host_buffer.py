@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -62,8 +61,7 @@ def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
         raise ConfigurationError(
             f"checkpoints need {needed / 2**30:.1f} GiB of host memory on this node ({local_ranks} ranks × "
             f"{size / 2**30:.1f} GiB of state and {other_bytes / 2**30:.1f} GiB for the transfer), and "
-            f"{available / 2**30:.1f} GiB are free ({where}), of which {reserve / 2**30:.1f} stay free. Use a "
-            "machine with more memory, more ranks (each keeps a smaller part), or free memory on this one"
+            f"{available / 2**30:.1f} GiB are free ({where}): take a machine with more memory, or more ranks"
         )
 
 
@@ -74,19 +72,16 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 def available_bytes() -> tuple[int, str]:
     """Free host memory, and the file that says so: the machine's or the control group's, whichever is less."""
-    limits = []
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append((int(line.split()[1]) * 1024, str(meminfo)))
+    lines = meminfo.read_text(encoding="ascii").splitlines()
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    limits = [(kib * 1024, str(meminfo))]
     # https://docs.kernel.org/admin-guide/cgroup-v2.html: memory.current counts the page cache, which can be dropped.
     limit, current, stat = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
         used = int(current.read_text(encoding="ascii")) - _file_cache_bytes(stat)
         limits.append((int(text) - max(0, used), str(limit)))
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(limits, default=(pages, "sysconf"))
+    return min(limits)
 
 
 def _file_cache_bytes(stat: Path) -> int:

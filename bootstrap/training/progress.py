@@ -34,12 +34,12 @@ def read_step(path: Path) -> int | None:
 class ProgressFile:
     """Writer of the agent's progress file, if any; a failure is logged once and never stops training."""
 
-    def __init__(self, *, global_batch: int, tokens_per_sample: int | None = None) -> None:
+    def __init__(self, *, global_batch: int) -> None:
         notices = os.environ.get(DRAIN_FILE_VARIABLE)
         self._path = Path(notices).with_name(NAME) if notices else None
         self._global_batch = global_batch
         plan = node_plan()
-        self._tokens_per_sample = tokens_per_sample or (plan.seq_len if plan else None)
+        self._tokens_per_sample = plan.seq_len if plan else None
         self._written_at = 0.0
         self._failed = False
 

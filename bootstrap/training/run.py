@@ -23,12 +23,11 @@ from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import checkpoint_interval, positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.facts import facts_of
-from bootstrap.training.heartbeat import Heartbeat
-from bootstrap.training.leaving import leave_together
+from bootstrap.training.leaving import Heartbeat, leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
+from bootstrap.training.loading import Resume
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import Agreement, RankGroup
-from bootstrap.training.resume import Resume
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.saver import Saver
 from bootstrap.training.share import Share
@@ -64,7 +63,6 @@ class SpotTolerantRun:
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name, also optimizers and models;
             the same on every rank.
-        tokens_per_sample: for the published tokens per second; default: the plan's.
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
         checkpoint_every: steps between checkpoints instead of seconds.
@@ -92,7 +90,6 @@ class SpotTolerantRun:
         scheduler: Stateful | None = None,
         scaler: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
-        tokens_per_sample: int | None = None,
         seed: int = 0,
         checkpoint_interval_s: float | None = None,
         checkpoint_every: int | None = None,
@@ -136,7 +133,7 @@ class SpotTolerantRun:
         )
         self._shares: tuple[int, ...] | None = None
         self.set_shares(shares)  # refuses sizes that do not divide before the first step
-        self._progress = ProgressFile(global_batch=global_batch, tokens_per_sample=tokens_per_sample)
+        self._progress = ProgressFile(global_batch=global_batch)
         writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self._ledger = Ledger.open(self._checkpoints.store, self._ranks.rank, writer_id=writer_id)
         self._share = Share(self._state, self._ranks, self._data, self._checkpoints.store)
@@ -336,9 +333,8 @@ class SpotTolerantRun:
             return
         self._warns = False
         logger.warning(
-            "step %d ended with gradients and without optimizer.step. No checkpoint holds gradients: if the loop "
-            "accumulates them over steps, a resume loses those before it. Accumulate within a step; global_batch is "
-            "the samples of one optimizer step",
+            "step %d ended with gradients and without optimizer.step. No checkpoint holds gradients: accumulate within "
+            "a step; global_batch is the samples of one optimizer step",
             self.step,
         )
 

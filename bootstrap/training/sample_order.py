@@ -70,9 +70,8 @@ class SampleOrder:
         if shares is None:
             if self.global_batch % world_size:
                 raise ConfigurationError(
-                    f"global_batch {self.global_batch} does not divide over {world_size} ranks: equal shares make the "
-                    "gradient's mean the batch's mean; choose a multiple of every world size that the run may have, or "
-                    "give shares"
+                    f"global_batch {self.global_batch} does not divide over {world_size} ranks: choose a multiple of "
+                    "every world size that the run may have, or give shares"
                 )
             shares = [self.global_batch // world_size] * world_size
         if len(shares) != world_size or sum(shares) != self.global_batch or min(shares) < 1:

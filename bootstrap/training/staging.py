@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.staging import CONNECTIONS, PROGRESS, PROGRESS_S, RESERVE_BYTES, THREADS
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.ledger import boot_id
 from bootstrap.training.stores.s3 import SCRATCH_VARIABLE, S3Store, make_client
 
 if TYPE_CHECKING:
@@ -35,10 +34,9 @@ logger = logging.getLogger(__name__)
 # lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
-# Beside the files: one line a complete file, and the torchrun start for which all files are complete.
-JOURNAL = ".staged.jsonl"
+# Beside the files, once all are copied: their sizes and ETags, and the torchrun start that copied them.
 COMPLETE = ".staged"
-# In COMPLETE: this node's set-up copied all, so that no start of the workers asks S3 again.
+# In place of a start: this node's set-up copied all, so that no start of the workers asks S3 again.
 BY_NODE = "node"
 # Longest time in which a linked file system shows no further object, s.
 LINK_STALL_S = 600.0
@@ -72,12 +70,12 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
             )
         return path
     bucket, prefix, folder = _place(uri)
-    if os.environ.get(DATA_VARIABLE) == str(_root_of(folder, prefix)) and _read(folder / COMPLETE) == BY_NODE:
+    if os.environ.get(DATA_VARIABLE) == str(_root_of(folder, prefix)) and _last_copy(folder)[0] == BY_NODE:
         pass
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         _copy(uri, bucket, prefix, folder, suffixes, _session())
     else:
-        while _read(folder / COMPLETE) != _session():
+        while _last_copy(folder)[0] != _session():
             time.sleep(0.5)
     return _root_of(folder, prefix)
 
@@ -85,7 +83,7 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 def stage_for_node(uri: str) -> Path:
     """Copy ``s3://BUCKET/PREFIX`` in the node's set-up, before any worker; errors as ``stage``."""
     bucket, prefix, folder = _place(uri)
-    if _read(folder / COMPLETE) != BY_NODE:
+    if _last_copy(folder)[0] != BY_NODE:
         _copy(uri, bucket, prefix, folder, (), BY_NODE)
     return _root_of(folder, prefix)
 
@@ -118,8 +116,7 @@ def wait_for_linked(uri: str, folder: Path) -> Path:
         elif time.monotonic() - grew > LINK_STALL_S:
             raise ConfigurationError(
                 f"{uri}: the file system lacks {len(absent)} objects, such as {min(absent)}, and none came for "
-                f"{LINK_STALL_S:g} s; it shows the prefix as it was when it was linked: remove what is new, or "
-                "`gpufleet down` and up again, which links it anew"
+                f"{LINK_STALL_S:g} s: remove what is newer than its link, or `gpufleet down` and up again"
             )
         missing = absent
         time.sleep(PROGRESS_S)
@@ -147,15 +144,18 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
     client = make_client(attempts=8, connections=THREADS)
     base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
-        if not (done := _complete_files(folder)):
-            shutil.rmtree(folder, ignore_errors=True)  # what is in it may be of an earlier list of objects
+        _, done = _last_copy(folder)
+        if not done:
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
         for name in done.keys() - objects.keys():
             (folder / name).unlink(missing_ok=True)
-        missing = {name: entry for name, entry in objects.items() if done.get(name) != entry}
-        kept = [json.dumps([name, *entry]) for name, entry in objects.items() if name not in missing]
-        _replace(folder / JOURNAL, "\n".join([boot_id(), *kept]))
+        missing = {
+            name: entry
+            for name, entry in objects.items()
+            if done.get(name) != entry or _size(folder / name) != entry[0]
+        }
         _check_space(uri, folder, missing)
         sizes_gib = [_bytes(some) / 2**30 for some in (objects, missing)]
         logger.info(
@@ -175,7 +175,9 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
             f"{uri} cannot be copied to {folder}: {error}; set {SCRATCH_VARIABLE} to a disk with room that takes files"
         ) from error
     os.sync()  # what says that all is there is written after it
-    _replace(folder / COMPLETE, session)
+    new = folder / f"{COMPLETE}.new"
+    new.write_text(json.dumps([session, objects]), encoding="utf-8")
+    new.replace(folder / COMPLETE)
 
 
 def _as_ours(uri: str, error: Exception) -> TrainingError:
@@ -229,38 +231,16 @@ def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[
     return prefix, objects
 
 
-def _complete_files(folder: Path) -> Objects:
-    """Journal of complete files that are still there with their size; a torn last line does not count.
-
-    Its first line is the boot that wrote it: after a crash of the machine a file may have its size and not its bytes,
-    unless the copy came to its end, which is after ``os.sync``.
-    """
-    boot, *lines = _read(folder / JOURNAL).splitlines() or [""]
-    if boot != boot_id() and not (folder / COMPLETE).exists():
-        return {}
-    done: Objects = {}
-    for line in lines:
-        with suppress(ValueError):
-            name, size, etag = json.loads(line)
-            done[name] = (size, etag)
-    return {name: entry for name, entry in done.items() if _size(folder / name) == entry[0]}
+def _last_copy(folder: Path) -> tuple[str, Objects]:
+    """Session and objects of the last copy that came to its end; of an interrupted one nothing counts."""
+    with suppress(FileNotFoundError, ValueError):
+        session, objects = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        return session, {name: (size, etag) for name, (size, etag) in objects.items()}
+    return "", {}
 
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 def _bytes(objects: Objects) -> int:
@@ -272,9 +252,8 @@ def _check_space(uri: str, folder: Path, missing: Objects) -> None:
     if needed + RESERVE_BYTES > free:
         raise ConfigurationError(
             f"{uri} still needs {needed / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB free, of which "
-            f"{RESERVE_BYTES / 2**30:.0f} stay free: {(needed + RESERVE_BYTES - free) / 2**30:.1f} GiB too little. "
-            "Give workload.data_gib in the request, so that gpufleet recommend takes a type with enough NVMe, or set "
-            f"{SCRATCH_VARIABLE} to a larger disk"
+            f"{RESERVE_BYTES / 2**30:.0f} stay free: give workload.data_gib in the request, so that gpufleet recommend "
+            f"takes a type with enough NVMe, or set {SCRATCH_VARIABLE} to a larger disk"
         )
 
 
@@ -290,7 +269,7 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
         pieces += [(name, offset, min(PIECE_BYTES, size - offset)) for offset in range(0, max(size, 1), PIECE_BYTES)]
     left, lock = Counter(name for name, _, _ in pieces), threading.Lock()
 
-    def fetch(name: str, offset: int, length: int) -> tuple[str, int, bool]:
+    def fetch(name: str, offset: int, length: int) -> tuple[int, bool]:
         path, (size, etag) = _partial(folder / name), missing[name]
         key = f"{base}/{name}" if base else name
         if size <= SMALL_BYTES:  # botocore compares the bytes with S3's checksum
@@ -306,23 +285,17 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
             if size > SMALL_BYTES:  # still the version that was listed
                 client.head_object(Bucket=bucket, Key=key, IfMatch=etag)
             path.replace(folder / name)
-        return name, length, last
+        return length, last
 
     total, copied, files = _bytes(missing), 0, 0
     started = logged = time.monotonic()
-    with (
-        (folder / JOURNAL).open("a", encoding="utf-8") as journal,
-        concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
-    ):
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         waiting = [pool.submit(fetch, *piece) for piece in pieces]
         try:
             for future in concurrent.futures.as_completed(waiting):
-                name, length, last = future.result()
+                length, last = future.result()
                 copied += length
-                if last:
-                    files += 1
-                    journal.write("\n" + json.dumps([name, *missing[name]]))
-                    journal.flush()
+                files += last
                 if (now := time.monotonic()) - logged >= PROGRESS_S or files == len(missing):
                     logged = now
                     # Small files wait for requests, large ones for bytes: the slower share tells the time left.

@@ -368,8 +368,7 @@ def refuse_unsupported(model: nn.Module, optimizer: Stateful) -> None:
         )
     if getattr(optimizer, "_overlap_with_ddp", False):
         raise ConfigurationError(
-            "ZeroRedundancyOptimizer has overlap_with_ddp=True, so parameters change during the backward pass, where "
-            "no checkpoint can be taken; leave it False"
+            "ZeroRedundancyOptimizer has overlap_with_ddp=True: parameters change in the backward pass; leave it False"
         )
 
 
@@ -379,8 +378,8 @@ def refuse_sharded(name: str, part: Stateful) -> None:
     if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
         raise ConfigurationError(
             f"{name} ({type(part).__name__}) has a state_dict of its own, or parameters that the model has not, and "
-            "its parameters are sharded over ranks: a resume could not divide its states. Use an optimizer of torch "
-            "for the model's parameters, or train with DistributedDataParallel (gpufleet recommend --sharding ddp)"
+            "a resume could not divide its states over ranks: use an optimizer of torch for the model's parameters, or "
+            "DDP (gpufleet recommend --sharding ddp)"
         )
 
 
@@ -391,9 +390,8 @@ def refuse_inner_optimizer(optimizer: torch.optim.Optimizer, parts: Mapping[str,
     for name, inner in vars(optimizer).items():
         if isinstance(inner, torch.optim.Optimizer) and not any(part is inner for part in parts.values()):
             raise ConfigurationError(
-                f"{type(optimizer).__name__}.{name} is an optimizer ({type(inner).__name__}), and the state_dict of "
-                f"{type(optimizer).__name__} has none of its states: a resume would lose them. Let its state_dict and "
-                "load_state_dict have both"
+                f"{type(optimizer).__name__}.{name} is an optimizer ({type(inner).__name__}), whose states a resume "
+                "would lose: let the outer state_dict and load_state_dict have both"
             )
 
 

@@ -156,7 +156,7 @@ class Stragglers:
 
 def _state_without_hooks(module: nn.Module) -> Any:
     """State of a module for pickle and copy; its reader may not have this package."""
-    state: Any = type(module).__getstate__(module)
+    state: Any = type(module).__getstate__(module)  # type: ignore[no-untyped-call]
     if isinstance(state, dict):
         state = {name: value for name, value in state.items() if name != "__getstate__"}
         for name in ("_forward_pre_hooks", "_forward_hooks"):

@@ -141,9 +141,8 @@ def refuse_unsharded(key: str, state: torch.Tensor, parameter: torch.Tensor) -> 
     """Refuse a plain tensor as state of a sharded parameter: nothing says which part of the whole it is."""
     if isinstance(parameter, DTensor) and not isinstance(state, DTensor) and state.numel() > 1:
         raise ConfigurationError(
-            f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks, so it "
-            "cannot be saved. Use an optimizer whose states are DTensors (torch.optim.AdamW, Adam, SGD, Muon), or "
-            "DistributedDataParallel (gpufleet recommend --sharding ddp)"
+            f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks: use an "
+            "optimizer whose states are DTensors (torch.optim.AdamW), or DDP (gpufleet recommend --sharding ddp)"
         )
 
 
@@ -187,5 +186,5 @@ def refuse_unreadable(name: str, values: Any) -> None:
     except InvalidCheckpoint as error:
         raise ConfigurationError(
             f"the state of {name} cannot be in a checkpoint, which is read without running code: {error}. Let its "
-            "state_dict return tensors, arrays and numbers of numpy, and numbers, text, lists, tuples, dicts of Python"
+            "state_dict return tensors, numpy's and Python's plain values"
         ) from error

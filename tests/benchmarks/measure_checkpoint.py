@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import nn
 
 from bootstrap.training import SpotTolerantRun, Watcher
+from bootstrap.training.loading import Resume
 from bootstrap.training.notices import Notice
-from bootstrap.training.resume import Resume
 
 BLOCK_BYTES = 16 * 2**20
 WARM_UP = 25

@@ -59,7 +59,7 @@ def test_sigkill_at_random_steps_ends_bit_equal(
 
 
 def test_an_orphan_ends_though_nobody_reads_its_output() -> None:
-    program = "import time; from bootstrap.training.heartbeat import Heartbeat; h = Heartbeat(); h._torchrun_pid = 1; "
+    program = "import time; from bootstrap.training.leaving import Heartbeat; h = Heartbeat(); h._torchrun_pid = 1; "
     program += "h.beat(limit_s=1, doing='a step'); time.sleep(60)"
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -21,9 +21,8 @@ from torch.distributed.tensor import DTensor
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.forms import ModuleForms, warn_of_untakeable
-from bootstrap.training.heartbeat import Heartbeat
 from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, Fetched
-from bootstrap.training.leaving import leave_together
+from bootstrap.training.leaving import Heartbeat, leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
@@ -217,8 +216,7 @@ class EngineRun:
         if different := self.files.differences(manifest):
             raise ConfigurationError(
                 f"{self.files.store.uri} is of another run ({manifest.world_size} ranks, now {ranks}): {different}. "
-                "Going on would change the model, or the samples of each step: set it back (samples_a_step is "
-                "micro-batch × accumulation × ranks), or use a new store"
+                "set it back (samples_a_step is micro-batch × accumulation × ranks), or use a new store"
             )
         if manifest.world_size != ranks and self._ranks.rank == 0:
             logger.warning("checkpoint of %d ranks, now %d: not bit-equal", manifest.world_size, ranks)

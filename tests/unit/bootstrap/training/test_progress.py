@@ -30,12 +30,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "progress.json"
 
 
-def train(folder: Path, steps: int, **arguments: int) -> None:
+def train(folder: Path, steps: int) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     with SpotTolerantRun(
         model, optimizer, dataset_size=100, global_batch=4, store=LocalStore(folder / "store"), checkpoint_every=3,
-        watcher=Watcher(None, signals=False), tokens_per_sample=arguments.get("tokens_per_sample"),
+        watcher=Watcher(None, signals=False),
     ) as run:  # fmt: skip
         for _ in run.steps(steps):
             optimizer.step()
@@ -81,11 +81,6 @@ def test_the_cloudwatch_agent_gets_the_speed_and_a_long_log_loses_its_older_part
     status = log.stat()
     assert status.st_size == 2**18 + 7 and log.read_bytes().endswith(b"the end")
     assert status.st_blocks * 512 <= 2**17 or not shutil.which("fallocate")
-
-
-def test_tokens_of_a_sample_can_be_given(path: Path, tmp_path: Path) -> None:
-    train(tmp_path, 2, tokens_per_sample=10)
-    assert json.loads(path.read_text())["tokens"] == 80
 
 
 def test_unknown_tokens_are_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

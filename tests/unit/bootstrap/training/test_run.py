@@ -332,7 +332,7 @@ def test_objects_of_the_first_step_are_walked_by_no_later_collection_of_garbage(
 def test_a_long_evaluation_in_a_step_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end each start at the same step: the evaluation comes before the step's checkpoint."""
     exits: list[str] = []
-    monkeypatch.setattr("bootstrap.training.heartbeat._exit_now", exits.append)
+    monkeypatch.setattr("bootstrap.training.leaving._exit_now", exits.append)
 
     def evaluate(step: int) -> None:
         for _ in range(12 if step == 5 else 0):
@@ -571,7 +571,7 @@ def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
 ) -> None:
     """Its heartbeat ended test processes, and notebooks, half an hour after an error that was caught."""
     exits: list[str] = []
-    monkeypatch.setattr("bootstrap.training.heartbeat._exit_now", exits.append)
+    monkeypatch.setattr("bootstrap.training.leaving._exit_now", exits.append)
     Training(str(tmp_path)).train(4)
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     monkeypatch.setenv("GPUFLEET_HANG_TIMEOUT_S", "0.1")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.training import standby, torchrun
+from bootstrap.training.rank_group import OWN_STORE_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +57,8 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(torchrun.__file__).parents[2]}")
     monkeypatch.setenv("GPUFLEET_STANDBY", "1")
     monkeypatch.setenv("GPUFLEET_STANDBY_DELAY_S", "0.05")
-    monkeypatch.setenv(torchrun.OWN_STORE_VARIABLE, "")  # main() sets it
-    monkeypatch.delenv(torchrun.OWN_STORE_VARIABLE)
+    monkeypatch.setenv(OWN_STORE_VARIABLE, "")  # main() sets it
+    monkeypatch.delenv(OWN_STORE_VARIABLE)
     monkeypatch.setattr(standby, "MODULES", ("told", "no_such_module"))
     # main() replaces these two; monkeypatch sets them back.
     monkeypatch.setattr(torchrun.api, "LocalElasticAgent", torchrun.api.LocalElasticAgent)
