@@ -38,7 +38,7 @@ def _flags(more: str) -> list[str]:
 def trained(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("methods")
     (folder / "flags.json").write_text(json.dumps({name: _flags(more) for name, more in METHODS.items()}))
-    torchrun(warm, folder, 2, "tests.training.fine_tuning_ranks", "flags.json", "results.json")
+    torchrun(warm, folder, 2, "tests.training.trainer_ranks", "--methods", "flags.json", "results.json")
     results: dict[str, dict[str, Any]] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     return results
 

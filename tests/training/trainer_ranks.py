@@ -1,6 +1,7 @@
 """Ranks of test_trainer.py: the same steps in each layout, or one run that is short of memory.
 
 ``-m tests.training.trainer_ranks LAYOUTS.json OUT.json``: flags by name of the layout; losses by name.
+``-m tests.training.trainer_ranks --methods FLAGS.json OUT.json``: the same of methods of fine-tuning.
 ``-m tests.training.trainer_ranks --room SAMPLES FLAGS...``: the trainer, where rank 1 runs out of memory on larger
 micro-batches.
 """
@@ -22,9 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bootstrap.trainer import __main__, loop
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.run import assemble, open_samples, set_device
+from bootstrap.training.forms import plain_name
 from bootstrap.training.sample_order import SampleOrder
+from bootstrap.training.state import unwrap
 
-STEPS = 3
+STEPS, METHOD_STEPS = 3, 6
 
 
 def losses(flags: list[str]) -> dict[str, list[float]]:
@@ -50,7 +53,7 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
         "evaluation": [float(parts.stepper.evaluate(batches(STEPS)))],
         "gathers": [calls.counts[torch.ops.c10d._allgather_base_.default]],
         "reductions": [calls.counts[torch.ops.c10d._reduce_scatter_base_.default]],
-        "held": [sum(_held_bytes(parameter) for parameter in parts.model.parameters())],
+        "held": [sum(float(_held(parameter).nbytes) for parameter in parts.model.parameters())],
     }
 
 
@@ -66,8 +69,27 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _held_bytes(parameter: torch.Tensor) -> float:
-    return float(getattr(parameter, "_local_tensor", parameter).nbytes)
+def _held(parameter: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
+    return part.detach()
+
+
+def steps_of_method(flags: list[str]) -> dict[str, Any]:
+    """Losses of steps on one batch, which every method of fine-tuning can learn; parameters that change; types."""
+    config = parse_config(flags, {})
+    parts = assemble(config, set_device(config))
+    model = unwrap(parts.model)
+    before = {name: _held(parameter).clone() for name, parameter in model.named_parameters()}
+    tokens = torch.arange(parts.config.micro_batch * 33).reshape(-1, 33) % 7
+    batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+    losses = [float(parts.stepper.step([dict(batch)]).loss) for _ in range(METHOD_STEPS)]
+    return {
+        "losses": losses,
+        "changed": [
+            plain_name(name) for name, parameter in model.named_parameters() if not _held(parameter).equal(before[name])
+        ],
+        "types": sorted({str(parameter.dtype) for parameter in model.parameters()}),
+    }
 
 
 def run_short_of_memory(room: int, flags: list[str]) -> None:
@@ -87,13 +109,14 @@ def run_short_of_memory(room: int, flags: list[str]) -> None:
 
 
 def measure_each(measure: Callable[[list[str]], Any]) -> None:
-    """Join the ranks, measure the flags of each name in the file of argument 1, write the results to argument 2."""
+    """Join the ranks, measure the flags of each name in a file, write the results to the last argument's."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    named = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    source, target = map(Path, sys.argv[-2:])
+    named = json.loads(source.read_text(encoding="utf-8"))
     results = {name: measure(flags) for name, flags in named.items()}
     if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
+        target.write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()
 
 
@@ -101,7 +124,7 @@ def main() -> None:
     if sys.argv[1] == "--room":
         run_short_of_memory(int(sys.argv[2]), sys.argv[3:])
         return
-    measure_each(losses)
+    measure_each(steps_of_method if sys.argv[1] == "--methods" else losses)
 
 
 if __name__ == "__main__":

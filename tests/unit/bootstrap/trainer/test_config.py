@@ -109,6 +109,13 @@ def test_ranks_that_do_not_divide_the_global_batch_are_refused() -> None:
         with_batches(parse("--global-batch", "10"), 4, micro_batch_limit=None)
 
 
+def test_a_rank_with_one_micro_batch_has_nothing_to_balance() -> None:
+    config = parse("--micro-batch", "4", "--balance", "measured", global_batch=8)
+    with pytest.raises(ConfigurationError, match="a rank has one micro-batch of 4 samples: give a smaller"):
+        with_batches(config, 2, micro_batch_limit=None)
+    assert with_batches(config, 2, micro_batch_limit=2).grad_accum == 2
+
+
 def test_a_fault_of_one_rank_s_own_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Samples, disks and images differ between ranks; what all ranks refuse, rank 0 tells."""
 

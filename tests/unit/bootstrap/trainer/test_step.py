@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from bootstrap.trainer import kernels, loss, oom
 from bootstrap.trainer.config import parse_config
 from bootstrap.trainer.context_parallel import split_context
-from bootstrap.trainer.loop import Stepper
+from bootstrap.trainer.loop import Stepper, fastest_split
 from bootstrap.trainer.mesh import build_mesh
 from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import (
@@ -404,3 +407,16 @@ def test_running_out_again_ends_with_what_to_change(micro_batch: int, limit: byt
         held.halving(config),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@settings(max_examples=100, deadline=None)
+@given(pass_s=st.lists(st.floats(0.01, 1), min_size=1, max_size=4), more=st.integers(0, 8))
+def test_no_split_ends_earlier(pass_s: list[float], more: int) -> None:
+    def step_s(passes: tuple[int, ...]) -> float:
+        return max(map(math.prod, zip(pass_s, passes, strict=True)))
+
+    total = len(pass_s) + more
+    every = [split for split in itertools.product(range(1, more + 2), repeat=len(pass_s)) if sum(split) == total]
+    split = tuple(fastest_split(pass_s, total))
+    assert split in every
+    assert step_s(split) == pytest.approx(min(map(step_s, every)))
