@@ -30,16 +30,19 @@ FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 
 # Key of an architecture that names a torchvision model; any other architecture is a Hugging Face config.
 TORCHVISION = "torchvision"
-CNNS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-DECODERS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
-ENCODERS = ("bert", "roberta")
-# Encoders with lengths of their own: of tokens with a decoder, of images, of audio with a decoder.
-SEQ2SEQ = ("t5",)
-IMAGE_ENCODERS = ("vit",)
-SPEECH = ("whisper",)
-WITH_LENGTHS = SEQ2SEQ + IMAGE_ENCODERS + SPEECH
-HUGGING_FACE = DECODERS + ENCODERS + WITH_LENGTHS
 Family = Literal["decoder", "encoder", "cnn", "seq2seq", "image", "speech"]
+DECODERS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
+# Seq2seq, image and speech models have encoders with lengths of their own.
+MODELS: dict[Family, tuple[str, ...]] = {
+    "decoder": DECODERS,
+    "encoder": ("bert", "roberta"),
+    "cnn": ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    "seq2seq": ("t5",),
+    "image": ("vit",),
+    "speech": ("whisper",),
+}
+CNNS = MODELS["cnn"]
+HUGGING_FACE = tuple(kind for family, kinds in MODELS.items() if family != "cnn" for kind in kinds)
 # transformers' class of a family's model with its head.
 AUTO: dict[str, str] = {
     "decoder": "AutoModelForCausalLM",
@@ -158,7 +161,7 @@ def with_nulls(architecture: Mapping[str, Any]) -> dict[str, Any]:
 def data_problem(architecture: Mapping[str, Any] | None) -> str:
     """Reason why the trainer reads no data for a model; empty where it does."""
     kind = model_kind(architecture)
-    if kind not in SPEECH:
+    if kind not in MODELS["speech"]:
         return ""
     return f"the trainer has synthetic samples only for {kind}: it reads no format of clips with transcripts"
 
@@ -166,14 +169,7 @@ def data_problem(architecture: Mapping[str, Any] | None) -> str:
 def family_of(architecture: Mapping[str, Any]) -> Family:
     """Kind of samples and loss that a model trains with."""
     kind = model_kind(architecture)
-    families: dict[Family, tuple[str, ...]] = {
-        "cnn": CNNS,
-        "encoder": ENCODERS,
-        "seq2seq": SEQ2SEQ,
-        "image": IMAGE_ENCODERS,
-        "speech": SPEECH,
-    }
-    return next((family for family, kinds in families.items() if kind in kinds), "decoder")
+    return next((family for family, kinds in MODELS.items() if kind in kinds), "decoder")
 
 
 def spans_of(tokens: int) -> tuple[int, int]:
